@@ -1,0 +1,35 @@
+# Every target installs what it needs into .venv; PYTHON picks the interpreter (3.10 to 3.12) the environment is made with.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: install quickstart test lint bench lock clean
+
+$(VENV)/.installed: requirements/lock.txt setup.py
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+install: $(VENV)/.installed
+
+quickstart: install
+	$(BIN)/python tools/quickstart.py
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/pylint --jobs 1 mrla_mm tools tests
+
+bench: install
+	$(BIN)/python tools/benchmark.py
+
+lock:
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate requirements/lock.in -o requirements/lock.txt
+
+clean:
+	rm -rf $(VENV) work_dirs build dist *.egg-info

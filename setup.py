@@ -1,0 +1,46 @@
+"""Metadata and packing of mrla_mm; tool settings live in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mrla_mm/version.py").read_text())[1]
+
+# mrla_mm/.mim holds links to configs/ and tools/, so that `mrla_mm::` configs are found in a checkout, an editable
+# install and a wheel alike; setuptools follows the links and packs the files.
+setup(
+    name="mrla_mm",
+    version=VERSION,
+    description="Multi-head recurrent layer attention (MRLA) backbones for MMDetection",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
+    package_data={"mrla_mm": [".mim/**/*"]},
+    python_requires=">=3.10,<3.13",
+    install_requires=[
+        "torch>=2.1",
+        "torchvision>=0.16",
+        "mmengine>=0.10.5,<1",
+        "mmcv-lite>=2.1.0,<2.2",
+        "mmdet>=3.3.0,<3.4",
+        "mmpretrain>=1.2.0,<1.3",
+        "pycocotools>=2.0.7",
+        "numpy",
+        "opencv-python",
+        "matplotlib",
+        "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
+    ],
+    extras_require={
+        "dev": ["pytest>=8", "pylint>=3", "ruff>=0.6", "build"],
+    },
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Image Recognition",
+    ],
+)
