@@ -38,7 +38,7 @@ def test_values_and_gradients(variant, size):
 @pytest.mark.parametrize("head_channels", [1, 16, 64])
 @pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)", "linear RLA"])
 def test_head_channels_of_table_4f(variant, head_channels):
-    stage = Stage.draw(variant, depth=2, batch=1, channels=192, head_channels=head_channels, grid=(2, 3))
+    stage = Stage.draw(variant, depth=2, batch=1, channels=64, head_channels=head_channels, grid=(2, 3))
     assert_matches_paper(stage)
 
 
@@ -53,7 +53,7 @@ def test_the_reference_scores_are_far_from_uniform():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradcheck(variant):
-    stage = Stage.draw(variant, depth=3, batch=2, channels=4, head_channels=4, grid=(2, 3))
+    stage = Stage.draw(variant, depth=2, batch=1, channels=4, head_channels=4, grid=(2, 2))
     depth = len(stage.blocks)
     names = [name for name in stage.leaves() if name.startswith("block")]
 
@@ -68,7 +68,7 @@ def test_gradcheck(variant):
 
         return tuple(run([call(t) for t in range(depth)], xs, shortcuts))
 
-    assert torch.autograd.gradcheck(outputs, tuple(stage.leaves().values()))
+    assert torch.autograd.gradcheck(outputs, tuple(stage.leaves().values()), check_undefined_grad=False)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
