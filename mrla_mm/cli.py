@@ -5,6 +5,7 @@ import difflib
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,9 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
+from mrla_mm.weights import check_weights
 
 # Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
 EXTRA_KEYS = {
@@ -172,6 +175,10 @@ def preflight(cfg: Config, phases: Iterable[str]) -> None:
         InputError: the first thing found that would stop or spoil the run.
     """
     check_amp_device(cfg)
+    local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
+    if int(local_rank or 0) == 0:
+        check_datasets(cfg, phases)
+        check_weights(cfg)
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -186,6 +193,7 @@ def message_of(error: InputError) -> str:
 
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
     """Run a tool; an InputError ends it with one line on stderr and code 2, anything else keeps its traceback."""
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # mmengine's concern, not the user's
     try:
         main(argv)
     except InputError as error:
