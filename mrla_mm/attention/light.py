@@ -42,6 +42,9 @@ class MRLALight(LayerAttention):
         **kwargs: object,
     ) -> None:
         super().__init__(channels, head_channels, **kwargs)
+        idle = [name for name in ("projection", "reduction", "kernel_size") if name in kwargs]
+        if idle and not gated:
+            raise InputError(f"gated=False leaves no query and key for {idle[0]}={kwargs[idle[0]]!r}; drop one of them")
         if previous not in ("shortcut", "output", "none"):
             raise InputError(f"previous={previous!r} is unknown; use 'shortcut', 'output' or 'none'")
         if previous == "none" and not learnable_lambda:
