@@ -69,5 +69,7 @@ class MRLALight(LayerAttention):
     def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:
         """Tensor (B, C, H, W) that lambda scales, or None."""
         if self.previous == "shortcut":
+            if shortcut is None:
+                raise InputError("previous='shortcut' needs the block's shortcut, got None")
             return shortcut
         return memory.output if memory is not None else None
