@@ -7,9 +7,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import torch
 
 import mrla_mm  # noqa: F401
 
+torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
 ROOT = Path(__file__).parents[1]
 
 

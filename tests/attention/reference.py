@@ -115,32 +115,29 @@ def softmax_attention(query, keys, values, count):
     return torch.cat(out)
 
 
-def base(xs, blocks, *, head_channels):
-    """Algorithm 1, Eq. 6: layer s <= t enters with its own f_K^s and f_V^s."""
+def softmax_stage(xs, blocks, head_channels, functions_of):
+    """Softmax attention of every layer t over the layers s <= t; f_K and f_V are those of block functions_of(t, s)."""
     outputs = []
     for t, x in enumerate(xs):
+        acting = [blocks[functions_of(t, s)] for s in range(t + 1)]
         images = []
         for b in range(len(x)):
             query = project(x[b], blocks[t]["query"])
-            keys = [project(xs[s][b], blocks[s]["key"]) for s in range(t + 1)]
-            values = [values_of(xs[s][b], blocks[s]) for s in range(t + 1)]
+            keys = [project(xs[s][b], acting[s]["key"]) for s in range(t + 1)]
+            values = [values_of(xs[s][b], acting[s]) for s in range(t + 1)]
             images.append(softmax_attention(query, keys, values, x.shape[1] // head_channels))
         outputs.append(torch.stack(images))
     return outputs
+
+
+def base(xs, blocks, *, head_channels):
+    """Algorithm 1, Eq. 6 with Eq. 5: layer s enters with its own f_K^s and f_V^s, whoever asks."""
+    return softmax_stage(xs, blocks, head_channels, lambda t, s: s)
 
 
 def mla(xs, blocks, *, head_channels):
     """Eq. 4 with Eq. 3: layer t applies its own f_K^t and f_V^t to every x^s."""
-    outputs = []
-    for t, x in enumerate(xs):
-        images = []
-        for b in range(len(x)):
-            query = project(x[b], blocks[t]["query"])
-            keys = [project(xs[s][b], blocks[t]["key"]) for s in range(t + 1)]
-            values = [values_of(xs[s][b], blocks[t]) for s in range(t + 1)]
-            images.append(softmax_attention(query, keys, values, x.shape[1] // head_channels))
-        outputs.append(torch.stack(images))
-    return outputs
+    return softmax_stage(xs, blocks, head_channels, lambda t, s: t)
 
 
 def phi(vector):
