@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
 from mmengine.registry import RUNNERS
@@ -168,6 +169,28 @@ def check_amp_device(cfg: Config) -> None:
         )
 
 
+def check_processes(cfg: Config) -> None:
+    """Refuse more processes of torchrun on this machine than it has GPUs, unless they are to run on the CPU.
+
+    Raises:
+        InputError: names the number of processes, that of GPUs, and the option for CPU processes.
+    """
+    if cfg.launcher != "pytorch" or runs_on_cpu(cfg):
+        return
+    processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+    if processes > gpus:
+        raise InputError(
+            f"{processes} processes were started on a machine with {gpus} GPUs (CUDA_VISIBLE_DEVICES counts): start as "
+            "many as there are GPUs, or without any, train on the CPU with --cfg-options env_cfg.dist_cfg.backend=gloo"
+        )
+
+
+def runs_on_cpu(cfg: Config) -> bool:
+    """Whether distributed processes are meant for the CPU: gloo between them, and no GPU to use."""
+    backend = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("backend")
+    return backend == "gloo" and not torch.cuda.is_available()
+
+
 def preflight(cfg: Config, phases: Iterable[str]) -> None:
     """Check what can be known before anything is built; once per machine, by its first process.
 
@@ -177,12 +200,21 @@ def preflight(cfg: Config, phases: Iterable[str]) -> None:
     check_amp_device(cfg)
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
     if int(local_rank or 0) == 0:
+        check_processes(cfg)
         check_datasets(cfg, phases)
         check_weights(cfg)
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the Runner, or the class the config's `runner_type` names."""
+    """Build the Runner, or the class the config's `runner_type` names.
+
+    mmengine gives each of torchrun's processes a GPU; processes on the CPU are set up here.
+    """
+    if cfg.launcher == "pytorch" and runs_on_cpu(cfg):
+        torch.distributed.init_process_group("gloo")
+        unused = cfg.get("find_unused_parameters", False)
+        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False, find_unused_parameters=unused)
+        cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}
     return RUNNERS.build(cfg)
 
 

@@ -109,6 +109,15 @@ def test_amp_needs_a_gpu():
     assert "drop --amp" in error_of(cli.preflight, cfg, ())
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checks the refusal of GPU processes without a GPU")
+def test_processes_need_gpus(monkeypatch):
+    """More processes than GPUs are refused, unless gloo between them says that the CPU is meant."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    said = error_of(cli.preflight, loaded("--launcher", "pytorch"), ())
+    assert "2 processes" in said and "0 GPUs" in said and "backend=gloo" in said
+    cli.check_processes(loaded("--launcher", "pytorch", "--cfg-options", "env_cfg.dist_cfg.backend=gloo"))
+
+
 def test_auto_scale_lr():
     """The switch needs the batch size the learning rate is meant for."""
     train, cfg = load_tool("train"), loaded("--cfg-options", "auto_scale_lr.enable=False")
