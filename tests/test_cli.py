@@ -61,7 +61,7 @@ def test_options_reach_the_config():
 
 
 def test_data_root_moves_everything_below_it():
-    """Data sets and evaluators follow data_root, which alone would change nothing; also to a folder below the old one."""
+    """Data sets and evaluators follow data_root, also to a folder below the old one."""
     cfg = loaded("--cfg-options", "data_root=data/coco/mini")
     assert cfg.train_dataloader.dataset.data_root == cfg.test_dataloader.dataset.data_root == "data/coco/mini/"
     assert (
@@ -167,7 +167,7 @@ def test_visualization_options():
 
 
 def test_tta():
-    """A config's own augmentation is used; a detector without gets the mirror image; a classifier without is refused."""
+    """A config's own augmentation is used; a detector without gets the mirror image, a classifier is refused."""
     test, cfg = load_tool("test"), loaded()
     own = cfg.tta_pipeline
     test.enable_tta(cfg)
@@ -236,7 +236,7 @@ def test_failures_of_a_run(options, expected, coco_root, run_tool):
 
 
 def test_unreadable_image_ends_a_run(make_coco, run_tool):
-    """With the hook in the config, missing images end the run before training, and a cut-off one by its name during it."""
+    """With the hook, missing images end the run before training, and a cut-off one by its name during it."""
     root = make_coco(images=2)
     options = [*tiny_options("retinanet", root), "train_cfg.max_epochs=1"]
     cfg = Config.fromfile(RETINANET)
