@@ -107,4 +107,4 @@ def tiny_options(config, root, *more):
         # recall of class-blind boxes is above zero after a step or two, so that comparing figures means something
         options.append(f"{phase}_evaluator.metric=[bbox,{'segm,' if 'mask' in config else ''}proposal]")
     head = "model.test_cfg" if "retinanet" in config else "model.test_cfg.rcnn"
-    return [*options, f"{head}.score_thr=0.0", f"{head}.max_per_img=100", *more]
+    return [*options, f"{head}.score_thr=0.0", f"{head}.max_per_img=30", *more]
