@@ -1,1 +1,5 @@
-"""Placeholder."""
+"""Backbones with layer attention, registered in the root registry so that every OpenMMLab scope finds them."""
+
+from mrla_mm.backbones.resnet import MRLAResNet
+
+__all__ = ["MRLAResNet"]

@@ -1,0 +1,129 @@
+"""What every layer-attention variant shares: its projections, its heads and its contract."""
+
+import math
+
+from torch import Tensor, nn
+
+from mrla_mm.errors import InputError
+from mrla_mm.ops import depthwise_value, global_average, project, split_heads
+
+Memory = tuple | None  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
+
+
+def eca_kernel_size(channels: int) -> int:
+    """Kernel size of the query and key convolutions, the rule of ECA-Net: 3 at 64 channels, 5 at 256, 7 at 2048."""
+    size = int(abs(math.log2(channels) + 1) / 2)
+    return size if size % 2 else size + 1
+
+
+class LayerAttention(nn.Module):
+    """One layer's attention over the earlier layers of its stage.
+
+    The contract is ``out, memory = attention(x, shortcut, memory)``: memory is what the earlier layers of the stage
+    left (a small tuple of tensors, or None at the first one), is passed along and never kept on the module.
+
+    Args:
+        channels: C of the feature maps.
+        head_channels: D, consecutive channels that share one attention weight; Table 4 (f).
+        value: "dwconv" for a depthwise 3x3 convolution, "identity" for the feature map itself, Table 4 (c).
+        projection: "conv1d" for a convolution along the channels, "linear" for full linear layers, Table 4 (d).
+        reduction: the linear layers project C to C // reduction channels; 16 gives the paper's 28.2 M parameters.
+        kernel_size: of the convolution along the channels, odd; by default `eca_kernel_size`.
+        first_in_stage: this layer starts a stage, so it never has a history. Set by the stage.
+
+    Raises:
+        InputError: for a value that cannot work, naming it.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        head_channels: int = 32,
+        *,
+        value: str = "dwconv",
+        projection: str = "conv1d",
+        reduction: int = 1,
+        kernel_size: int | None = None,
+        first_in_stage: bool = False,
+    ) -> None:
+        super().__init__()
+        if head_channels < 1 or channels % head_channels:
+            raise InputError(
+                f"channels={channels} cannot be cut into heads of head_channels={head_channels}; "
+                f"choose a divisor of {channels}"
+            )
+        self.channels = channels
+        self.heads = channels // head_channels
+        self.first_in_stage = first_in_stage
+        self.query = make_projection(channels, self.heads, projection, reduction, kernel_size)
+        self.key = make_projection(channels, self.heads, projection, reduction, kernel_size)
+        self.value = make_value(channels, value)
+
+    def project_query(self, pooled: Tensor) -> Tensor:
+        """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
+        return split_heads(project(pooled, self.query.weight), self.heads)
+
+    def project_key(self, pooled: Tensor) -> Tensor:
+        """Key of pooled features, f_K: (B, C) -> (B, G, D)."""
+        return split_heads(project(pooled, self.key.weight), self.heads)
+
+    def query_and_key(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Query and key of a feature map: (B, C, H, W) -> two (B, G, D)."""
+        pooled = global_average(x)
+        return self.project_query(pooled), self.project_key(pooled)
+
+    def project_value(self, x: Tensor) -> Tensor:
+        """Value of a feature map, f_V: (B, C, H, W) -> (B, C, H, W)."""
+        return depthwise_value(x, None if self.value is None else self.value.weight)
+
+    def check(self, x: Tensor, memory: Memory, *earlier: Tensor) -> None:
+        """Raise InputError unless x and the earlier maps (B, C, H, W) agree and the memory belongs here."""
+        if x.dim() != 4 or x.shape[1] != self.channels:
+            raise InputError(f"expected a map of shape (B, {self.channels}, H, W), got {tuple(x.shape)}")
+        if self.first_in_stage and memory is not None:
+            raise InputError("the first layer of a stage was given a memory; start each stage with memory=None")
+        for tensor in earlier:
+            if tensor.shape != x.shape:
+                raise InputError(
+                    f"history of shape {tuple(tensor.shape)} meets a map of shape {tuple(x.shape)}; "
+                    "layer attention needs one shape within a stage"
+                )
+
+    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """Attend: x and shortcut (B, C, H, W) and the stage's memory -> out (B, C, H, W) and the new memory."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Show the heads, which no submodule shows."""
+        return f"channels={self.channels}, heads={self.heads}"
+
+
+def make_projection(
+    channels: int, heads: int, projection: str, reduction: int, kernel_size: int | None
+) -> nn.Conv1d | nn.Linear:
+    """Hold the weight of a query or key projection; see `LayerAttention` for the arguments."""
+    if projection == "conv1d":
+        if reduction != 1:
+            raise InputError(f"reduction={reduction} needs projection='linear'; a convolution keeps the channels")
+        size = eca_kernel_size(channels) if kernel_size is None else kernel_size
+        if size < 1 or size % 2 == 0:
+            raise InputError(f"kernel_size={size} must be odd and positive")
+        return nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
+    if projection == "linear":
+        if kernel_size is not None:
+            raise InputError(f"kernel_size={kernel_size} needs projection='conv1d'")
+        if reduction < 1 or channels % (reduction * heads):
+            raise InputError(
+                f"reduction={reduction} must divide head_channels={channels // heads}, leaving a channel a head"
+            )
+        return nn.Linear(channels, channels // reduction, bias=False)
+    raise InputError(f"projection={projection!r} is unknown; use 'conv1d' or 'linear'")
+
+
+def make_value(channels: int, value: str) -> nn.Conv2d | None:
+    """Hold the weight of the value convolution, or nothing for the identity."""
+    if value == "dwconv":
+        return nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
+    if value == "identity":
+        return None
+    raise InputError(f"value={value!r} is unknown; use 'dwconv' or 'identity'")

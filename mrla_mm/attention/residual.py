@@ -1,0 +1,101 @@
+"""The residual branch: the one place where every CNN backbone calls layer attention."""
+
+from mmcv.cnn import build_norm_layer
+from mmcv.cnn.bricks import DropPath
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from mrla_mm.attention.base import LayerAttention, Memory
+from mrla_mm.errors import InputError
+
+
+def variants() -> dict[str, type[LayerAttention]]:
+    """Registered layer-attention classes by name, a user's own among them."""
+    classes = {name: entry for name, entry in MODELS.module_dict.items() if isinstance(entry, type)}
+    return {name: cls for name, cls in classes.items() if issubclass(cls, LayerAttention)}
+
+
+def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False) -> LayerAttention:
+    """Build a variant from its config, such as ``dict(type="MRLALight", head_channels=32)``.
+
+    Args:
+        cfg: the variant's registered name as `type`, and its arguments.
+        channels: C of the feature maps.
+        first_in_stage: whether the layer starts a stage.
+
+    Raises:
+        InputError: if the name or an argument is unknown or cannot work.
+    """
+    known = variants()
+    if not isinstance(cfg, dict) or cfg.get("type") not in known:
+        name = cfg.get("type") if isinstance(cfg, dict) else cfg
+        raise InputError(f"layer_attention type {name!r} is unknown; use one of {', '.join(sorted(known))}")
+    arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
+    try:
+        return known[cfg["type"]](channels, first_in_stage=first_in_stage, **arguments)
+    except TypeError as error:
+        raise InputError(f"layer_attention {dict(cfg)} does not fit {cfg['type']}: {error}") from error
+
+
+class LayerAttentionResidual(BaseModule):
+    """Layer attention as a residual branch, y = x + drop_path(norm(attention(x, shortcut, memory))).
+
+    The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone around it computes
+    what its plain pretrained weights compute.
+
+    Args:
+        attention: config of the layer attention, see `build_layer_attention`.
+        channels: C of the feature maps.
+        norm_cfg: config of the norm after the attention; it must have a learnable scale if zero_init is set.
+        drop_path: probability to drop the branch for a sample in training.
+        zero_init: start the norm's weight at zero, else at one.
+        first_in_stage: whether the layer starts a stage.
+
+    Raises:
+        InputError: for a value that cannot work, naming it.
+    """
+
+    def __init__(
+        self,
+        attention: dict,
+        channels: int,
+        *,
+        norm_cfg: dict,
+        drop_path: float = 0.0,
+        zero_init: bool = True,
+        first_in_stage: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 <= drop_path < 1:
+            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path}")
+        self.attention = build_layer_attention(attention, channels, first_in_stage)
+        self.norm = build_norm_layer(norm_cfg, channels)[1]
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
+        self.zero_init = zero_init
+        self.reset_scale()
+
+    def reset_scale(self) -> None:
+        """Set the norm's weight to its start value."""
+        weight = getattr(self.norm, "weight", None)
+        if weight is not None:
+            nn.init.constant_(weight, 0.0 if self.zero_init else 1.0)
+        elif self.zero_init:
+            raise InputError(
+                f"{type(self.norm).__name__} has no weight to start at zero; use a norm_cfg with a learnable scale, "
+                "or zero_init_attention=False"
+            )
+
+    def init_weights(self) -> None:
+        """Initialise as the parent does, then restore the start value, which the backbone's rules overwrite."""
+        super().init_weights()
+        self.reset_scale()
+
+    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """Add the attention to x.
+
+        Shapes:
+            x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+        """
+        out, memory = self.attention(x, shortcut, memory)
+        return x + self.drop_path(self.norm(out)), memory

@@ -1,0 +1,57 @@
+"""Softmax layer attention: MRLA-base, which keeps keys and values, and MLA, which derives them anew."""
+
+from typing import NamedTuple
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mrla_mm.attention.base import LayerAttention
+from mrla_mm.ops import global_average, softmax_scores, weighted_sum
+
+
+class SoftmaxMemory(NamedTuple):
+    """Keys (B, G, D) and values (B, C, H, W) of the stage's layers so far, each kept once."""
+
+    keys: tuple[Tensor, ...] = ()
+    values: tuple[Tensor, ...] = ()
+
+
+class MLAMemory(NamedTuple):
+    """Feature maps x^s (B, C, H, W) of the stage's layers so far."""
+
+    maps: tuple[Tensor, ...] = ()
+
+
+@MODELS.register_module()
+class MRLABase(LayerAttention):
+    """MRLA-base, o^t_h = sum_{s<=t} softmax_s(q^t_h . k^s_h / sqrt(D)) v^s_h (Eq. 6, Algorithm 1).
+
+    Each value is kept once and never concatenated, so memory grows linearly with the depth of the stage. Arguments are
+    those of `LayerAttention`.
+    """
+
+    def forward(self, x: Tensor, shortcut: Tensor, memory: SoftmaxMemory | None = None) -> tuple[Tensor, SoftmaxMemory]:
+        """Attend; the contract of `LayerAttention`. The shortcut is not used."""
+        earlier = memory or SoftmaxMemory()
+        self.check(x, memory, *earlier.values)
+        query, key = self.query_and_key(x)  # (B, G, D)
+        kept = SoftmaxMemory((*earlier.keys, key), (*earlier.values, self.project_value(x)))
+        return weighted_sum(softmax_scores(query, kept.keys), kept.values), kept
+
+
+@MODELS.register_module()
+class MLA(LayerAttention):
+    """Multi-head layer attention: as MRLA-base, but each layer applies its own f_K and f_V to every x^s (Eq. 4).
+
+    Quadratic in the depth of the stage, in time and in memory. Arguments are those of `LayerAttention`.
+    """
+
+    def forward(self, x: Tensor, shortcut: Tensor, memory: MLAMemory | None = None) -> tuple[Tensor, MLAMemory]:
+        """Attend; the contract of `LayerAttention`. The shortcut is not used."""
+        earlier = memory or MLAMemory()
+        self.check(x, memory, *earlier.maps)
+        kept = MLAMemory((*earlier.maps, x))
+        pooled = [global_average(m) for m in kept.maps]
+        keys = [self.project_key(y) for y in pooled]
+        values = [self.project_value(m) for m in kept.maps]
+        return weighted_sum(softmax_scores(self.project_query(pooled[-1]), keys), values), kept

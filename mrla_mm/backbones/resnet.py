@@ -1,0 +1,142 @@
+"""ResNet with layer attention after every block, on mmdet's ResNet."""
+
+from collections.abc import Callable
+
+from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
+from mmdet.models.layers import ResLayer
+from mmengine.registry import MODELS
+from torch import Tensor, is_grad_enabled
+from torch.utils.checkpoint import checkpoint
+
+from mrla_mm.attention import LayerAttentionResidual, Memory
+
+
+class _MRLABlock:
+    """What turns a residual block of mmdet into one that feeds layer attention; mixed into both kinds.
+
+    The stage sets `mrla`, the layer attention's residual branch.
+    """
+
+    num_convs: int
+    mrla: LayerAttentionResidual
+
+    def forward(self, x: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """Run block and layer attention: x and the stage's memory -> the output (B, C, H, W) and the new memory."""
+        if self.with_cp and is_grad_enabled():
+            return checkpoint(self._forward, x, memory, use_reentrant=False)
+        return self._forward(x, memory)
+
+    def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.mrla(self.relu(self.residual(x) + shortcut), shortcut, memory)
+
+    def residual(self, x: Tensor) -> Tensor:
+        """Convolve, normalise and activate in turn, plugins behind each step; the last step is not activated."""
+        for step in range(1, self.num_convs + 1):
+            x = getattr(self, f"norm{step}")(getattr(self, f"conv{step}")(x))
+            if step < self.num_convs:
+                x = self.relu(x)
+            x = self.run_plugins(x, step)
+        return x
+
+    def run_plugins(self, x: Tensor, step: int) -> Tensor:
+        """Run the plugins that mmdet's block built behind a convolution, if any."""
+        return self.forward_plugin(x, getattr(self, f"after_conv{step}_plugin_names")) if self.plugins else x
+
+
+class MRLABasicBlock(_MRLABlock, BasicBlock):
+    """Basic block of ResNet-18 and -34 with layer attention."""
+
+    num_convs = 2
+    plugins = None  # mmdet's basic block refuses them
+
+
+class MRLABottleneck(_MRLABlock, Bottleneck):
+    """Bottleneck of ResNet-50, -101 and -152 with layer attention."""
+
+    num_convs = 3
+
+
+class MRLAResLayer(ResLayer):
+    """Stage of blocks; its memory starts empty at every call and lives for that call.
+
+    Args:
+        make_branch: builds a block's residual branch from its channels and whether it is the stage's first.
+        **kwargs: those of mmdet's ``ResLayer``, with a block class that has layer attention.
+    """
+
+    def __init__(self, *, make_branch: Callable[[int, bool], LayerAttentionResidual], **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        channels = kwargs["planes"] * self.block.expansion
+        for index, block in enumerate(self):
+            block.mrla = make_branch(channels, index == 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
+        memory = None
+        for block in self:
+            x, memory = block(x, memory)
+        return x
+
+
+@MODELS.register_module()
+class MRLAResNet(ResNet):
+    """ResNet whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
+
+    Takes every argument of mmdet's ``ResNet``. Activation checkpointing (`with_cp`) and freezing (`frozen_stages`,
+    `norm_eval`) cover the layer attention of a block as they cover the block.
+
+    Args:
+        depth: 18, 34, 50, 101 or 152.
+        layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=32)`` by default.
+        attention_drop_path: probability to drop the layer attention of a block, and nothing else, for a sample in
+            training: 0.2 for ImageNet (App. B.1), 0 for COCO.
+        zero_init_attention: start each branch as an exact identity, so that plain ResNet weights keep their meaning.
+        **kwargs: those of mmdet's ``ResNet``.
+
+    Raises:
+        InputError: for an unknown variant or one whose heads do not divide the channels of a stage.
+
+    Example:
+        >>> import torch
+        >>> from mrla_mm.backbones import MRLAResNet
+        >>> backbone = MRLAResNet(50, layer_attention=dict(type="MRLABase")).eval()
+        >>> for level in backbone(torch.rand(1, 3, 64, 96)):
+        ...     print(tuple(level.shape))
+        (1, 256, 16, 24)
+        (1, 512, 8, 12)
+        (1, 1024, 4, 6)
+        (1, 2048, 2, 3)
+    """
+
+    block_classes = {BasicBlock: MRLABasicBlock, Bottleneck: MRLABottleneck}
+
+    def __init__(
+        self,
+        depth: int,
+        layer_attention: dict | None = None,
+        *,
+        attention_drop_path: float = 0.0,
+        zero_init_attention: bool = True,
+        **kwargs: object,
+    ) -> None:
+        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=32)
+        self.attention_drop_path = attention_drop_path
+        self.zero_init_attention = zero_init_attention
+        super().__init__(depth, **kwargs)
+
+    def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
+        """Build a stage, its blocks exchanged for those with layer attention."""
+
+        def make_branch(channels: int, first_in_stage: bool) -> LayerAttentionResidual:
+            return LayerAttentionResidual(
+                self.layer_attention,
+                channels,
+                norm_cfg=self.norm_cfg,
+                drop_path=self.attention_drop_path,
+                zero_init=self.zero_init_attention,
+                first_in_stage=first_in_stage,
+            )
+
+        kwargs["block"] = self.block_classes[kwargs["block"]]
+        return MRLAResLayer(make_branch=make_branch, **kwargs)

@@ -1,0 +1,140 @@
+"""Layer attention in plain PyTorch: the equations of the paper, in the paper's order.
+
+    y = GAP(x)                                     (B, C)
+    q = project(y, W_q),  k = project(y, W_k)      (B, C)       f_Q and f_K of Sec. 4, cut into G heads of D channels
+    v = depthwise 3x3 convolution of x             (B, C, H, W) f_V
+
+    light   o = sigmoid(q . k / sqrt(D)) v + lambda o'          Eq. 8, Algorithm 3
+    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA) with other k and v
+    linear  o = phi(q) U / (phi(q) Z), U = sum phi(k) v, Z = sum phi(k)                     App. A.3
+
+Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is computed in at
+least single precision, autocast or not: it is tiny, and its scores decide about whole feature maps.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def global_average(x: Tensor) -> Tensor:
+    """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C), at least single precision."""
+    return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def project(pooled: Tensor, weight: Tensor) -> Tensor:
+    """Query or key projection of pooled channels.
+
+    A (1, 1, k) weight slides along the channels (odd k, zero padding); an (E, C) weight is a full linear layer.
+
+    Shapes:
+        pooled (B, C), weight (1, 1, k) or (E, C) -> (B, C) or (B, E).
+    """
+    weight = weight.to(pooled.dtype)
+    with torch.autocast(device_type=pooled.device.type, enabled=False):
+        if weight.dim() == 2:
+            return F.linear(pooled, weight)  # (B, E)
+        return F.conv1d(pooled.unsqueeze(1), weight, padding=weight.shape[-1] // 2).squeeze(1)  # (B, C)
+
+
+def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Value of a layer, a depthwise 3x3 convolution; without a weight the value is x itself.
+
+    Shapes:
+        x (B, C, H, W), weight (C, 1, 3, 3) -> (B, C, H, W).
+    """
+    if weight is None:
+        return x
+    return F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=x.shape[1])
+
+
+def split_heads(pooled: Tensor, heads: int) -> Tensor:
+    """Cut consecutive channels into heads: (B, C) -> (B, G, D)."""
+    return pooled.unflatten(1, (heads, -1))
+
+
+def expand_heads(per_head: Tensor, value: Tensor) -> Tensor:
+    """Repeat one number per head over the channels of a map, in the map's precision.
+
+    Shapes:
+        per_head (B, G), value (B, C, H, W) -> (B, C, 1, 1).
+    """
+    width = value.shape[1] // per_head.shape[1]
+    return per_head.to(value.dtype).repeat_interleave(width, dim=1)[:, :, None, None]
+
+
+def light_gate(query: Tensor, key: Tensor) -> Tensor:
+    """Gate of MRLA-light, sigmoid(q_h . k_h / sqrt(D)): two (B, G, D) -> (B, G)."""
+    return torch.sigmoid((query * key).sum(-1) * query.shape[-1] ** -0.5)
+
+
+def light_attention(value: Tensor, gate: Tensor | None, previous: Tensor | None, scale: Tensor | None) -> Tensor:
+    """MRLA-light, o^t = gate v^t + lambda o^{t-1} (Eq. 8, Algorithm 3).
+
+    Shapes:
+        value (B, C, H, W); gate (B, G) or None for 1; previous (B, C, H, W) or None for no history; scale (C,) or
+        None for lambda = 1 -> (B, C, H, W).
+    """
+    out = value if gate is None else expand_heads(gate, value) * value  # (B, C, H, W)
+    if previous is None:
+        return out
+    previous = previous.to(value.dtype)
+    if scale is None:
+        return out + previous
+    return torch.addcmul(out, scale.to(value.dtype)[:, None, None], previous)
+
+
+def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """Attention of a layer over the layers of its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
+
+    Shapes:
+        query (B, G, D), T keys (B, G, D) -> (B, G, T), summing to 1 over T.
+    """
+    stacked = torch.stack(tuple(keys), dim=-1)  # (B, G, D, T)
+    scores = (query.unsqueeze(-1) * stacked).sum(2) * query.shape[-1] ** -0.5  # (B, G, T)
+    return scores.softmax(-1)
+
+
+def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """Sum over layers of score times value, reading each value once and concatenating none.
+
+    Backward needs the values themselves and nothing of their size besides, so memory grows linearly with depth.
+
+    Shapes:
+        scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
+    """
+    first, *others = zip(scores.unbind(-1), values, strict=True)
+    out = expand_heads(*first) * first[1]  # (B, C, H, W)
+    for score, value in others:
+        out = torch.addcmul(out, expand_heads(score, value), value)
+    return out
+
+
+def feature_map(pooled: Tensor) -> Tensor:
+    """Positive feature map phi = elu + 1 of linear attention, without cancellation for negative input: any shape."""
+    return torch.where(pooled > 0, pooled + 1, pooled.clamp(max=0).exp())
+
+
+def linear_state(key: Tensor, value: Tensor) -> Tensor:
+    """What one layer adds to the memory of linearised layer attention, phi(k)^T v (App. A.3).
+
+    Shapes:
+        key (B, G, E), value (B, C, H, W) -> (B, G, E, D, H, W), E times the value's size.
+    """
+    phi = feature_map(key).to(value.dtype)  # (B, G, E)
+    heads = value.unflatten(1, (phi.shape[1], -1))  # (B, G, D, H, W)
+    return phi[..., None, None, None] * heads.unsqueeze(2)
+
+
+def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor:
+    """Linearised layer attention, phi(q) U / (phi(q) Z), per head (App. A.3).
+
+    Shapes:
+        query (B, G, E), state U (B, G, E, D, H, W), normaliser Z (B, G, E) -> (B, C, H, W).
+    """
+    phi = feature_map(query)  # (B, G, E)
+    total = (phi * normaliser).sum(-1, keepdim=True)  # (B, G, 1)
+    weights = phi / total.clamp_min(torch.finfo(total.dtype).tiny)
+    return torch.einsum("bge,bgedhw->bgdhw", weights.to(state.dtype), state).flatten(1, 2)
