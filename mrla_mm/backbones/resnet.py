@@ -140,3 +140,8 @@ class MRLAResNet(ResNet):
 
         kwargs["block"] = self.block_classes[kwargs["block"]]
         return MRLAResLayer(make_branch=make_branch, **kwargs)
+
+    def train(self, mode: bool = True) -> "MRLAResNet":
+        """Switch mode as mmdet's ResNet does, and return the module, which it does not."""
+        super().train(mode)
+        return self

@@ -1,13 +1,19 @@
 """What lets mmdet run without compiled mmcv ops and with torch >= 2.6."""
 
-import importlib.util
-import sys
-import types
+from mrla_mm.compat import checkpoint, config_scope, ext
+
+__all__ = ["checkpoint", "config_scope", "ext", "install"]
 
 
 def install() -> None:
-    """Put every compatibility measure in place; calling it again changes nothing."""
-    if importlib.util.find_spec("mmcv._ext") is None:
-        module = types.ModuleType("mmcv._ext")
-        module.__getattr__ = lambda name: None
-        sys.modules["mmcv._ext"] = module
+    """Put every compatibility measure in place; calling it again changes nothing.
+
+    A stand-in for ``mmcv._ext`` where the compiled one is absent, the allow-list that lets ``weights_only`` loading
+    read mmengine's checkpoints, and the ``mrla_mm::`` scope of config files.
+
+    Raises:
+        ImportError: mmcv or mmengine is not installed, or does not import.
+    """
+    ext.install()
+    checkpoint.allow_mmengine_checkpoints()
+    config_scope.install()

@@ -1,0 +1,3 @@
+# RetinaNet on ResNet-152 with MRLA-light, 1x schedule.
+_base_ = "./retinanet_r101_mrla_light_1x.py"
+model = dict(backbone=dict(depth=152, init_cfg=dict(checkpoint="torchvision://resnet152")))

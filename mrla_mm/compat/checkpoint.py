@@ -1,0 +1,74 @@
+"""Loading mmengine's checkpoints with ``weights_only``, torch's restricted unpickler.
+
+torch >= 2.6 loads nothing but tensors and plain containers unless told otherwise. mmengine 0.10 also stores its log
+history (``HistoryBuffer``, numpy arrays) and the odd numpy scalar, so it cannot read its own checkpoints back. Here
+exactly those names are allowed, some of them by a stricter stand-in:
+
+* ``HistoryBuffer`` pickles a registry of functions with every instance and its ``__setstate__`` merges that registry
+  into the class, for the whole process. The stand-in restores the numbers alone.
+* That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open every attribute of
+  every allowed object, so the name is bound to a function that knows those four methods and nothing else.
+
+torch < 2.6 loads any pickle by default and so reads these checkpoints, and malicious ones, without help. Nothing is
+changed there: its restricted unpickler cannot bind names to stand-ins, and refusing by force would break
+checkpoints that work. On such a version load only files you trust.
+"""
+
+from pickle import UnpicklingError
+
+import numpy as np
+import torch
+from mmengine.logging.history_buffer import HistoryBuffer
+
+_STATISTICS = ("min", "max", "current", "mean")
+
+
+def allow_mmengine_checkpoints() -> None:
+    """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves; needs torch >= 2.6."""
+    if restricted_by_default():
+        torch.serialization.add_safe_globals(_allowed())
+
+
+def restricted_by_default() -> bool:
+    """Whether this torch loads with ``weights_only=True`` unless told otherwise (torch >= 2.6)."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
+
+
+class _LogHistory(HistoryBuffer):
+    """A HistoryBuffer while it is being unpickled: takes numbers, turns into a plain HistoryBuffer."""
+
+    def __setstate__(self, state: dict) -> None:
+        log, count, length = (state.get(key) for key in ("_log_history", "_count_history", "max_length"))
+        if not (_is_numbers(log) and _is_numbers(count) and log.shape == count.shape and type(length) is int):
+            raise UnpicklingError("the checkpoint holds a log history that is not made of numbers")
+        self.__class__ = HistoryBuffer
+        self.__init__(max_length=length)
+        self._log_history, self._count_history = log, count
+
+
+def _is_numbers(values) -> bool:
+    return isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf"
+
+
+def _statistic(owner: type, name: str) -> str:
+    """What ``getattr`` means in a checkpoint: the name of one of HistoryBuffer's four methods."""
+    if owner is not _LogHistory or name not in _STATISTICS:
+        raise UnpicklingError(f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed")
+    return name
+
+
+def _allowed() -> list:
+    """Types and functions with the names they carry in a checkpoint, whichever numpy wrote it (1 or 2)."""
+    reconstruct = np.zeros(1).__reduce__()[0]
+    scalar = np.float64(0).__reduce__()[0]
+    allowed = [
+        (_LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
+        (_statistic, "builtins.getattr"),
+        (np.ndarray, "numpy.ndarray"),
+        (np.dtype, "numpy.dtype"),
+    ]
+    for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
+        allowed += [(reconstruct, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
+    # the class of a dtype object, needed to set its byte order; never named in the file
+    numbers = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    return allowed + [type(np.dtype(name)) for name in (*numbers, "float16", "float32", "float64")]

@@ -1,0 +1,63 @@
+"""A stand-in for ``mmcv._ext``, mmcv's compiled ops, for installations that have none (mmcv-lite).
+
+``mmcv.ops`` looks every op up when it is imported and mmdet imports most of ``mmcv.ops``, so each name must resolve.
+The ops in :data:`mrla_mm.compat.ext_ops.OPS` are real; any other name resolves to a stub that raises when it is called.
+"""
+
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+
+from mrla_mm.compat.ext_ops import OPS
+
+NAME = "mmcv._ext"
+REMEDY = (
+    "install an mmcv with compiled ops that matches your torch (in place of mmcv-lite), or use a model without this op"
+)
+
+
+class StandIn(types.ModuleType):
+    """The module that takes the place of ``mmcv._ext``."""
+
+    def __getattr__(self, name: str) -> Callable:
+        if name.startswith("__"):  # Python's own look-ups must not find an op
+            raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+        return _stub(name)
+
+
+def is_stand_in() -> bool:
+    """Whether ``mmcv._ext`` is the stand-in of this package."""
+    # by name, not by class: the class differs if this module is reloaded
+    return type(sys.modules.get(NAME)).__name__ == StandIn.__name__
+
+
+def install() -> None:
+    """Put the stand-in in place if no ``mmcv._ext`` exists; a real one is never replaced, even one that is broken.
+
+    Raises:
+        ImportError: mmcv is not installed, or does not import.
+    """
+    try:
+        found = importlib.util.find_spec(NAME)
+    except ModuleNotFoundError as error:
+        if error.name != "mmcv":
+            raise
+        raise ImportError("mrla_mm needs mmcv: run `pip install mmcv-lite` (2.1.0, no compiler needed)") from error
+    if found is not None:
+        return
+    module = StandIn(NAME, "Stand-in of mrla_mm for mmcv's compiled ops.")
+    # no loader: mmcv and mmengine ask for one to learn whether compiled ops are installed
+    module.__spec__ = importlib.machinery.ModuleSpec(NAME, loader=None, origin=__name__)
+    module.__dict__.update(OPS)
+    sys.modules[NAME] = module
+    sys.modules["mmcv"]._ext = module
+
+
+def _stub(name: str) -> Callable:
+    def missing(*args, **kwargs):
+        raise NotImplementedError(f"the mmcv op {name!r} exists only in compiled mmcv: {REMEDY}")
+
+    missing.__name__ = missing.__qualname__ = name
+    return missing

@@ -1,0 +1,42 @@
+"""mmcv's compiled ops in PyTorch and torchvision, with the signatures the wrappers in ``mmcv.ops`` call.
+
+Outputs are written into tensors that the caller allocates, as mmcv does. Half-precision inputs are computed in
+float32 and rounded once, at the end.
+"""
+
+from mrla_mm.compat.ext_ops import attention, deform, focal, nms, roi
+
+OPS = {
+    function.__name__: function
+    for function in (
+        nms.nms,
+        nms.softnms,
+        nms.nms_match,
+        roi.roi_align_forward,
+        roi.roi_align_backward,
+        focal.sigmoid_focal_loss_forward,
+        focal.sigmoid_focal_loss_backward,
+        focal.softmax_focal_loss_forward,
+        focal.softmax_focal_loss_backward,
+        deform.deform_conv_forward,
+        deform.deform_conv_backward_input,
+        deform.deform_conv_backward_parameters,
+        deform.modulated_deform_conv_forward,
+        deform.modulated_deform_conv_backward,
+        attention.ms_deform_attn_forward,
+        attention.ms_deform_attn_backward,
+    )
+}
+
+
+def get_compiler_version() -> str:
+    """What ``mmcv.ops`` reports as its compiler; mmengine prints it at the start of every run."""
+    return "none (stand-in ops of mrla_mm)"
+
+
+def get_compiling_cuda_version() -> str:
+    """What ``mmcv.ops`` reports as its CUDA version."""
+    return "none (stand-in ops of mrla_mm)"
+
+
+OPS.update(get_compiler_version=get_compiler_version, get_compiling_cuda_version=get_compiling_cuda_version)

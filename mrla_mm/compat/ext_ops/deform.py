@@ -1,0 +1,134 @@
+"""Deformable convolution, plain (Dai et al., ICCV 2017) and modulated (Zhu et al., CVPR 2019), through torchvision.
+
+mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that mmcv passes for its
+own kernels are left alone. Gradients are those of torchvision's op, which is run again for them.
+"""
+
+import torch
+from torch import Tensor
+
+from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
+
+
+def deform_conv_forward(
+    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **geometry
+) -> None:
+    """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``geometry`` as mmcv passes it."""
+    output.copy_(_convolve([input, offset, weight], _plain_geometry(**geometry)))
+
+
+def deform_conv_backward_input(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_input: Tensor,
+    grad_offset: Tensor,
+    weight: Tensor,
+    columns: Tensor,
+    **geometry,
+) -> None:
+    """Write the gradients by input and offset."""
+    tensors, wanted = [input, offset, weight], [grad_input, grad_offset, None]
+    _write_gradients(tensors, wanted, grad_output, _plain_geometry(**geometry))
+
+
+def deform_conv_backward_parameters(
+    input: Tensor,
+    offset: Tensor,
+    grad_output: Tensor,
+    grad_weight: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    scale: float,
+    **geometry,
+) -> None:
+    """Write ``scale`` times the gradient by the weight, whose shape that of ``grad_weight`` is."""
+    weight = torch.zeros_like(grad_weight)  # this gradient does not depend on the weight's values
+    tensors, wanted = [input, offset, weight], [None, None, grad_weight]
+    _write_gradients(tensors, wanted, grad_output, _plain_geometry(**geometry))
+    grad_weight.mul_(scale)
+
+
+def modulated_deform_conv_forward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    with_bias: bool,
+    **geometry,
+) -> None:
+    """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``bias`` counts only with ``with_bias``."""
+    tensors = [input, offset, weight, mask, bias][: 4 + with_bias]
+    output.copy_(_convolve(tensors, _modulated_geometry(**geometry)))
+
+
+def modulated_deform_conv_backward(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ones: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    columns: Tensor,
+    grad_input: Tensor,
+    grad_weight: Tensor,
+    grad_bias: Tensor,
+    grad_offset: Tensor,
+    grad_mask: Tensor,
+    grad_output: Tensor,
+    with_bias: bool,
+    **geometry,
+) -> None:
+    """Write the gradients by input, offset, weight, mask and, with ``with_bias``, bias."""
+    count = 4 + with_bias
+    tensors = [input, offset, weight, mask, bias][:count]
+    wanted = [grad_input, grad_offset, grad_weight, grad_mask, grad_bias][:count]
+    _write_gradients(tensors, wanted, grad_output, _modulated_geometry(**geometry))
+
+
+def _plain_geometry(
+    *, kW, kH, dW, dH, padW, padH, dilationW, dilationH, group, deformable_group, im2col_step
+) -> dict[str, tuple[int, int]]:
+    """The arguments of torchvision, which reads kernel size and groups off the shapes and has no im2col step."""
+    return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
+
+
+def _modulated_geometry(
+    *,
+    kernel_h,
+    kernel_w,
+    stride_h,
+    stride_w,
+    pad_h,
+    pad_w,
+    dilation_h,
+    dilation_w,
+    group,
+    deformable_group,
+) -> dict[str, tuple[int, int]]:
+    return dict(stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w))
+
+
+def _convolve(tensors: list[Tensor], geometry: dict) -> Tensor:
+    """``tensors``: input, offset, weight and, in the modulated case, mask and perhaps bias."""
+    dtype = compute_dtype(tensors[0])
+    input, offset, weight, *more = (t.to(dtype) for t in tensors)
+    mask, bias = (*more, None, None)[:2]
+    return torchvision_ops().deform_conv2d(input, offset, weight, bias, mask=mask, **geometry)
+
+
+def _write_gradients(tensors: list[Tensor], wanted: list[Tensor | None], grad_output: Tensor, geometry: dict) -> None:
+    with torch.enable_grad():
+        leaves = [
+            t.detach().to(compute_dtype(t)).requires_grad_(out is not None)
+            for t, out in zip(tensors, wanted, strict=True)
+        ]
+        output = _convolve(leaves, geometry)
+        pairs = [(leaf, out) for leaf, out in zip(leaves, wanted, strict=True) if out is not None]
+        grads = torch.autograd.grad(output, [leaf for leaf, _ in pairs], grad_output.to(output.dtype))
+    for grad, (_, out) in zip(grads, pairs, strict=True):
+        out.copy_(grad)

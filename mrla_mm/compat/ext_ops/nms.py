@@ -1,0 +1,92 @@
+"""Non-maximum suppression: greedy, soft, and with the groups it forms."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
+
+NAIVE, LINEAR, GAUSSIAN = range(3)  # mmcv's numbering
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
+    """Indices of the boxes that greedy suppression keeps, by falling score.
+
+    With offset 1 a box is ``x2 - x1 + 1`` wide. Overlaps then equal those of the boxes with x2 and y2 grown by one.
+
+    Args:
+        boxes: (N, 4) as x1, y1, x2, y2.
+        scores: (N,).
+        iou_threshold: a box is dropped when it overlaps a kept one by more.
+        offset: 0 or 1.
+    """
+    if boxes.numel() == 0:
+        return torch.empty(0, dtype=torch.long, device=boxes.device)
+    boxes = boxes.to(compute_dtype(boxes))
+    if offset:
+        boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
+    return torchvision_ops().nms(boxes, scores.to(boxes.dtype), iou_threshold)
+
+
+def softnms(
+    boxes: Tensor,
+    scores: Tensor,
+    dets: Tensor,
+    iou_threshold: float,
+    sigma: float,
+    min_score: float,
+    method: int,
+    offset: int,
+) -> Tensor:
+    """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps instead of dropping them.
+
+    Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns their indices.
+    As in mmcv the first box stays whatever its score.
+    """
+    if boxes.numel() == 0:
+        return torch.empty(0, dtype=torch.long)
+    corners = _corners(boxes)
+    score = scores.detach().to(compute_dtype(boxes)).numpy().copy()
+    rest, kept = np.arange(len(score)), []
+    while rest.size:
+        place = score[rest].argmax()
+        best, rest = rest[place], np.delete(rest, place)
+        kept.append(best)
+        overlap = _overlaps(corners, best, rest, offset)
+        if method == GAUSSIAN:
+            score[rest] *= np.exp(-(overlap**2) / sigma)
+        else:
+            score[rest] *= np.where(overlap >= iou_threshold, 1 - overlap if method == LINEAR else 0, 1)
+        rest = rest[score[rest] >= min_score]
+    dets[: len(kept), :4] = boxes[kept].to(dets.dtype)
+    dets[: len(kept), 4] = torch.from_numpy(score[kept]).to(dets.dtype)
+    return torch.tensor(kept, dtype=torch.long)
+
+
+def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
+    """Groups of greedy suppression: each kept box, then those it suppressed (overlap >= threshold), by falling score.
+
+    ``dets``: (N, 5) as x1, y1, x2, y2, score.
+    """
+    rest = dets[:, 4].argsort(descending=True, stable=True).numpy()
+    corners, groups = _corners(dets[:, :4]), []
+    while rest.size:
+        best, rest = rest[0], rest[1:]
+        matched = _overlaps(corners, best, rest, 0) >= iou_threshold
+        groups.append([int(best), *rest[matched].tolist()])
+        rest = rest[~matched]
+    return groups
+
+
+def _corners(boxes: Tensor) -> np.ndarray:
+    return boxes.detach().to(compute_dtype(boxes)).numpy()
+
+
+def _overlaps(corners: np.ndarray, one: int, others: np.ndarray, offset: int) -> np.ndarray:
+    """IoU of box ``one`` with each of ``others``; 0 where both have no area."""
+    sizes = (corners[:, 2:] - corners[:, :2] + offset).astype(corners.dtype)  # (N, 2)
+    low = np.maximum(corners[one, :2], corners[others, :2])
+    high = np.minimum(corners[one, 2:], corners[others, 2:])
+    intersection = np.maximum(high - low + offset, 0).prod(1)
+    union = sizes[one].prod() + sizes[others].prod(1) - intersection
+    return np.divide(intersection, union, out=np.zeros_like(union), where=union > 0)

@@ -1,0 +1,186 @@
+"""RoIAlign (He et al., ICCV 2017): average through torchvision, maximum in PyTorch."""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
+
+MAX, AVG = range(2)  # mmcv's numbering
+CHUNK = 1 << 22  # values of the output handled at a time by the maximum, which bounds its memory
+
+
+def roi_align_forward(
+    input: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Pool each RoI into ``output`` (K, C, aligned_height, aligned_width).
+
+    ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the row and column of the
+    winning sample in its bin's grid, -1 in a bin without samples, whose output is 0. mmcv stores coordinates there,
+    which half precision would round; only :func:`roi_align_backward` reads them.
+
+    Args:
+        input: (B, C, H, W).
+        rois: (K, 5) as image index, x1, y1, x2, y2 in image coordinates.
+        output: written.
+        argmax_y: written by the maximum.
+        argmax_x: written by the maximum.
+        aligned_height: bins per column.
+        aligned_width: bins per row.
+        spatial_scale: from image to map coordinates.
+        sampling_ratio: samples per bin and axis; 0 takes one per map cell.
+        pool_mode: 0 maximum, 1 average.
+        aligned: subtract half a pixel after scaling; otherwise RoIs are at least 1 x 1.
+    """
+    dtype = compute_dtype(input)
+    if pool_mode == AVG:
+        torchvision_ops()
+        pooled = torch.ops.torchvision.roi_align(
+            input.to(dtype), rois.to(dtype), spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned
+        )
+        output.copy_(pooled)
+        return
+    cells = input.permute(0, 2, 3, 1)  # (B, H, W, C)
+    for part in _chunks(output):
+        bins = _Bins.of(rois[part].to(dtype), output.shape[2:], spatial_scale, sampling_ratio, aligned)
+        best, best_y, best_x = _max_samples(cells, bins, dtype)
+        output[part], argmax_y[part], argmax_x[part] = (t.permute(0, 3, 1, 2) for t in (best, best_y, best_x))
+
+
+def roi_align_backward(
+    grad_output: Tensor,
+    rois: Tensor,
+    argmax_y: Tensor,
+    argmax_x: Tensor,
+    grad_input: Tensor,
+    aligned_height: int,
+    aligned_width: int,
+    spatial_scale: float,
+    sampling_ratio: int,
+    pool_mode: int,
+    aligned: bool,
+) -> None:
+    """Write the gradient of :func:`roi_align_forward` into ``grad_input`` (B, C, H, W)."""
+    dtype = compute_dtype(grad_input)
+    if pool_mode == AVG:
+        torchvision_ops()
+        size = (aligned_height, aligned_width, *grad_input.shape)
+        grad = torch.ops.torchvision._roi_align_backward(
+            grad_output.to(dtype), rois.to(dtype), spatial_scale, *size, sampling_ratio, aligned
+        )
+        grad_input.copy_(grad)
+        return
+    channels, height, width = grad_input.shape[1:]
+    grad = torch.zeros(grad_input.shape, dtype=dtype, device=grad_input.device)
+    for part in _chunks(grad_output):
+        bins = _Bins.of(rois[part].to(dtype), grad_output.shape[2:], spatial_scale, sampling_ratio, aligned)
+        grad_part, row, column = grad_output[part].to(dtype), argmax_y[part], argmax_x[part]  # (K, C, PH, PW)
+        y = bins.sample_y(row.permute(0, 1, 3, 2)).permute(0, 1, 3, 2)  # the bin's row is the last axis in sample_y
+        x = bins.sample_x(column)
+        plane = bins.image.view(-1, 1, 1, 1) * channels + torch.arange(channels, device=rois.device).view(-1, 1, 1)
+        for cell_y, weight_y in _neighbours(y, height):
+            for cell_x, weight_x in _neighbours(x, width):
+                index = (plane * height + cell_y) * width + cell_x
+                value = grad_part * weight_y * weight_x * (row >= 0)
+                grad.view(-1).index_add_(0, index.flatten(), value.flatten())
+    grad_input.copy_(grad)
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """Where the bins and samples of K RoIs lie on the map."""
+
+    image: Tensor  # (K,) index into the batch
+    top: Tensor  # (K,) map coordinates, as left, bin_h and bin_w
+    left: Tensor
+    bin_h: Tensor
+    bin_w: Tensor
+    grid_h: Tensor  # (K,) samples per bin, as grid_w
+    grid_w: Tensor
+    shape: tuple[int, int]  # bins per column and per row
+
+    @classmethod
+    def of(cls, rois: Tensor, shape: tuple[int, int], spatial_scale: float, sampling_ratio: int, aligned: bool):
+        left, top, right, bottom = (rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)).unbind(1)
+        height, width = bottom - top, right - left
+        if not aligned:
+            height, width = height.clamp(min=1), width.clamp(min=1)
+        bin_h, bin_w = height / shape[0], width / shape[1]
+        if sampling_ratio > 0:
+            grid_h = grid_w = torch.full_like(bin_h, sampling_ratio)
+        else:
+            grid_h, grid_w = bin_h.ceil(), bin_w.ceil()
+        return cls(rois[:, 0].long(), top, left, bin_h, bin_w, grid_h, grid_w, tuple(shape))
+
+    def select(self, index: Tensor) -> "_Bins":
+        """The bins of some of the RoIs."""
+        return _Bins(*(getattr(self, field.name)[index] for field in fields(self)[:-1]), self.shape)
+
+    def sample_y(self, row: Tensor) -> Tensor:
+        """Map coordinate of sample ``row`` of every bin row, which is the last axis of the result."""
+        return _sample(row, self.top, self.bin_h, self.grid_h, self.shape[0])
+
+    def sample_x(self, column: Tensor) -> Tensor:
+        """Map coordinate of sample ``column`` of every bin column, which is the last axis of the result."""
+        return _sample(column, self.left, self.bin_w, self.grid_w, self.shape[1])
+
+
+def _sample(index: Tensor, start: Tensor, size: Tensor, grid: Tensor, bins: int) -> Tensor:
+    start, size, grid = (t.view(-1, *[1] * (index.dim() - 1)) for t in (start, size, grid.clamp(min=1)))
+    return start + (torch.arange(bins, device=start.device) + (index.to(start.dtype) + 0.5) / grid) * size
+
+
+def _max_samples(cells: Tensor, bins: _Bins, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest sample of each bin and its row and column in the grid, each (K, PH, PW, C)."""
+    best = cells.new_full((len(bins.image), *bins.shape, cells.shape[3]), -torch.inf, dtype=dtype)
+    best_y = torch.full_like(best, -1, dtype=torch.int16)
+    best_x = best_y.clone()
+    for row in range(int(bins.grid_h.max())):
+        for column in range(int(bins.grid_w.max())):
+            active = ((bins.grid_h > row) & (bins.grid_w > column)).nonzero().squeeze(1)
+            some = bins.select(active)
+            y = some.sample_y(some.image.new_full((len(active), 1), row))  # (k, PH)
+            x = some.sample_x(some.image.new_full((len(active), 1), column))  # (k, PW)
+            value = _bilinear(cells, some.image, y, x, dtype)
+            better = value > best[active]
+            best[active] = torch.where(better, value, best[active])
+            best_y[active] = torch.where(better, row, best_y[active])
+            best_x[active] = torch.where(better, column, best_x[active])
+    return best.masked_fill_(best_y < 0, 0), best_y, best_x
+
+
+def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The map at the grid of ``y`` (k, PH) and ``x`` (k, PW): (k, PH, PW, C)."""
+    value = 0
+    for cell_y, weight_y in _neighbours(y, cells.shape[1]):
+        for cell_x, weight_x in _neighbours(x, cells.shape[2]):
+            corner = cells[image.view(-1, 1, 1), cell_y.unsqueeze(2), cell_x.unsqueeze(1)].to(dtype)
+            value = value + corner * (weight_y.unsqueeze(2) * weight_x.unsqueeze(1)).unsqueeze(3)
+    return value
+
+
+def _neighbours(position: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The two cells around each position and their weights; positions more than one cell outside weigh nothing."""
+    inside = ((position >= -1) & (position <= size)).to(position.dtype)
+    position = position.clamp(0, size - 1)
+    low = position.floor()
+    fraction = position - low
+    low = low.long()
+    return (low, (1 - fraction) * inside), ((low + 1).clamp(max=size - 1), fraction * inside)
+
+
+def _chunks(output: Tensor):
+    """Slices of the RoIs of ``output`` (K, C, PH, PW), each about CHUNK values."""
+    step = max(1, CHUNK // max(1, output[0].numel())) if len(output) else 1
+    return (slice(start, start + step) for start in range(0, len(output), step))

@@ -1,0 +1,245 @@
+"""MRLAResNet against mmdet's ResNet: parameters, identity start, checkpointing, freezing and every ResNet option."""
+
+import copy
+
+import pytest
+import torch
+from mmdet.models import ResNet
+from mmengine.registry import MODELS
+from torch import nn
+
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones import MRLAResNet
+
+VARIANTS = [
+    dict(type="MRLALight", head_channels=16),
+    dict(type="MRLALight", head_channels=16, previous="output"),
+    dict(type="MRLABase", head_channels=16),
+    dict(type="MLA", head_channels=16),
+    dict(type="LinearRLA", head_channels=4),
+]
+VARIANT_IDS = ["light", "light-output", "base", "mla", "linear"]
+SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def wake(backbone: nn.Module) -> nn.Module:
+    """Leave the identity start, so that layer attention takes part in outputs and gradients."""
+    for module in backbone.modules():
+        if isinstance(module, LayerAttentionResidual):
+            nn.init.uniform_(module.norm.weight, 0.5, 1.0)
+    return backbone
+
+
+def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tensor | None]:
+    backbone.zero_grad()
+    sum((level**2).sum() for level in backbone(image)).backward()
+    return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("depth", "variant", "expected"),
+    [
+        (50, None, 25_557_032),
+        (50, "MRLALight", 25_738_452),
+        (50, "MRLABase", 25_723_348),
+        (101, None, 44_549_160),
+        (101, "MRLALight", 44_939_646),
+        (152, None, 60_192_808),
+        (152, "MRLALight", 60_767_784),
+    ],
+)
+def test_parameters_with_a_1000_class_head(depth, variant, expected):
+    if variant is None:
+        backbone = ResNet(depth)
+    else:
+        backbone = MODELS.build(dict(type="MRLAResNet", depth=depth, layer_attention=dict(type=variant)))
+    assert count(backbone) + count(nn.Linear(2048, 1000)) == expected
+
+
+def test_root_registry_builds_the_light_variant_by_default():
+    backbone = MODELS.build(dict(type="MRLAResNet", depth=50))
+    attention = backbone.layer1[0].mrla.attention
+    assert type(attention).__name__ == "MRLALight"
+    assert attention.heads == 256 // 32
+    assert attention.previous == "shortcut"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("depth", [18, 50])
+def test_fresh_branches_leave_resnet_weights_their_outputs(depth, variant):
+    backbone = MRLAResNet(depth, variant, base_channels=16, zero_init_residual=False)
+    backbone.init_weights()
+    plain = ResNet(depth, base_channels=16)
+    missing = plain.load_state_dict(backbone.state_dict(), strict=False).missing_keys
+    assert not missing
+    image = torch.randn(2, 3, 65, 97)
+    for mode in (True, False):
+        plain.train(mode)
+        for ours, theirs in zip(backbone.train(mode)(image), plain(image), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    wake(backbone)
+    assert not torch.allclose(backbone(image)[0], plain(image)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=VARIANT_IDS)
+def test_checkpointing_gives_the_same_gradients(variant):
+    torch.manual_seed(0)
+    kept = wake(MRLAResNet(layer_attention=variant, **SMALL))
+    recomputed = MRLAResNet(layer_attention=variant, with_cp=True, **SMALL)
+    recomputed.load_state_dict(kept.state_dict())
+    image = torch.randn(2, 3, 64, 64)
+    expected, actual = gradients(kept, image), gradients(recomputed, image)
+    for name, gradient in expected.items():
+        assert gradient is not None, name
+        torch.testing.assert_close(actual[name], gradient, msg=name)
+    assert expected["layer2.1.mrla.attention.value.weight"].abs().sum() > 0
+
+
+def test_checkpointing_keeps_fewer_tensors():
+    def saved(with_cp):
+        total = 0
+
+        def pack(tensor):
+            nonlocal total
+            total += tensor.numel()
+            return tensor
+
+        backbone = MRLAResNet(with_cp=with_cp, **SMALL)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            backbone(torch.randn(1, 3, 64, 64))
+        return total
+
+    assert saved(True) < 0.5 * saved(False)
+
+
+@pytest.mark.parametrize("with_cp", [False, True])
+def test_drop_path_drops_the_branch_alone(with_cp):
+    backbone = wake(MRLAResNet(with_cp=with_cp, attention_drop_path=0.99, **{**SMALL, "norm_eval": True}))
+    plain = ResNet(50, base_channels=16)
+    plain.load_state_dict(backbone.state_dict(), strict=False)
+    image = torch.randn(2, 3, 64, 64)
+    torch.manual_seed(1)
+    dropped = backbone.train()(image)
+    plain.train()
+    for ours, theirs in zip(dropped, plain(image), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert not torch.allclose(backbone.eval()(image)[0], plain(image)[0])
+
+
+@pytest.mark.parametrize("stages", [-1, 0, 1, 2, 3, 4])
+def test_frozen_stages_cover_layer_attention_from_construction(stages):
+    backbone = MRLAResNet(18, frozen_stages=stages, base_channels=16, layer_attention=VARIANTS[0])
+    for index in range(1, 5):
+        layer = getattr(backbone, f"layer{index}")
+        frozen = index <= stages
+        assert any(".mrla." in f".{name}." for name, _ in layer.named_parameters())
+        assert all(p.requires_grad is not frozen for p in layer.parameters())
+    backbone.train()
+    assert backbone.layer1[0].mrla.norm.training is False  # norm_eval is mmdet's default
+
+
+def test_every_trainable_parameter_gets_a_gradient_when_stages_are_frozen():
+    for variant in VARIANTS:
+        backbone = wake(MRLAResNet(layer_attention=variant, frozen_stages=1, with_cp=True, **SMALL))
+        for name, gradient in gradients(backbone, torch.randn(2, 3, 64, 64)).items():
+            assert (gradient is None) == name.startswith(("conv1", "bn1", "layer1")), (variant, name)
+
+
+OPTIONS = {
+    "caffe": dict(style="caffe"),
+    "deep_stem": dict(deep_stem=True, avg_down=True),
+    "dilation": dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
+    "three_stages": dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,)),
+    "out_indices": dict(out_indices=(1, 3)),
+    "group_norm": dict(norm_cfg=dict(type="GN", num_groups=4)),
+    "frozen_norm": dict(norm_cfg=dict(type="BN", requires_grad=False)),
+    "in_channels": dict(in_channels=1),
+    "stem_channels": dict(stem_channels=32),
+    "plugins": dict(plugins=[dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]),
+    "dcn": dict(
+        dcn=dict(type="DCN", deform_groups=1, fallback_on_stride=False), stage_with_dcn=(False, True, True, True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_resnet_options_work_as_in_mmdet(name):
+    options = {**SMALL, **copy.deepcopy(OPTIONS[name])}
+    backbone = MRLAResNet(layer_attention=VARIANTS[0], **copy.deepcopy(options)).eval()
+    plain = ResNet(**options)
+    plain.eval()
+    plain.load_state_dict(backbone.state_dict(), strict=False)
+    image = torch.randn(1, options.get("in_channels", 3), 64, 96)
+    for ours, theirs in zip(backbone(image), plain(image), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_zero_init_residual_reaches_our_blocks():
+    backbone = MRLAResNet(50, base_channels=16, layer_attention=VARIANTS[0])
+    backbone.init_weights()
+    assert backbone.layer1[1].bn3.weight.abs().sum() == 0
+    assert backbone.layer1[1].bn2.weight.abs().sum() > 0
+
+
+def test_zero_init_attention_can_be_turned_off():
+    backbone = MRLAResNet(18, base_channels=16, layer_attention=VARIANTS[0], zero_init_attention=False)
+    backbone.init_weights()
+    assert torch.all(backbone.layer1[0].mrla.norm.weight == 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(layer_attention=dict(type="MRLAHeavy")), "MRLAHeavy.*MLA.*MRLABase"),
+        (dict(layer_attention=dict(type="ResNet")), "'ResNet' is unknown"),
+        (dict(layer_attention=dict(type="MRLALight", head_channels=48)), "channels=256.*head_channels=48"),
+        (dict(layer_attention=dict(type="MRLALight", heads=4)), "heads"),
+        (dict(layer_attention="MRLALight"), "'MRLALight' is unknown"),
+        (dict(attention_drop_path=1.5), "1.5"),
+        (dict(norm_cfg=dict(type="IN")), "InstanceNorm2d has no weight"),
+    ],
+)
+def test_bad_values_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        MRLAResNet(50, **options)
+
+
+def test_a_registered_variant_of_a_user_works():
+    from mrla_mm.attention import MRLALight
+
+    @MODELS.register_module(name="HalvedLight")
+    class HalvedLight(MRLALight):
+        def forward(self, x, shortcut, memory=None):
+            return super().forward(x / 2, shortcut, memory)
+
+    try:
+        backbone = MRLAResNet(18, dict(type="HalvedLight", head_channels=16), base_channels=16)
+        assert type(backbone.layer3[1].mrla.attention) is HalvedLight
+    finally:
+        MODELS.module_dict.pop("HalvedLight")
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=VARIANT_IDS)
+def test_bf16_autocast_on_cpu_stays_close(variant):
+    torch.manual_seed(0)
+    backbone = wake(MRLAResNet(layer_attention=variant, **SMALL)).eval()
+    image = torch.randn(1, 3, 64, 64)
+    exact = backbone(image)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = backbone(image)
+    for level, reference in zip(rough, exact, strict=True):
+        assert level.dtype == torch.bfloat16
+        assert (level.float() - reference).norm() < 0.05 * reference.norm()
+
+
+def test_channels_last_gives_the_same_values():
+    backbone = wake(MRLAResNet(layer_attention=VARIANTS[0], **SMALL)).double().eval()
+    image = torch.randn(2, 3, 64, 96, dtype=torch.float64)
+    expected = backbone(image)
+    actual = backbone.to(memory_format=torch.channels_last)(image.to(memory_format=torch.channels_last))
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

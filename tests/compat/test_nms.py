@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+import torch
+from mmcv.ops import batched_nms, nms, nms_match, soft_nms
+from torch.testing import assert_close
+
+from tests.compat import reference
+
+
+def crowd(count, device="cpu", dtype=torch.float32):
+    """Overlapping boxes with distinct scores."""
+    corner, size = torch.rand(count, 2) * 40, torch.rand(count, 2) * 30 + 1
+    boxes = torch.cat([corner, corner + size], 1)
+    scores = (torch.randperm(count) + 1) / (count + 1)
+    return boxes.to(device, dtype), scores.to(device, dtype)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7, 1.0])
+def test_nms_keeps_what_the_greedy_loop_keeps(device, offset, threshold):
+    boxes, scores = crowd(80, device)
+    dets, kept = nms(boxes, scores, threshold, offset=offset)
+    assert kept.tolist() == reference.greedy_nms(boxes.tolist(), scores.tolist(), threshold, offset)
+    assert kept.dtype == torch.long and kept.device.type == device.type
+    assert_close(dets, torch.cat([boxes[kept], scores[kept, None]], 1))
+
+
+def test_offset_counts_the_last_pixel():
+    boxes, scores = torch.tensor([[0.0, 0, 3, 3], [0.0, 0, 3, 1]]), torch.tensor([0.9, 0.8])  # IoU 1/3, or 8/16
+    assert nms(boxes, scores, 0.4, offset=0)[1].tolist() == [0, 1]
+    assert nms(boxes, scores, 0.4, offset=1)[1].tolist() == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_nms_takes_other_dtypes(device, dtype):
+    boxes, scores = crowd(40, device, dtype)
+    dets, kept = nms(boxes, scores, 0.5)
+    assert kept.tolist() == reference.greedy_nms(boxes.tolist(), scores.tolist(), 0.5)
+    assert dets.dtype == dtype
+
+
+def test_nms_wrapper_options():
+    boxes, scores = crowd(60)
+    kept = nms(boxes, scores, 0.5, score_threshold=0.4, max_num=5)[1].tolist()
+    allowed = [i for i in reference.greedy_nms(boxes.tolist(), scores.tolist(), 0.5) if scores[i] > 0.4]
+    assert kept == allowed[:5] and len(kept) == 5
+    from_numpy = nms(boxes.numpy(), scores.numpy(), 0.5)[1]
+    assert isinstance(from_numpy, np.ndarray) and from_numpy.tolist() == nms(boxes, scores, 0.5)[1].tolist()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("method", ["naive", "linear", "gaussian"])
+def test_soft_nms(device, method, offset):
+    boxes, scores = crowd(60, device)
+    options = dict(sigma=0.4, min_score=0.05, method=method, offset=offset)
+    dets, kept = soft_nms(boxes, scores, iou_threshold=0.3, **options)
+    expected = reference.soft_nms(boxes.tolist(), scores.tolist(), threshold=0.3, **options)
+    assert kept.tolist() == [index for index, _ in expected]
+    assert len(kept) < 60, "nothing fell below min_score: the case tests nothing"
+    assert_close(dets[:, :4], boxes[kept])
+    assert_close(dets[:, 4].cpu(), torch.tensor([score for _, score in expected]))
+    assert dets.device.type == device.type
+
+
+def test_soft_nms_leaves_its_inputs_alone():
+    boxes, scores = crowd(20)
+    before = scores.clone()
+    soft_nms(boxes, scores, 0.3)
+    assert_close(scores, before)
+
+
+def test_soft_nms_takes_boxes_without_area():
+    boxes, scores = torch.zeros(3, 4), torch.tensor([0.9, 0.8, 0.7])
+    dets, kept = soft_nms(boxes, scores, 0.3, method="gaussian")
+    assert kept.tolist() == [0, 1, 2] and dets[:, 4].tolist() == scores.tolist()
+
+
+def test_nms_match_groups():
+    boxes, scores = crowd(40)
+    order, groups = sorted(range(40), key=lambda i: -scores[i]), []
+    while order:
+        best = order[0]
+        group = [i for i in order if i == best or reference.overlap(boxes[best].tolist(), boxes[i].tolist()) >= 0.4]
+        groups.append(group)
+        order = [i for i in order if i not in group]
+    matched = nms_match(torch.cat([boxes, scores[:, None]], 1), 0.4)
+    assert [m.tolist() for m in matched] == groups
+    assert max(len(group) for group in groups) > 1
+
+
+@pytest.mark.parametrize("op", [nms, soft_nms])
+def test_no_boxes(device, op):
+    dets, kept = op(torch.zeros(0, 4, device=device), torch.zeros(0, device=device), 0.5)
+    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.long
+
+
+@pytest.mark.parametrize("split", [10000, 50])
+@pytest.mark.parametrize("kind", ["nms", "soft_nms"])
+def test_batched_nms_keeps_classes_apart(device, kind, split):
+    boxes, scores = crowd(90, device)
+    classes = torch.arange(90, device=device) % 3
+    config = dict(type=kind, iou_threshold=0.5, split_thr=split)
+    dets, kept = batched_nms(boxes, scores, classes, config)
+    expected = {}
+    for c in range(3):
+        members = (classes == c).nonzero()[:, 0].tolist()
+        of_class = [boxes[i].tolist() for i in members], [scores[i].item() for i in members]
+        if kind == "nms":
+            pairs = [(i, of_class[1][i]) for i in reference.greedy_nms(*of_class, 0.5)]
+        else:
+            pairs = reference.soft_nms(*of_class, threshold=0.5, sigma=0.5, min_score=1e-3, method="linear")
+        expected.update((members[i], score) for i, score in pairs)
+    assert sorted(kept.tolist()) == sorted(expected)
+    assert_close(dets[:, 4].cpu(), torch.tensor([expected[i] for i in kept.tolist()]), atol=1e-5, rtol=1e-4)
+    assert (dets[:-1, 4] >= dets[1:, 4]).all()
+
+
+def test_batched_nms_across_classes_with_many_boxes(device):
+    boxes, scores = crowd(12000, device)
+    shift = (torch.arange(12000, device=device) // 40 * 100.0)[:, None]  # 300 islands of 40 boxes
+    classes = torch.arange(12000, device=device) % 7
+    _, kept = batched_nms(boxes + shift, scores, classes, dict(type="nms", iou_threshold=0.5, split_thr=20000), True)
+    islands = [range(start, start + 40) for start in (0, 5000 // 40 * 40, 12000 - 40)]
+    for island in islands:
+        found = [i for i in kept.tolist() if i in island]
+        of_island = [(boxes + shift)[i].tolist() for i in island], [scores[i].item() for i in island]
+        assert found == [island[i] for i in reference.greedy_nms(*of_island, 0.5)]

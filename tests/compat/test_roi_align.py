@@ -1,0 +1,95 @@
+import pytest
+import torch
+from mmcv.ops import RoIAlign, roi_align
+from torch.testing import assert_close
+
+from mrla_mm.compat.ext_ops import roi
+from tests.compat import reference
+
+ROIS = [
+    [0, 3.1, 2.3, 17.9, 22.2],
+    [1, 0.0, 0.0, 26.0, 18.0],  # the whole map
+    [1, -9.0, -7.0, 8.0, 9.0],  # across the border
+    [0, 20.0, 10.0, 44.0, 33.0],
+    [0, 70.0, 70.0, 90.0, 90.0],  # outside
+    [1, 5.3, 4.2, 5.4, 4.4],  # smaller than a pixel
+]
+CASES = pytest.mark.parametrize("aligned", [True, False])
+MODES = pytest.mark.parametrize("mode", ["avg", "max"])
+
+
+def maps(device="cpu", dtype=torch.float64):
+    return torch.randn(2, 3, 9, 13, dtype=dtype, device=device, requires_grad=True)
+
+
+@CASES
+@MODES
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_output_and_gradient(device, mode, aligned, ratio):
+    x, rois = maps(device), torch.tensor(ROIS, dtype=torch.float64, device=device)
+    arguments = (rois, (3, 2), 0.5, ratio, mode, aligned)
+    out, expected = roi_align(x, *arguments), reference.roi_align(x, *arguments)
+    assert_close(out, expected)
+    by = torch.randn_like(out)
+    assert_close(*(torch.autograd.grad(o, x, by)[0] for o in (out, expected)))
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_only_its_inputs_and_outputs(device, mode, dtype):
+    x = maps(device, dtype)
+    rois = torch.tensor(ROIS, device=device).to(dtype)
+    exact = x.detach().double().requires_grad_()
+    out = roi_align(x, rois, (3, 2), 0.5, 0, mode, True)
+    expected = reference.roi_align(exact, rois.double(), (3, 2), 0.5, 0, mode, True)
+    by = torch.randn_like(out)
+    assert out.dtype == dtype
+    tolerance = dict(atol=1e-3, rtol=2 * torch.finfo(dtype).eps)
+    assert_close(out.double(), expected, **tolerance)
+    grads = [torch.autograd.grad(o, t, by.to(o.dtype))[0].double() for o, t in ((out, x), (expected, exact))]
+    assert_close(*grads, **tolerance)
+
+
+@MODES
+def test_no_rois(device, mode):
+    x = maps(device)
+    out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, mode, True)
+    assert out.shape == (0, 3, 3, 2)
+    assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
+
+
+@MODES
+def test_roi_without_area_is_zero(mode):
+    x = maps()
+    out = roi_align(x, x.new_tensor([[0, 4, 4, 4, 4]]), (2, 2), 1.0, 0, mode, True)
+    assert out.abs().sum() == 0
+    assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
+
+
+@pytest.mark.parametrize("chunk", [1, 2 * 18])
+def test_chunks_of_the_maximum_change_nothing(monkeypatch, chunk):
+    monkeypatch.setattr(roi, "CHUNK", chunk)
+    x, rois = maps(), torch.tensor(ROIS, dtype=torch.float64)
+    out, expected = (f(x, rois, (3, 2), 0.5, 0, "max", True) for f in (roi_align, reference.roi_align))
+    assert_close(out, expected)
+    assert_close(*(torch.autograd.grad(o.sum(), x)[0] for o in (out, expected)))
+
+
+@MODES
+def test_strided_maps_and_gradients(mode):
+    x, rois = maps(), torch.tensor(ROIS, dtype=torch.float64)
+    strided = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+    grads = []
+    for t in (x, strided):
+        out = roi_align(t, rois, (3, 2), 0.5, 0, mode, True)
+        by = torch.arange(float(out.numel()), dtype=out.dtype).view(len(rois), 2, 3, 3).permute(0, 2, 3, 1)
+        grads.append(
+            torch.autograd.grad(out, t, by.reshape(out.shape) if t is x else by.contiguous().view(out.shape))[0]
+        )
+    assert_close(grads[0], grads[1])
+
+
+def test_module_pools_a_ramp_to_its_bin_centres():
+    ramp = torch.arange(16.0).expand(1, 1, 16, 16)  # value = column
+    out = RoIAlign((4, 4), 1.0, 2, "avg", True)(ramp, torch.tensor([[0.0, 2, 2, 10, 10]]))
+    assert_close(out[0, 0], torch.tensor([2.5, 4.5, 6.5, 8.5]).expand(4, 4))
