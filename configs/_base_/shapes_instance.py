@@ -1,5 +1,5 @@
 # The generated shapes data set, with a schedule and logging sized for two CPU cores.
-_base_ = "mmdet::_base_/default_runtime.py"
+_base_ = ["mmdet::_base_/default_runtime.py", "./mrla_mm.py"]
 
 dataset_type = "CocoDataset"
 data_root = "data/shapes/"

@@ -3,8 +3,6 @@ _base_ = [
     "mmdet::_base_/models/mask-rcnn_r50_fpn.py",
     "../_base_/shapes_instance.py",
 ]
-custom_imports = dict(imports=["mrla_mm"], allow_failed_imports=False)
-default_scope = "mmdet"
 
 model = dict(
     backbone=dict(
@@ -18,9 +16,7 @@ model = dict(
     ),
     # Levels of stride 8, 16 and 32 with anchors of 16 to 96 pixels: no stride-4 level, the costliest of the five.
     neck=dict(in_channels=[32, 64, 128, 256], out_channels=64, start_level=1, num_outs=3, norm_cfg=dict(type="BN")),
-    rpn_head=dict(
-        in_channels=64, feat_channels=64, anchor_generator=dict(scales=[2, 3], strides=[8, 16, 32])
-    ),
+    rpn_head=dict(in_channels=64, feat_channels=64, anchor_generator=dict(scales=[2, 3], strides=[8, 16, 32])),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=64, featmap_strides=[8, 16, 32], finest_scale=32),
         bbox_head=dict(in_channels=64, fc_out_channels=256, num_classes=6),

@@ -32,7 +32,7 @@ def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _rectangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return (np.abs(u) <= 0.95) & (np.abs(v) <= 0.6)
+    return (np.abs(u) <= 0.84) & (np.abs(v) <= 0.54)
 
 
 def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -155,8 +155,8 @@ def _swarm(rng: np.random.Generator, height: int, width: int, *, name: str) -> n
 
 def _radii(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
     """Radii in pixels, largest first: small, medium and large shapes all occur, large ones more rarely."""
-    bands = np.array([[0.05, 0.1], [0.1, 0.2], [0.2, 0.42]]) * size
-    low, high = bands[rng.choice(3, count, p=[0.4, 0.4, 0.2])].T
+    bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * size
+    low, high = bands[rng.choice(3, count, p=[0.4, 0.35, 0.25])].T
     return np.sort(low * (high / low) ** rng.random(count))[::-1]
 
 
