@@ -9,7 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-import mrla_mm  # noqa: F401, I001  the stand-in ops must be in place before mmdet is imported
+import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
+
+# isort: split
 import mmcv
 import torch
 from mmdet.apis import inference_detector, init_detector

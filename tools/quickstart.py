@@ -15,7 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-import mrla_mm  # noqa: F401, I001  the stand-in ops must be in place before mmdet is imported
+import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
+
+# isort: split
 from mmdet.apis import init_detector
 from mmdet.registry import DATASETS
 from mmdet.utils import register_all_modules

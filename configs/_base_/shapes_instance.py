@@ -13,8 +13,7 @@ train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="Resize", scale=image_scale, keep_ratio=True),
-    # Turned shapes are the same shapes: flips along both axes are free training data.
-    dict(type="RandomFlip", prob=0.75, direction=["horizontal", "vertical", "diagonal"]),
+    dict(type="RandomFlip", prob=0.5),
     dict(type="PackDetInputs"),
 ]
 test_pipeline = [

@@ -10,6 +10,9 @@ model = dict(
         depth=18,
         base_channels=32,
         layer_attention=dict(type="MRLALight", head_channels=16),
+        # From scratch, branches that start at zero would cost the first epochs.
+        zero_init_attention=False,
+        zero_init_residual=False,
         frozen_stages=-1,
         norm_eval=False,
         init_cfg=None,

@@ -13,6 +13,7 @@ import numpy as np
 MIN_VISIBLE = 0.35  # the smallest part of a shape that later shapes may leave in sight
 MIN_PIXELS = 24
 MIN_CONTRAST = 70.0  # distance in RGB between a shape and the mean colour of what it covers
+MAX_TURN = 0.35  # radians to either side
 _PLACEMENT_TRIES = 12
 
 
@@ -202,7 +203,7 @@ def draw_scene(height: int, width: int, *, rng: np.random.Generator, crowd: bool
         # A shape that would bury another is moved; one that finds no place is left out.
         for _ in range(_PLACEMENT_TRIES):
             centre = rng.uniform(0.5 * radius, np.array([width, height]) - 0.5 * radius)
-            angle = rng.uniform(0, 2 * np.pi)
+            angle = rng.uniform(-MAX_TURN, MAX_TURN)
             mask = shape_mask(CLASSES[label], height, width, centre=tuple(centre), radius=radius, angle=angle)
             if np.count_nonzero(mask) >= MIN_PIXELS and not _hides_too_much(mask, instances):
                 paint(label, mask, is_crowd=False)
