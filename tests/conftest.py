@@ -1,3 +1,59 @@
 """Shared by every test: the package comes first, so that mmdet finds its operators whatever a test imports."""
 
+import json
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
 import mrla_mm  # noqa: F401
+
+torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
+
+
+def write_coco(root, images=6, size=(96, 64), names=None):
+    """Write a COCO-format set in COCO's folder layout: bright rectangles of three classes, boxes and masks exact.
+
+    `names` are the categories of the annotation files, COCO's 80 by default, so that COCO configs run on it unchanged.
+    """
+    if names is None:
+        from mmdet.datasets import CocoDataset
+
+        names = CocoDataset.METAINFO["classes"]
+    rng = np.random.default_rng(0)
+    categories = [dict(id=number + 1, name=name) for number, name in enumerate(names)]
+    for split in ("train2017", "val2017"):
+        (root / split).mkdir(parents=True)
+        infos, annotations = [], []
+        for index in range(images):
+            image = rng.integers(0, 60, (size[1], size[0], 3), dtype=np.uint8)
+            infos.append(dict(id=index + 1, file_name=f"{index:06}.jpg", width=size[0], height=size[1]))
+            for column in range(2):
+                label = int(rng.integers(min(3, len(names))))
+                x, y = column * size[0] // 2 + int(rng.integers(8)), int(rng.integers(size[1] // 4))
+                w, h = int(rng.integers(20, 36)), int(rng.integers(20, 36))
+                image[y : y + h, x : x + w] = 90
+                image[y : y + h, x : x + w, label] = 250
+                corners = [x, y, x + w, y, x + w, y + h, x, y + h]
+                annotations.append(
+                    dict(id=len(annotations) + 1, image_id=index + 1, category_id=label + 1, bbox=[x, y, w, h])
+                    | dict(area=w * h, iscrowd=0, segmentation=[corners])
+                )
+            cv2.imwrite(str(root / split / infos[-1]["file_name"]), image)
+        path = root / "annotations" / f"instances_{split}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(dict(images=infos, annotations=annotations, categories=categories)))
+    return root
+
+
+@pytest.fixture(scope="session")
+def coco_root(tmp_path_factory):
+    """A small intact COCO-format set, to be read only."""
+    return write_coco(tmp_path_factory.mktemp("coco"))
+
+
+@pytest.fixture
+def make_coco(tmp_path):
+    """Return `make(**kwargs)`, which writes a set of the test's own, free to be broken."""
+    return lambda **kwargs: write_coco(tmp_path / "coco", **kwargs)

@@ -42,6 +42,9 @@ class MRLALight(LayerAttention):
         **kwargs: object,
     ) -> None:
         super().__init__(channels, head_channels, **kwargs)
+        idle = [name for name in ("projection", "reduction", "kernel_size") if name in kwargs]
+        if idle and not gated:
+            raise InputError(f"gated=False leaves no query and key for {idle[0]}={kwargs[idle[0]]!r}; drop one of them")
         if previous not in ("shortcut", "output", "none"):
             raise InputError(f"previous={previous!r} is unknown; use 'shortcut', 'output' or 'none'")
         if previous == "none" and not learnable_lambda:
@@ -66,5 +69,7 @@ class MRLALight(LayerAttention):
     def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:
         """Tensor (B, C, H, W) that lambda scales, or None."""
         if self.previous == "shortcut":
+            if shortcut is None:
+                raise InputError("previous='shortcut' needs the block's shortcut, got None")
             return shortcut
         return memory.output if memory is not None else None

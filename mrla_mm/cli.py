@@ -1,0 +1,202 @@
+"""What the command line tools share: their common arguments, the config they end up with, and how errors end a run."""
+
+import argparse
+import difflib
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from mmengine.config import Config, DictAction
+from mmengine.device import get_device
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
+
+from mrla_mm.datasets import check_datasets
+from mrla_mm.errors import InputError
+from mrla_mm.weights import check_weights
+
+# Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
+EXTRA_KEYS = {
+    "activation_checkpointing",
+    "compile",
+    "custom_imports",
+    "efficient_conv_bn_eval",
+    "find_unused_parameters",
+    "model_wrapper_cfg",
+    "runner_type",
+    "strategy",
+    "sync_bn",
+    "tta_model",
+    "tta_pipeline",
+}
+RUNNER_KEYS = set(inspect.signature(Runner.__init__).parameters) - {"self", "cfg"}
+
+
+class OptionsAction(DictAction):
+    """mmengine's KEY=VALUE parsing, with a usage message instead of a traceback for what does not parse."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        """Merge the pairs of one --cfg-options into the namespace."""
+        for pair in values:
+            if "=" not in pair:
+                parser.error(f"{option_string}: {pair!r} is not of the form key=value")
+        try:
+            super().__call__(parser, namespace, values, option_string)
+        except (AssertionError, ValueError) as error:
+            parser.error(f"{option_string}: {error}")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what every tool that runs a config takes: work directory, overrides and launcher."""
+    parser.add_argument("--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)")
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=OptionsAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="override config values, e.g. model.backbone.init_cfg=None train_dataloader.batch_size=4; "
+        'lists as key="[a,b]" or key=a,b, without spaces',
+    )
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none", help="job launcher")
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help="set by torch.distributed.launch")
+
+
+def locate_config(name: str) -> str:
+    """Return the file of a config given by path, or by `package::name` among the configs packed with a package.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    package, separator, relative = name.partition("::")
+    if separator:
+        spec = find_spec(package)
+        if spec is None:
+            raise InputError(f"config {name!r}: package {package!r} is not installed")
+        path = Path(spec.submodule_search_locations[0]) / ".mim/configs" / relative
+    else:
+        path = Path(name)
+    if path.is_file():
+        return str(path)
+    siblings = sorted(p.name for p in path.parent.glob("*.py"))
+    close = difflib.get_close_matches(path.name, siblings, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)} in {path.parent}?" if close else "give the path of a .py config file"
+    raise InputError(f"config file {path} does not exist; {hint}")
+
+
+def load_config(args: argparse.Namespace) -> Config:
+    """Read the config of the parsed arguments and apply their overrides, launcher and work directory.
+
+    Raises:
+        InputError: the config file is missing, or an override names a key that nothing reads.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
+    path = locate_config(args.config)
+    cfg = Config.fromfile(path)
+    options = dict(args.cfg_options)
+    if "data_root" in options:
+        move_data_root(cfg, options.pop("data_root"))
+    check_option_keys(cfg, options)
+    cfg.merge_from_dict(options)
+    cfg.launcher = args.launcher
+    cfg.work_dir = args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(path).stem)
+    return cfg
+
+
+def move_data_root(cfg: Config, root: str) -> None:
+    """Point every data set and evaluator below the config's `data_root` to another folder.
+
+    A config is plain values once it is read, so overriding its `data_root` variable alone would change nothing.
+    """
+    old = cfg.get("data_root")
+    if old is None:
+        raise InputError(
+            "--cfg-options data_root: the config has no data_root; set <phase>_dataloader.dataset.data_root"
+        )
+    new = str(root).rstrip("/") + "/"
+
+    def moved(value):
+        if isinstance(value, dict):
+            return type(value)({key: moved(item) for key, item in value.items()})
+        if isinstance(value, list | tuple):
+            return type(value)(moved(item) for item in value)
+        if isinstance(value, str) and value.startswith(old):
+            return new + value[len(old) :].lstrip("/")
+        return value
+
+    cfg.data_root = new
+    for key in list(cfg):
+        if key.endswith(("_dataloader", "_evaluator")):
+            cfg[key] = moved(cfg[key])
+
+
+def check_option_keys(cfg: Config, options: Iterable[str]) -> None:
+    """Refuse overrides whose first component nothing reads, which mmengine would accept and ignore.
+
+    Raises:
+        InputError: names the key and the nearest one that exists.
+    """
+    readable = RUNNER_KEYS | EXTRA_KEYS
+    for option in options:
+        top = option.split(".")[0]
+        if top in readable:
+            continue
+        if top in cfg:
+            raise InputError(
+                f"--cfg-options {option}: {top!r} is a variable of the config file whose value is already filled in "
+                "where it is used; override that place instead, e.g. train_dataloader.dataset.pipeline.0.key=value"
+            )
+        close = difflib.get_close_matches(top, readable, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"--cfg-options {option}: nothing reads a key {top!r}{hint}")
+
+
+def check_amp_device(cfg: Config) -> None:
+    """Refuse mixed precision without an accelerator before anything is built.
+
+    Raises:
+        InputError: the optimizer wrapper is AmpOptimWrapper and only a CPU is available.
+    """
+    if cfg.get("optim_wrapper", {}).get("type") == "AmpOptimWrapper" and get_device() == "cpu":
+        raise InputError(
+            "mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU and this machine shows none: "
+            "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES"
+        )
+
+
+def preflight(cfg: Config, phases: Iterable[str]) -> None:
+    """Check what can be known before anything is built; once per machine, by its first process.
+
+    Raises:
+        InputError: the first thing found that would stop or spoil the run.
+    """
+    check_amp_device(cfg)
+    local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
+    if int(local_rank or 0) == 0:
+        check_datasets(cfg, phases)
+        check_weights(cfg)
+
+
+def build_runner(cfg: Config) -> Runner:
+    """Build the Runner, or the class the config's `runner_type` names."""
+    return RUNNERS.build(cfg)
+
+
+def message_of(error: InputError) -> str:
+    """Return the message alone; torch wraps one raised in a data loading worker into the worker's traceback."""
+    return str(error).rpartition("InputError: ")[2].strip()
+
+
+def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
+    """Run a tool; an InputError ends it with one line on stderr and code 2, anything else keeps its traceback."""
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # mmengine's concern, not the user's
+    try:
+        main(argv)
+    except InputError as error:
+        print(f"error: {message_of(error)}", file=sys.stderr, flush=True)  # noqa: T201
+        return 2
+    return 0

@@ -1,0 +1,306 @@
+"""Print what is installed, which op path is taken and what would fail, with the remedy.
+
+Run ``python tools/doctor.py``, which works even where ``import mrla_mm`` fails (``python -m mrla_mm.compat.doctor``
+imports the package first). Imports nothing at the top but the standard library, since anything may be broken.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import io
+import math
+import platform
+import re
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+FAMILIES = {  # import name: the distributions that provide it, of which only one may be installed
+    "mmengine": ("mmengine", "onedl-mmengine", "mmengine-lite"),
+    "mmcv": ("mmcv-lite", "mmcv", "mmcv-full", "onedl-mmcv"),
+    "mmdet": ("mmdet", "onedl-mmdetection"),
+    "mmpretrain": ("mmpretrain", "onedl-mmpretrain"),
+}
+OTHERS = {
+    "torchvision": "install the torchvision build that belongs to your torch (same index, same CUDA)",
+    "numpy": "pip install numpy",
+    "cv2": "pip install opencv-python (or opencv-python-headless on a machine without libGL)",
+    "pycocotools": "pip install pycocotools",
+    "matplotlib": "pip install matplotlib",
+}
+
+
+class Report:
+    """Prints findings as they come and remembers whether any of them stops training."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def title(self, text: str) -> None:
+        """Begin a section."""
+        print(f"\n{text}")
+
+    def ok(self, text: str) -> None:
+        """Something works."""
+        print(f"  ok    {text}")
+
+    def note(self, text: str) -> None:
+        """Something to know; training works."""
+        print(textwrap.fill(text, 118, initial_indent="  note  ", subsequent_indent="        "))
+
+    def fail(self, text: str, remedy: str) -> None:
+        """Something that stops training."""
+        self.failed = True
+        print(f"  FAIL  {text}\n        remedy: {remedy}")
+
+
+def main() -> int:
+    """Examine everything; 0 if training would work, 1 otherwise."""
+    report = Report()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for title, check in (
+            ("Python and torch", check_torch),
+            ("Packages", check_packages),
+            ("Compiled ops", check_ops),
+            ("Checkpoints", check_checkpoints),
+            ("Configs", check_configs),
+        ):
+            report.title(title)
+            try:
+                check(report)
+            except Exception as error:  # a doctor that crashes is of no use
+                report.fail(
+                    f"{title.lower()}: {_short(error)}", "see the failures above; they usually explain this one"
+                )
+    print("\ntraining would NOT work: see FAIL above" if report.failed else "\ntraining would work")
+    return int(report.failed)
+
+
+def check_torch(report: Report) -> None:
+    """Python, torch and the device."""
+    version = platform.python_version()
+    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+        report.ok(f"Python {version} ({sys.executable})")
+    else:
+        report.fail(f"Python {version} is not supported", "use Python 3.10 to 3.12")
+    torch = _import(report, "torch", "pip install torch")
+    if torch is None:
+        return
+    if torch.cuda.is_available():
+        report.ok(f"CUDA device {torch.cuda.get_device_name(0)} (torch built for CUDA {torch.version.cuda})")
+    elif torch.version.cuda:
+        report.note(f"torch is built for CUDA {torch.version.cuda} but sees no device: everything runs on the CPU.")
+    else:
+        report.note("torch is built for the CPU.")
+    if not torch.cuda.is_available():
+        report.note("--amp needs CUDA: mmengine's AmpOptimWrapper refuses the CPU.")
+
+
+def check_packages(report: Report) -> None:
+    """The packages mrla_mm stands on: present, importable, and installed once."""
+    for name, distributions in FAMILIES.items():
+        found = [d for d in distributions if _version(d)]
+        if len(found) > 1:
+            report.fail(
+                f"{' and '.join(found)} are both installed and overwrite each other's files (import {name})",
+                f"pip uninstall -y {' '.join(found)}, then install one of them",
+            )
+        _import(report, name, f"pip install {distributions[0]}")
+    forks = [d for names in FAMILIES.values() for d in names if d.startswith("onedl-") and _version(d)]
+    if forks:
+        report.note(f"OneDL forks in use: {', '.join(forks)}. Install all four or none.")
+    for name, remedy in OTHERS.items():
+        _import(report, name, remedy)
+    if importlib.util.find_spec("pkg_resources"):
+        report.ok(f"setuptools {_version('setuptools')} with pkg_resources")
+    else:
+        report.fail(
+            f"no pkg_resources (setuptools {_version('setuptools')}): mmengine cannot find `mmdet::` configs",
+            'pip install "setuptools<81"',
+        )
+
+
+def check_ops(report: Report) -> None:
+    """Which ops run, and whether each gives the right answer on the device that training would use."""
+    try:
+        importlib.import_module("mrla_mm")
+        import mmcv.ops  # noqa: F401
+    except Exception as error:
+        spec = importlib.util.find_spec("mmcv._ext") if importlib.util.find_spec("mmcv") else None
+        if spec is not None and spec.origin and Path(spec.origin).exists():
+            remedy = f"{spec.origin} was built for another torch or Python: reinstall it, or replace mmcv by mmcv-lite"
+        else:
+            remedy = "repair the failures above first"
+        report.fail(f"import mrla_mm or mmcv.ops: {_short(error)}", remedy)
+        return
+    import torch
+
+    from mrla_mm.compat import ext
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if ext.is_stand_in():
+        names = _names_mmcv_asks_for()
+        real = sorted(name for name in names if name in ext.OPS)
+        report.ok(f"no compiled mmcv._ext: {len(real)} ops of mrla_mm's stand-in, {len(names) - len(real)} stubs")
+        report.note(f"real: {', '.join(real)}")
+        report.note(f"stubs, which raise when called: {', '.join(sorted(names - set(real)))}")
+        report.note(f"For a model that needs one of the stubs: {ext.REMEDY}.")
+    else:
+        report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
+    for name, probe in PROBES.items():
+        try:
+            answer, expected = probe(torch, device)
+            if not math.isclose(answer, expected, rel_tol=1e-4, abs_tol=1e-5):
+                raise ArithmeticError(f"gives {answer} instead of {expected}")
+            report.ok(f"{name} on {device}")
+        except Exception as error:
+            if name == "sigmoid_focal_loss" and device == "cpu" and not ext.is_stand_in():
+                report.note(
+                    "sigmoid_focal_loss: compiled mmcv has none for the CPU; mmdet computes it in Python there."
+                )
+            else:
+                report.fail(
+                    f"{name} on {device}: {_short(error)}", OTHERS["torchvision"] if ext.is_stand_in() else ext.REMEDY
+                )
+
+
+def check_checkpoints(report: Report) -> None:
+    """Whether what mmengine saves can be loaded again."""
+    import torch
+    from mmengine.logging.history_buffer import HistoryBuffer
+
+    from mrla_mm.compat import checkpoint
+
+    file = io.BytesIO()
+    torch.save({"log": HistoryBuffer([0.5], [1])}, file)
+    file.seek(0)
+    if torch.load(file)["log"].current() != 0.5:
+        raise ArithmeticError("a log history changed its values on the way through a file")
+    if checkpoint.restricted_by_default():
+        report.ok("mmengine's checkpoints load with weights_only=True")
+    else:
+        report.note(f"torch {torch.__version__} executes code in checkpoints by default: load only files you trust.")
+
+
+def check_configs(report: Report) -> None:
+    """Whether both kinds of base config are found."""
+    from mmengine.config import Config
+
+    from mrla_mm.compat import config_scope
+
+    path, _ = Config._get_cfg_path("mmdet::_base_/default_runtime.py", "")
+    report.ok(f"mmdet:: configs in {Path(path).parents[1]}")
+    count = len(list(config_scope.CONFIGS.rglob("*.py")))
+    if count:
+        report.ok(f"mrla_mm:: configs in {config_scope.CONFIGS} ({count})")
+    else:
+        report.fail(f"no configs in {config_scope.CONFIGS}", "reinstall mrla_mm: its configs are missing")
+
+
+def _import(report: Report, name: str, remedy: str):
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        report.fail(f"{name} does not import: {_short(error)}", remedy)
+        return None
+    report.ok(f"{name} {getattr(module, '__version__', None) or _version(name) or ''} ({_provider(name)})")
+    return module
+
+
+def _provider(name: str) -> str:
+    return ", ".join(d for d in FAMILIES.get(name, (name,)) if _version(d)) or name
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+
+
+def _names_mmcv_asks_for() -> set[str]:
+    """Every op that a module of mmcv.ops looks up when it is imported."""
+    folder = Path(importlib.util.find_spec("mmcv.ops").origin).parent
+    calls = re.compile(r"load_ext\(\s*'_ext',\s*\[(.*?)\]", re.DOTALL)
+    lists = (match for file in folder.glob("*.py") for match in calls.findall(file.read_text(encoding="utf-8")))
+    return {name for text in lists for name in re.findall(r"'(\w+)'", text)}
+
+
+def _probe_nms(torch, device):
+    from mmcv.ops import nms
+
+    boxes = torch.tensor([[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device)  # IoU 1/3, 1/2 with the last pixel counted
+    scores = torch.tensor([0.8, 0.9], device=device)
+    return sum(10**i * len(nms(boxes, scores, 0.4, offset=i)[1]) for i in (0, 1)), 12
+
+
+def _probe_soft_nms(torch, device):
+    from mmcv.ops import soft_nms
+
+    boxes = torch.tensor([[0.0, 0, 4, 4], [0.0, 0, 4, 2]], device=device)
+    dets, _ = soft_nms(boxes, torch.tensor([0.9, 0.8], device=device), 0.3)
+    return dets[1, 4].item(), 0.4
+
+
+def _probe_roi_align(mode):
+    def probe(torch, device):
+        from mmcv.ops import roi_align
+
+        ramp = torch.arange(16.0, device=device).expand(1, 1, 16, 16).clone().requires_grad_()
+        out = roi_align(ramp, torch.tensor([[0.0, 2, 2, 10, 10]], device=device), (4, 4), 1.0, 2, mode, True)
+        out.sum().backward()
+        return out.mean().item() + ramp.grad.sum().item(), (5.5 if mode == "avg" else 6.0) + 16
+
+    return probe
+
+
+def _probe_focal(torch, device):
+    from mmcv.ops import sigmoid_focal_loss
+
+    logits = torch.zeros(1, 2, device=device, requires_grad=True)
+    loss = sigmoid_focal_loss(logits, torch.tensor([0], device=device), 2.0, 0.25, None, "sum")
+    loss.backward()
+    slope = 0.25 * (
+        math.log(2) + 0.5
+    )  # p^2 (2 (1 - p) log 2 + p) at p = 1/2, for the negative and, negated, the positive
+    return loss.item() + logits.grad.sum().item(), 0.25 * math.log(2) + slope * (0.75 - 0.25)
+
+
+def _probe_deform(torch, device):
+    from mmcv.ops import deform_conv2d
+
+    x, weight = (torch.ones(1, 1, n, n, device=device, requires_grad=True) for n in (4, 3))
+    out = deform_conv2d(x, torch.zeros(1, 18, 2, 2, device=device), weight)
+    out.sum().backward()
+    return out.sum().item() + weight.grad.sum().item(), 72
+
+
+def _probe_modulated(torch, device):
+    from mmcv.ops import modulated_deform_conv2d
+
+    x, weight = (torch.ones(1, 1, n, n, device=device, requires_grad=True) for n in (4, 3))
+    offset, mask = (torch.full((1, n, 2, 2), v, device=device) for n, v in ((18, 0.0), (9, 0.5)))
+    out = modulated_deform_conv2d(x, offset, mask, weight, None)
+    out.sum().backward()
+    return out.sum().item() + weight.grad.sum().item(), 36
+
+
+PROBES = {
+    "nms": _probe_nms,
+    "soft_nms": _probe_soft_nms,
+    "roi_align (avg)": _probe_roi_align("avg"),
+    "roi_align (max)": _probe_roi_align("max"),
+    "sigmoid_focal_loss": _probe_focal,
+    "deform_conv": _probe_deform,
+    "modulated_deform_conv": _probe_modulated,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

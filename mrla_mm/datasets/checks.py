@@ -1,0 +1,255 @@
+"""Checks of a config's data sets before a run: files, folders, class names and head sizes."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mmdet.registry import DATASETS
+from mmengine.config import Config
+
+from mrla_mm.datasets.coco_file import load_annotations
+from mrla_mm.errors import InputError
+
+# Keys of a model config below which `num_classes` does not count the classes of the data set.
+OTHER_CLASS_COUNTS = ("rpn_head", "backbone", "semantic_head", "data_preprocessor")
+
+
+def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
+    """Check the data sets and evaluators of a config for the given phases ("train", "val", "test").
+
+    Formats and class counts are known for detection configs (mmdet); of others only the loaders are checked.
+
+    Raises:
+        InputError: a file or folder is missing or broken, no object would be left to train on, class names match
+            nothing, the train and evaluation sets number their classes differently, or a head has another size.
+    """
+    labels = {}
+    for phase in phases:
+        loader = cfg.get(f"{phase}_dataloader")
+        if loader is None:
+            continue
+        check_loader(loader, phase)
+        if cfg.get("default_scope") != "mmdet":
+            continue
+        for dataset in leaf_datasets(loader["dataset"]):
+            classes = class_names(dataset)
+            if classes is not None:
+                check_head_sizes(cfg.model, len(classes), where=f"{phase} data set")
+            if is_coco(dataset) and is_local(dataset):
+                labels.setdefault(phase, check_coco(dataset, classes, phase))
+        check_evaluator(cfg.get(f"{phase}_evaluator"), phase)
+    if {"train", "val"} <= set(labels):
+        check_same_labels(labels["train"], labels["val"])
+
+
+def check_loader(loader: Mapping, phase: str) -> None:
+    """Refuse batch sizes and worker counts that torch would refuse much later, or in other words."""
+    for key, low in (("batch_size", 1), ("num_workers", 0)):
+        value = loader.get(key, low)
+        if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            raise InputError(f"{phase}_dataloader.{key}={value!r} must be a whole number of at least {low}")
+    if loader.get("persistent_workers") and loader.get("num_workers", 0) == 0:
+        raise InputError(
+            f"{phase}_dataloader: persistent_workers=True needs workers; with num_workers=0 "
+            f"also set {phase}_dataloader.persistent_workers=False"
+        )
+
+
+def leaf_datasets(dataset: Mapping) -> Iterator[Mapping]:
+    """Yield the configs of the data sets inside wrappers that repeat, mix or concatenate them."""
+    if "datasets" in dataset:
+        for part in dataset["datasets"]:
+            yield from leaf_datasets(part)
+    elif isinstance(dataset.get("dataset"), Mapping):
+        yield from leaf_datasets(dataset["dataset"])
+    else:
+        yield dataset
+
+
+def dataset_class(dataset: Mapping) -> type | None:
+    """Return the class that a data set's config names, None where it is not registered with mmdet."""
+    kind = dataset.get("type")
+    return DATASETS.get(kind) if isinstance(kind, str) else kind
+
+
+def is_coco(dataset: Mapping) -> bool:
+    """Whether mmdet reads this data set with its COCO reader, whose format is known here."""
+    from mmdet.datasets import CocoDataset
+
+    kind = dataset_class(dataset)
+    return isinstance(kind, type) and kind.load_data_list is CocoDataset.load_data_list
+
+
+def is_local(dataset: Mapping) -> bool:
+    """Whether the files of the data set lie in a file system; remote ones are left to their backend."""
+    backend = (dataset.get("backend_args") or {}).get("backend", "local")
+    return backend in ("local", "disk") and "://" not in f"{dataset.get('data_root')}{dataset.get('ann_file')}"
+
+
+def class_names(dataset: Mapping) -> list[str] | None:
+    """Return the class names a data set is built with, None if it has none.
+
+    Raises:
+        InputError: they are a single string, which would be taken for its letters.
+    """
+    classes = (dataset.get("metainfo") or {}).get("classes")
+    if classes is None:
+        classes = getattr(dataset_class(dataset), "METAINFO", {}).get("classes")
+    if isinstance(classes, str):
+        if Path(classes).is_file():
+            return Path(classes).read_text().splitlines()
+        raise InputError(
+            f"metainfo.classes={classes!r} is one string; write a tuple, metainfo=dict(classes=({classes!r},))"
+        )
+    return None if classes is None else list(classes)
+
+
+def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
+    """Check one COCO data set; return its class names in the order in which mmdet numbers them.
+
+    Raises:
+        InputError: see `check_datasets`.
+    """
+    root = Path(dataset.get("data_root") or "")
+    ann_file = root / dataset.get("ann_file", "")
+    if not ann_file.is_file():
+        raise InputError(missing_file(ann_file, root, phase))
+    folder = root / (dataset.get("data_prefix") or {}).get("img", "")
+    check_image_folder(folder, phase)
+    training = not dataset.get("test_mode", phase != "train")
+    content = load_annotations(
+        ann_file, needed=("images", "annotations", "categories") if training else ("images", "categories")
+    )
+    labels = check_categories([c["name"] for c in content["categories"]], classes, ann_file)
+    if "annotations" in content and training:
+        check_not_filtered_out(content, classes, dataset.get("filter_cfg") or {}, ann_file)
+    return labels
+
+
+def missing_file(path: Path, root: Path, phase: str) -> str:
+    """Return the message for an annotation file that is not there: what to check or set."""
+    parent = next((p for p in path.parents if p.exists()), Path("."))
+    found = sorted(p.name for p in parent.iterdir())[:8] if parent.is_dir() else []
+    place = f"{parent} exists and holds {found}" if parent != Path(".") else f"nothing of {path.parent} exists"
+    return (
+        f"{phase} data: annotation file {path} does not exist ({place}). Put or link the data set there "
+        f"(ln -s /path/to/set {root}), or set its place: --cfg-options data_root=/path/to/set"
+    )
+
+
+def check_image_folder(folder: Path, phase: str) -> None:
+    """Raise InputError for an image folder that is missing or holds nothing."""
+    hint = f"set {phase}_dataloader.dataset.data_prefix.img (relative to data_root), or data_root"
+    if not folder.is_dir():
+        raise InputError(f"{phase} data: image folder {folder} does not exist; {hint}")
+    if next(folder.iterdir(), None) is None:
+        raise InputError(f"{phase} data: image folder {folder} is empty; put the images there or {hint}")
+
+
+def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Path) -> list[str]:
+    """Compare an annotation file's category names with a data set's class names.
+
+    mmdet numbers the classes in the order of the file's categories, and leaves out those that the file lacks.
+
+    Raises:
+        InputError: no name matches, so that mmdet would train or evaluate on nothing.
+    """
+    labels = [name for name in names if name in set(classes)]
+    if not labels:
+        raise InputError(
+            f"no class name matches a category of {ann_file}: the config has {shorten(classes)}, the file has "
+            f"{shorten(names)}. Set <phase>_dataloader.dataset.metainfo.classes to the file's names (spelling and case "
+            "count), for train, val and test alike, and num_classes of every head to their number"
+        )
+    if missing := [name for name in classes if name not in labels]:
+        warnings.warn(
+            f"{ann_file} has no category for {len(missing)} of {len(classes)} classes: {shorten(missing)}. mmdet "
+            "numbers the classes that are there from 0, so names shown with predictions are shifted; add the categories to the "
+            "file (they may be without annotations) or drop these classes",
+            stacklevel=2,
+        )
+    elif labels != list(classes):
+        warnings.warn(
+            f"{ann_file} lists its categories in another order ({shorten(labels)}) than the config its classes "
+            f"({shorten(classes)}). mmdet numbers classes in the file's order, so names shown with predictions are "
+            "exchanged; write metainfo.classes in the file's order",
+            stacklevel=2,
+        )
+    return labels
+
+
+def check_same_labels(train: Sequence[str], val: Sequence[str]) -> None:
+    """Raise InputError if the label numbers of the training and evaluation files mean different classes."""
+    if list(train) != list(val):
+        position = next(
+            (i for i, (a, b) in enumerate(zip(train, val, strict=False)) if a != b), min(len(train), len(val))
+        )
+        raise InputError(
+            f"the training and val annotation files number their classes differently from label {position} on "
+            f"({shorten(train[position:])} against {shorten(val[position:])}): evaluation would compare the wrong "
+            "classes. Give both files the same list of categories in the same order"
+        )
+
+
+def check_not_filtered_out(content: Mapping, classes: Sequence[str], filters: Mapping, ann_file: Path) -> None:
+    """Raise InputError if the data set's filters leave no image, or no image has an object to train on."""
+    wanted = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
+    used = {annotation["image_id"] for annotation in content["annotations"] if annotation["category_id"] in wanted}
+    images = content["images"]
+    large = [image for image in images if min(image["width"], image["height"]) >= filters.get("min_size", 0)]
+    counts = f"{len(images)} images, {len(content['annotations'])} annotations"
+    if not images:
+        raise InputError(f"annotation file {ann_file} lists no images")
+    if not any(image["id"] in used for image in images):
+        raise InputError(
+            f"{ann_file}: no image has an annotation of the classes {shorten(classes)} ({counts}), nothing to train "
+            "on; check category_id and image_id of its annotations"
+        )
+    if not any(image["id"] in used or not filters.get("filter_empty_gt", False) for image in large):
+        raise InputError(
+            f"{ann_file}: all images are filtered out ({counts}): none with objects has a short side of at least "
+            f"{filters.get('min_size', 0)} pixels. Lower train_dataloader.dataset.filter_cfg.min_size"
+        )
+
+
+def check_evaluator(evaluator: Mapping | Sequence | None, phase: str) -> None:
+    """Raise InputError if an evaluator's own annotation file is missing or broken."""
+    for metric in evaluator if isinstance(evaluator, list | tuple) else [evaluator or {}]:
+        path = metric.get("ann_file")
+        if path is None or "://" in path or (metric.get("backend_args") or {}).get("backend", "local") != "local":
+            continue
+        if not Path(path).is_file():
+            raise InputError(
+                f"{phase}_evaluator: annotation file {path} does not exist; set {phase}_evaluator.ann_file to the file "
+                f"of {phase}_dataloader (data_root=... in --cfg-options moves both)"
+            )
+
+
+def check_head_sizes(model: Mapping, classes: int, *, where: str) -> None:
+    """Raise InputError for every head of a model config whose `num_classes` is not the number of classes."""
+    wrong = [f"{path}={size}" for path, size in head_sizes(model) if size != classes]
+    if wrong:
+        names = " ".join(f"{entry.rpartition('=')[0]}={classes}" for entry in wrong)
+        raise InputError(
+            f"the {where} has {classes} classes, but {', '.join(wrong)}. Set --cfg-options {names} "
+            "(or the same in the config), or correct metainfo.classes"
+        )
+
+
+def head_sizes(node: object, path: str = "model") -> Iterator[tuple[str, int]]:
+    """Yield the dotted path and value of every `num_classes` of a model config that counts data set classes."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "num_classes" and isinstance(value, int):
+                yield f"{path}.{key}", value
+            elif key not in OTHER_CLASS_COUNTS:
+                yield from head_sizes(value, f"{path}.{key}")
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            yield from head_sizes(value, f"{path}.{index}")
+
+
+def shorten(names: Sequence[str], limit: int = 6) -> str:
+    """Return the first few names, and how many there are if not all are shown."""
+    shown = ", ".join(map(repr, list(names)[:limit]))
+    return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"

@@ -1,0 +1,109 @@
+"""Image files of built data sets: which are missing before a run, and which cannot be read during one."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+from mrla_mm.errors import InputError
+
+# The last bytes of a whole file; decoders fill what is cut off with grey or noise and say nothing.
+END_MARKERS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
+TAIL = 4096  # some writers append a few bytes behind the end marker
+
+
+def leaves(dataset: object) -> Iterator[object]:
+    """Yield the built data sets inside wrappers that repeat, mix or concatenate them."""
+    if hasattr(dataset, "datasets"):
+        for part in dataset.datasets:
+            yield from leaves(part)
+    elif hasattr(dataset, "dataset"):
+        yield from leaves(dataset.dataset)
+    else:
+        yield dataset
+
+
+def missing_images(dataset: object) -> list[str]:
+    """Return the local image files that a built data set lists and that do not exist; one scan for each folder."""
+    names = defaultdict(list)
+    for index in range(len(dataset)):
+        path = dataset.get_data_info(index).get("img_path")
+        if isinstance(path, str) and "://" not in path:
+            folder, name = os.path.split(path)
+            names[folder].append(name)
+    missing = []
+    for folder, listed in names.items():
+        present = {entry.name for entry in os.scandir(folder or ".")} if os.path.isdir(folder or ".") else set()
+        missing += [os.path.join(folder, name) for name in listed if name not in present]
+    return missing
+
+
+def check_images_exist(dataset: object, phase: str) -> None:
+    """Raise InputError naming the first missing image files of a built data set and their count."""
+    for leaf in leaves(dataset):
+        missing = missing_images(leaf)
+        if missing:
+            raise InputError(
+                f"{phase} data: {len(missing)} of {len(leaf)} images listed in {leaf.ann_file} do not exist, first {', '.join(missing[:3])}; complete the image folder, correct data_prefix.img, or "
+                "drop them from the annotation file"
+            )
+
+
+def check_objects(dataset: object, phase: str) -> None:
+    """Raise InputError if a built detection training set has no object at all, which mmdet would train on."""
+    for leaf in leaves(dataset):
+        infos = (leaf.get_data_info(index) for index in range(len(leaf)))
+        if len(leaf) and "instances" in leaf.get_data_info(0) and not any(info["instances"] for info in infos):
+            raise InputError(
+                f"{phase} data: none of the {len(leaf)} images of {leaf.ann_file} has an object of the classes "
+                f"{tuple(leaf.metainfo.get('classes', ()))}; class names must equal the file's categories"
+            )
+
+
+def is_cut_off(path: str) -> bool:
+    """Whether a local JPEG or PNG file lacks its end marker."""
+    with open(path, "rb") as file:
+        marker = END_MARKERS.get(file.read(2))
+        file.seek(max(0, os.path.getsize(path) - TAIL))
+        return marker is not None and marker not in file.read()
+
+
+class NamedImageErrors:
+    """Wraps a loading transform of a pipeline so that an image it cannot read ends the run with the file's name."""
+
+    def __init__(self, load) -> None:
+        self.load = load
+
+    def __call__(self, results: dict) -> dict | None:
+        """Load the image of `results`.
+
+        Raises:
+            InputError: it is missing, not an image, or cut off; decoders fill up the last kind without a word.
+        """
+        path = results["img_path"]
+        try:
+            loaded = self.load(results)
+            if os.path.isfile(path) and is_cut_off(path):
+                raise InputError("the file is cut off")
+        except InputError as error:
+            raise InputError(self.message(path, error)) from None
+        except Exception as error:
+            raise InputError(self.message(path, error)) from error
+        return loaded
+
+    def __repr__(self) -> str:
+        return repr(self.load)
+
+    @staticmethod
+    def message(path: str, error: Exception) -> str:
+        """Return what is wrong with a file, and the remedy."""
+        reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
+        return f"image {path} cannot be read ({reason}); replace it, or drop it from the annotation file"
+
+
+def name_image_errors(dataset: object) -> None:
+    """Wrap the image loading transforms of a built data set's pipelines, once."""
+    for leaf in leaves(dataset):
+        transforms = getattr(getattr(leaf, "pipeline", None), "transforms", [])
+        for index, transform in enumerate(transforms):
+            if type(transform).__name__ == "LoadImageFromFile" and not getattr(transform, "ignore_empty", False):
+                transforms[index] = NamedImageErrors(transform)

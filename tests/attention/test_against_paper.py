@@ -1,0 +1,80 @@
+"""Values and every gradient of the modules against the step-by-step equations, and against finite differences."""
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from .stages import VARIANTS, Stage, run
+
+STAGES = {
+    "one block": {"depth": 1, "batch": 1, "channels": 24, "head_channels": 8, "grid": (3, 7)},
+    "single pixel": {"depth": 2, "batch": 3, "channels": 48, "head_channels": 12, "grid": (1, 1)},
+    "wide": {"depth": 3, "batch": 1, "channels": 48, "head_channels": 16, "grid": (5, 4)},
+    "deep": {"depth": 4, "batch": 3, "channels": 24, "head_channels": 12, "grid": (3, 7)},
+}
+
+
+def assert_matches_paper(stage):
+    outputs, expected = stage.run(), stage.run_reference()
+    for t, (out, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        torch.testing.assert_close(out, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, t=t: f"output of block {t}: {m}")
+
+    leaves = stage.leaves()
+    cotangents = [torch.randn_like(out) for out in outputs]
+    gradients = [
+        torch.autograd.grad(results, list(leaves.values()), cotangents, allow_unused=True, materialize_grads=True)
+        for results in (outputs, expected)
+    ]
+    for name, got, wanted in zip(leaves, *gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"gradient of {n}: {m}")
+
+
+@pytest.mark.parametrize("size", STAGES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_and_gradients(variant, size):
+    assert_matches_paper(Stage.draw(variant, **STAGES[size]))
+
+
+@pytest.mark.parametrize("head_channels", [1, 16, 64])
+@pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)", "linear RLA"])
+def test_head_channels_of_table_4f(variant, head_channels):
+    stage = Stage.draw(variant, depth=2, batch=1, channels=64, head_channels=head_channels, grid=(2, 3))
+    assert_matches_paper(stage)
+
+
+def test_the_reference_scores_are_far_from_uniform():
+    """Guards the comparison itself: with near-uniform attention a wrong score would hide below the tolerance."""
+    stage = Stage.draw("base (a)", **STAGES["deep"])
+    sharp = stage.run_reference()[-1]
+    for block in stage.blocks:
+        torch.nn.init.zeros_(block.query.weight)
+    assert (sharp - stage.run_reference()[-1]).abs().mean() > 0.1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_gradcheck(variant):
+    stage = Stage.draw(variant, depth=2, batch=1, channels=4, head_channels=4, grid=(2, 2))
+    depth = len(stage.blocks)
+    names = [name for name in stage.leaves() if name.startswith("block")]
+
+    def outputs(*tensors):
+        xs, shortcuts, parameters = tensors[:depth], tensors[depth : 2 * depth], tensors[2 * depth :]
+        values = dict(zip(names, parameters, strict=True))
+
+        def call(t):
+            prefix = f"block{t}."
+            own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+            return lambda *arguments: functional_call(stage.blocks[t], own, arguments)
+
+        return tuple(run([call(t) for t in range(depth)], xs, shortcuts))
+
+    assert torch.autograd.gradcheck(outputs, tuple(stage.leaves().values()), check_undefined_grad=False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_receives_a_gradient(variant):
+    """DistributedDataParallel stops with an error at parameters that the loss does not reach."""
+    stage = Stage.draw(variant, **STAGES["single pixel"])
+    sum(out.sum() for out in stage.run()).backward()
+    unreached = [name for name, leaf in stage.leaves().items() if name.startswith("block") and leaf.grad is None]
+    assert not unreached

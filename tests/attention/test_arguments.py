@@ -1,0 +1,197 @@
+"""Every argument acts or is refused; parameters are exactly those that the contract names."""
+
+import re
+
+import pytest
+import torch
+
+from mrla_mm import attention
+
+from .stages import CLASSES, SOFTMAX_AND_KERNEL, VARIANTS, build_blocks, random_maps, run
+
+PROJECTIONS = {"query.weight": (1, 1, 3), "key.weight": (1, 1, 3)}
+VALUE = {"value.weight": (24, 1, 3, 3)}
+SCALE = {"history_scale": (24,)}
+
+
+def shapes(module):
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ({}, PROJECTIONS | VALUE | SCALE),
+        ({"first_in_stage": True}, PROJECTIONS | VALUE | SCALE),
+        ({"previous": "output"}, PROJECTIONS | VALUE | SCALE),
+        ({"previous": "output", "first_in_stage": True}, PROJECTIONS | VALUE),
+        ({"previous": "none"}, PROJECTIONS | VALUE),
+        ({"learnable_lambda": False}, PROJECTIONS | VALUE),
+        ({"value": "identity"}, PROJECTIONS | SCALE),
+        ({"gated": False, "previous": "none"}, VALUE),
+        ({"kernel_size": 9}, {"query.weight": (1, 1, 9), "key.weight": (1, 1, 9)} | VALUE | SCALE),
+        ({"projection": "linear"}, {"query.weight": (24, 24), "key.weight": (24, 24)} | VALUE | SCALE),
+        ({"projection": "linear", "reduction": 4}, {"query.weight": (6, 24), "key.weight": (6, 24)} | VALUE | SCALE),
+    ],
+)
+def test_parameters_of_light(arguments, wanted):
+    module = attention.MRLALight(24, head_channels=8, **arguments)
+    assert shapes(module) == wanted
+    assert set(module.state_dict()) == set(wanted)
+
+
+@pytest.mark.parametrize("name", SOFTMAX_AND_KERNEL)
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ({}, PROJECTIONS | VALUE),
+        ({"first_in_stage": True}, PROJECTIONS | VALUE),
+        ({"value": "identity"}, PROJECTIONS),
+        ({"projection": "linear", "reduction": 2}, {"query.weight": (12, 24), "key.weight": (12, 24)} | VALUE),
+    ],
+)
+def test_parameters_of_the_other_classes(name, arguments, wanted):
+    assert shapes(getattr(attention, name)(24, head_channels=8, **arguments)) == wanted
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_head_channels_default_to_32(name):
+    """Told apart by what divides: 48 channels are three heads of 16, but no heads of 32."""
+    getattr(attention, name)(64)
+    with pytest.raises(ValueError, match="32"):
+        getattr(attention, name)(48)
+
+
+BAD = [
+    ({"head_channels": 10}, "24", "10"),
+    ({"head_channels": 48}, "24", "48"),
+    ({"head_channels": 0}, "0"),
+    ({"head_channels": -8}, "-8"),
+    ({"value": "conv"}, "conv"),
+    ({"projection": "mlp"}, "mlp"),
+    ({"kernel_size": 4}, "4"),
+    ({"kernel_size": 0}, "0"),
+    ({"kernel_size": -3}, "-3"),
+    ({"reduction": 2}, "reduction"),  # the 1D convolution keeps every channel
+    ({"projection": "linear", "kernel_size": 3}, "kernel_size"),  # a matrix has no kernel
+    ({"projection": "linear", "reduction": 3}, "3", "8"),  # 24 / 3 is whole, a head of 8 / 3 is not
+    ({"projection": "linear", "reduction": 0}, "0"),
+]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(("arguments", "named"), [(case[0], case[1:]) for case in BAD], ids=lambda value: str(value))
+def test_bad_arguments_are_named(name, arguments, named):
+    with pytest.raises(ValueError) as raised:
+        getattr(attention, name)(24, **({"head_channels": 8} | arguments))
+    for text in named:
+        assert re.search(rf"(?<![\w-]){re.escape(text)}(?!\w)", str(raised.value)), str(raised.value)
+
+
+def test_unknown_previous_is_named():
+    with pytest.raises(ValueError, match="earlier"):
+        attention.MRLALight(24, head_channels=8, previous="earlier")
+
+
+@pytest.mark.parametrize("name", SOFTMAX_AND_KERNEL)
+@pytest.mark.parametrize("argument", ["previous", "learnable_lambda", "gated"])
+def test_arguments_of_light_are_refused_by_the_other_classes(name, argument):
+    with pytest.raises((TypeError, ValueError), match=argument):
+        getattr(attention, name)(24, head_channels=8, **{argument: "none"})
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_unknown_and_positional_arguments_are_refused(name):
+    with pytest.raises(TypeError):
+        getattr(attention, name)(24, heads=3)
+    with pytest.raises(TypeError):
+        getattr(attention, name)(24, 8, True)
+
+
+def stage_of(name, arguments):
+    """Parameter shapes and, under one draw of the parameters, the last outputs of a stage; None where refused."""
+    torch.manual_seed(3)
+    xs, shortcuts = (random_maps(3, (2, 24, 3, 5)) for _ in range(2))
+    try:
+        blocks = build_blocks(name, 3, 24, **({"head_channels": 8} | arguments))
+    except ValueError:
+        return None
+    for block in blocks:
+        for parameter_name, parameter in block.named_parameters():
+            torch.manual_seed(len(parameter_name))
+            torch.nn.init.normal_(parameter)
+    with torch.no_grad():
+        return [shapes(block) for block in blocks], run(blocks, xs, shortcuts)
+
+
+def same(one, other):
+    return one[0] == other[0] and all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+COMMON = [
+    ({}, {"head_channels": 12}),
+    ({}, {"value": "identity"}),
+    ({}, {"projection": "linear"}),
+    ({}, {"kernel_size": 5}),
+    ({"projection": "linear"}, {"reduction": 2}),
+]
+OF_LIGHT = [
+    *COMMON,
+    ({}, {"previous": "output"}),
+    ({}, {"previous": "none"}),
+    ({}, {"learnable_lambda": False}),
+    ({}, {"gated": False}),
+    ({"previous": "output"}, {"learnable_lambda": False}),
+    ({"previous": "none"}, {"learnable_lambda": False}),
+    ({"gated": False}, {"kernel_size": 5}),
+    ({"gated": False}, {"projection": "linear"}),
+    ({"gated": False, "projection": "linear"}, {"reduction": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "change"),
+    [("MRLALight", *case) for case in OF_LIGHT] + [(name, *case) for name in SOFTMAX_AND_KERNEL for case in COMMON],
+    ids=lambda value: str(value),
+)
+def test_no_argument_is_silent(name, arguments, change):
+    """Each change alters parameters or outputs of a stage, or the combination is refused."""
+    before, after = stage_of(name, arguments), stage_of(name, arguments | change)
+    silent = before is not None and after is not None and same(before, after)
+    assert not silent
+
+
+def test_the_probe_for_silent_arguments_repeats_itself():
+    """Equal arguments give equal results: else the test above could not fail."""
+    assert same(stage_of("MRLALight", {}), stage_of("MRLALight", {"previous": "shortcut", "reduction": 1}))
+
+
+def test_first_in_stage_acts_on_the_last_output_mode():
+    with_scale, without = (
+        attention.MRLALight(24, head_channels=8, previous="output", first_in_stage=first) for first in (False, True)
+    )
+    assert set(shapes(with_scale)) - set(shapes(without)) == {"history_scale"}
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 3, 4), (2, 12, 3, 5), (1, 24, 3, 5), (2, 24, 1, 1)])
+def test_light_refuses_a_shortcut_of_another_shape(shape):
+    module = attention.MRLALight(24, head_channels=8)
+    with pytest.raises(ValueError):
+        module(torch.randn(2, 24, 3, 5), torch.randn(shape), None)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_input_of_another_width_is_refused(name):
+    module = getattr(attention, name)(24, head_channels=8)
+    x = torch.randn(2, 48, 3, 5)
+    with pytest.raises(ValueError, match="48"):
+        module(x, x, None)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parameters_are_finite_and_trainable_when_built(variant):
+    name, arguments = VARIANTS[variant]
+    module = getattr(attention, name)(24, head_channels=8, **arguments)
+    for parameter in module.parameters():
+        assert parameter.requires_grad
+        assert torch.isfinite(parameter).all()

@@ -1,0 +1,111 @@
+import importlib
+import pkgutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import mmcv
+import pytest
+from mmcv.utils.ext_loader import check_ops_exist, load_ext
+from mmengine.utils.dl_utils import mmcv_full_available
+
+from mrla_mm import compat
+from mrla_mm.compat.ext_ops import OPS
+
+ROOT = Path(__file__).parents[2]
+needs_stand_in = pytest.mark.skipif(not compat.ext.is_stand_in(), reason="compiled mmcv is installed")
+
+
+@needs_stand_in
+def test_an_unknown_op_raises_when_called_and_not_before():
+    ext = load_ext("_ext", ["carafe_forward", "nms"])
+    with pytest.raises(NotImplementedError, match="'carafe_forward'.*install an mmcv with compiled ops"):
+        ext.carafe_forward(1, masked=2)
+    assert ext.nms is OPS["nms"]
+
+
+@needs_stand_in
+def test_pythons_own_names_are_not_ops():
+    for name in ("__path__", "__file__", "__wrapped__"):
+        assert not hasattr(mmcv._ext, name)
+
+
+@needs_stand_in
+def test_hosts_still_see_that_no_compiled_ops_are_installed():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert not check_ops_exist() and not mmcv_full_available()
+    from mmcv.ops import get_compiler_version
+
+    assert "mrla_mm" in get_compiler_version()
+
+
+@needs_stand_in
+def test_installing_again_keeps_the_module():
+    before = sys.modules["mmcv._ext"], dict(vars(sys.modules["mmcv._ext"]))
+    compat.install()
+    assert sys.modules["mmcv._ext"] is before[0] and vars(before[0]) == before[1]
+
+
+def test_every_mmdet_model_and_mmcv_op_imports():
+    failed = {}
+    for package in ("mmcv.ops", "mmdet.models", "mmdet.datasets", "mmdet.evaluation"):
+        folder = importlib.import_module(package).__path__
+        for module in pkgutil.walk_packages(folder, package + "."):
+            try:
+                importlib.import_module(module.name)
+            except Exception as error:
+                failed[module.name] = repr(error)
+    assert not failed
+
+
+BESIDE_A_REAL_EXTENSION = """
+import importlib, pathlib, sys, types, mmcv
+root, folder = map(pathlib.Path, sys.argv[1:])
+mmcv.__path__.append(str(folder))
+sys.modules["mrla_mm"] = types.ModuleType("mrla_mm")  # without its __init__, which imports all of mmdet
+sys.modules["mrla_mm"].__path__ = [str(root / "mrla_mm")]
+from mrla_mm import compat
+
+(folder / "_ext.py").write_text("raise ImportError('undefined symbol')")
+compat.install()
+try:
+    import mmcv.ops
+except ImportError as error:
+    print(error)
+
+(folder / "_ext.py").write_text("def __getattr__(name):\\n    return lambda *a, **k: 'the real ' + name")
+importlib.invalidate_caches()
+compat.install()
+import mmcv.ops
+print(sys.modules["mmcv.ops.nms"].ext_module.nms(), compat.ext.is_stand_in())
+"""
+
+
+def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-B", "-c", BESIDE_A_REAL_EXTENSION, str(ROOT), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["undefined symbol", "the real nms False"]
+
+
+def test_without_mmcv_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", _raise(ModuleNotFoundError("No module named 'mmcv'", name="mmcv")))
+    with pytest.raises(ImportError, match="pip install mmcv-lite"):
+        compat.ext.install()
+
+
+def test_without_torchvision_only_the_ops_that_need_it_fail(monkeypatch):
+    from mrla_mm.compat.ext_ops import common
+
+    monkeypatch.setitem(sys.modules, "torchvision.ops", None)
+    with pytest.raises(RuntimeError, match="install the torchvision build that belongs to torch"):
+        common.torchvision_ops()
+
+
+def _raise(error):
+    def call(*args, **kwargs):
+        raise error
+
+    return call

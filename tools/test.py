@@ -1,0 +1,92 @@
+#!/usr/bin/env python
+"""Evaluate a checkpoint: `python tools/test.py CONFIG CHECKPOINT`."""
+
+import argparse
+import copy
+import sys
+
+from mmengine.evaluator import DumpResults
+
+import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
+from mrla_mm import cli
+from mrla_mm.errors import InputError
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="test.py", description="Evaluate a checkpoint.")
+    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser.add_argument("checkpoint", help="checkpoint file or URL")
+    parser.add_argument("--out", metavar="FILE.pkl", help="also write the raw predictions to this pickle file")
+    parser.add_argument("--show", action="store_true", help="show the predictions in a window")
+    parser.add_argument("--show-dir", help="write painted predictions to <work dir>/<timestamp>/SHOW_DIR")
+    parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
+    parser.add_argument("--tta", action="store_true", help="test-time augmentation")
+    cli.add_run_arguments(parser)
+    args = parser.parse_args(argv)
+    if args.out is not None and not args.out.endswith((".pkl", ".pickle")):
+        parser.error(f"--out: {args.out} must end in .pkl or .pickle")
+    return args
+
+
+def enable_visualization(cfg, args):
+    """Let the config's visualization hook paint every test image into a window or a folder."""
+    hook = cfg.get("default_hooks", {}).get("visualization")
+    if hook is None:
+        raise InputError("--show, --show-dir: the config has no default_hooks.visualization to draw with")
+    switch, folder = ("draw", "test_out_dir") if cfg.get("default_scope") == "mmdet" else ("enable", "out_dir")
+    hook.update({switch: True, "interval": 1, "show": args.show, "wait_time": args.wait_time})
+    if args.show_dir:
+        hook[folder] = args.show_dir
+
+
+def enable_tta(cfg):
+    """Wrap model and pipeline in test-time augmentation; detectors default to the image and its mirror image."""
+    dataset = cfg.test_dataloader.dataset
+    while "dataset" in dataset:
+        dataset = dataset.dataset
+    if cfg.get("default_scope") == "mmdet":
+        nms = dict(type="nms", iou_threshold=0.5)
+        cfg.setdefault("tta_model", dict(type="DetTTAModel", tta_cfg=dict(nms=nms, max_per_img=100)))
+        cfg.setdefault("tta_pipeline", flip_pipeline(dataset.pipeline))
+    if not {"tta_model", "tta_pipeline"} <= set(cfg):
+        raise InputError("--tta: the config defines no tta_model and tta_pipeline")
+    cfg.model = {**cfg.tta_model, "module": cfg.model}
+    dataset.pipeline = cfg.tta_pipeline
+
+
+def flip_pipeline(pipeline):
+    """Return a test pipeline whose last step, packing, runs on the image and on its mirror image."""
+    meta_keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor", "flip", "flip_direction")
+    flips = [dict(type="RandomFlip", prob=1.0), dict(type="RandomFlip", prob=0.0)]
+    packs = [dict(type="PackDetInputs", meta_keys=meta_keys)]
+    return [*copy.deepcopy(pipeline[:-1]), dict(type="TestTimeAug", transforms=[flips, packs])]
+
+
+def dump_metric(cfg, path):
+    """Return the metric that writes the raw predictions; mmdet's also packs masks into run lengths."""
+    if cfg.get("default_scope") == "mmdet":
+        from mmdet.evaluation import DumpDetResults
+
+        return DumpDetResults(out_file_path=path)
+    return DumpResults(out_file_path=path)
+
+
+def main(argv=None):
+    """Evaluate with the given command line."""
+    args = parse_args(argv)
+    cfg = cli.load_config(args)
+    cfg.load_from, cfg.resume = args.checkpoint, False
+    if args.show or args.show_dir:
+        enable_visualization(cfg, args)
+    cli.preflight(cfg, phases=("test",))
+    if args.tta:
+        enable_tta(cfg)
+    runner = cli.build_runner(cfg)
+    if args.out is not None:
+        runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
+    runner.test()
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
