@@ -15,7 +15,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 import mmcv
 import torch
 from mmdet.apis import inference_detector, init_detector
-from mmengine.runner.checkpoint import _load_checkpoint, get_state_dict
+from mmengine.runner import CheckpointLoader
 from pycocotools import mask as coco_mask
 
 from mrla_mm import cli
@@ -69,7 +69,8 @@ def load_detector(config, checkpoint, *, device):
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
     try:
-        found = get_state_dict(_load_checkpoint(checkpoint, map_location="cpu"))
+        found = CheckpointLoader.load_checkpoint(checkpoint, map_location="cpu", logger=None)
+        found = found.get("state_dict", found)
     except Exception as error:  # torch raises many kinds for a file that is no checkpoint
         raise InputError(f"checkpoint {checkpoint} cannot be read: {str(error).splitlines()[0]}") from error
     model = init_detector(config, checkpoint, device=device)

@@ -217,9 +217,7 @@ def main(argv=None):
         f"{os.path.relpath(checkpoint)} --out-dir work_dirs/demo"
     )
     if args.min_ap50 is not None and ap50 < args.min_ap50:
-        print(f"box AP50 {ap50:.3f} is below --min-ap50 {args.min_ap50}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(f"box AP50 {ap50:.3f} is below --min-ap50 {args.min_ap50}")
 
 
 if __name__ == "__main__":

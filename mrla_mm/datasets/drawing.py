@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-MIN_VISIBLE = 0.35  # the smallest part of a shape that later shapes may leave in sight
+MIN_VISIBLE = 0.6  # the smallest part of a shape that later shapes may leave in sight
 MIN_PIXELS = 24
-MIN_CONTRAST = 70.0  # distance in RGB between a shape and the mean colour of what it covers
+MIN_CONTRAST = 90.0  # distance in RGB between a shape and the mean colour of what it covers
 MAX_TURN = 0.35  # radians to either side
 _PLACEMENT_TRIES = 12
 
@@ -157,7 +157,7 @@ def _swarm(rng: np.random.Generator, height: int, width: int, *, name: str) -> n
 def _radii(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
     """Radii in pixels, largest first: small, medium and large shapes all occur, large ones more rarely."""
     bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * size
-    low, high = bands[rng.choice(3, count, p=[0.4, 0.35, 0.25])].T
+    low, high = bands[rng.choice(3, count, p=[0.4, 0.4, 0.2])].T
     return np.sort(low * (high / low) ** rng.random(count))[::-1]
 
 
@@ -182,13 +182,13 @@ def draw_scene(height: int, width: int, *, rng: np.random.Generator, crowd: bool
     Returns:
         tuple[np.ndarray, list[Instance]]: (H, W, 3) uint8 and the instances.
     """
-    canvas = _textured(rng, height, width, colour=rng.uniform(50, 205, 3), spread=45)
+    canvas = _textured(rng, height, width, colour=rng.uniform(50, 205, 3), spread=35)
     instances: list[Instance] = []
 
     def paint(label: int, mask: np.ndarray, *, is_crowd: bool) -> None:
         colour = _contrasting_colour(rng, canvas[mask].mean(0))
         rows, columns = extent(mask)
-        texture = _textured(rng, rows.stop - rows.start, columns.stop - columns.start, colour=colour, spread=20)
+        texture = _textured(rng, rows.stop - rows.start, columns.stop - columns.start, colour=colour, spread=15)
         canvas[mask] = texture[mask[rows, columns]]
         for old in instances:
             old.visible = old.visible & ~mask
@@ -197,7 +197,7 @@ def draw_scene(height: int, width: int, *, rng: np.random.Generator, crowd: bool
     if crowd:
         label = int(rng.integers(len(CLASSES)))
         paint(label, _swarm(rng, height, width, name=CLASSES[label]), is_crowd=True)
-    count = 0 if empty else int(rng.integers(3, 9))
+    count = 0 if empty else int(rng.integers(2, 8))
     for radius in _radii(rng, max(height, width), count):
         label = int(rng.integers(len(CLASSES)))
         # A shape that would bury another is moved; one that finds no place is left out.
