@@ -61,12 +61,12 @@ val_evaluator = dict(
 test_evaluator = val_evaluator
 
 max_epochs = 8
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=2)
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=1)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 optim_wrapper = dict(
     type="OptimWrapper",
-    optimizer=dict(type="AdamW", lr=1e-3, weight_decay=0.01),
+    optimizer=dict(type="AdamW", lr=7e-4, weight_decay=0.01),
     clip_grad=dict(max_norm=10.0),
 )
 param_scheduler = [

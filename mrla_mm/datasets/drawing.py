@@ -157,7 +157,7 @@ def _swarm(rng: np.random.Generator, height: int, width: int, *, name: str) -> n
 def _radii(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
     """Radii in pixels, largest first: small, medium and large shapes all occur, large ones more rarely."""
     bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * size
-    low, high = bands[rng.choice(3, count, p=[0.4, 0.4, 0.2])].T
+    low, high = bands[rng.choice(3, count, p=[0.45, 0.35, 0.2])].T
     return np.sort(low * (high / low) ** rng.random(count))[::-1]
 
 
