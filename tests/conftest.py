@@ -1,6 +1,8 @@
 """Shared by every test: the package comes first, so that mmdet finds its operators whatever a test imports."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 import mrla_mm  # noqa: F401
 
 torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
+ROOT = Path(__file__).parents[1]
 
 
 def write_coco(root, images=6, size=(96, 64), names=None):
@@ -57,3 +60,51 @@ def coco_root(tmp_path_factory):
 def make_coco(tmp_path):
     """Return `make(**kwargs)`, which writes a set of the test's own, free to be broken."""
     return lambda **kwargs: write_coco(tmp_path / "coco", **kwargs)
+
+
+def load_tool(name):
+    """Return a command line tool as a module."""
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def run_tool(capsys):
+    """Return `run(name, *argv)`, which runs a tool in this process: its exit code and what it wrote to stderr."""
+    from mmdet.visualization import DetLocalVisualizer
+    from mmengine.logging import MessageHub, MMLogger
+
+    from mrla_mm import cli
+
+    def run(name, *argv):
+        for shared in (DetLocalVisualizer, MessageHub, MMLogger):
+            shared._instance_dict.clear()  # a process is one run to mmengine: the next would log into its folder
+        capsys.readouterr()
+        code = cli.run(load_tool(name).main, [str(arg) for arg in argv])
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def tiny_options(config, root, *more):
+    """Return --cfg-options that shrink one of the detector configs to seconds on a CPU and point it at `root`."""
+    options = [
+        f"data_root={root}",
+        "model.backbone.depth=18",
+        "model.backbone.init_cfg=None",
+        "model.backbone.frozen_stages=-1",
+        "model.neck.in_channels=[64,128,256,512]",
+        "train_dataloader.dataset.pipeline.2.scale=(96,64)",
+        "default_hooks.logger.interval=1",
+        "param_scheduler.0.end=2",
+    ]
+    for phase in ("train", "val", "test"):
+        options += [f"{phase}_dataloader.num_workers=0", f"{phase}_dataloader.persistent_workers=False"]
+    for phase in ("val", "test"):
+        options.append(f"{phase}_dataloader.dataset.pipeline.1.scale=(96,64)")
+        # recall of class-blind boxes is above zero after a step or two, so that comparing figures means something
+        options.append(f"{phase}_evaluator.metric=[bbox,{'segm,' if 'mask' in config else ''}proposal]")
+    head = "model.test_cfg" if "retinanet" in config else "model.test_cfg.rcnn"
+    return [*options, f"{head}.score_thr=0.0", f"{head}.max_per_img=100", *more]

@@ -164,8 +164,8 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
     if missing := [name for name in classes if name not in labels]:
         warnings.warn(
             f"{ann_file} has no category for {len(missing)} of {len(classes)} classes: {shorten(missing)}. mmdet "
-            "numbers the classes that are there from 0, so names shown with predictions are shifted; add the categories to the "
-            "file (they may be without annotations) or drop these classes",
+            "numbers the classes that are there from 0, so names shown with predictions are shifted; add the "
+            "categories to the file (they may be without annotations) or drop these classes",
             stacklevel=2,
         )
     elif labels != list(classes):

@@ -21,8 +21,9 @@ def read_annotations(path: Path, *, needed: Sequence[str] = tuple(KEYS)) -> dict
     try:
         content = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
-        end = f"it ends at character {error.pos}: the file is cut off" if error.pos >= len(error.doc) - 1 else error
-        raise InputError(f"annotation file {path} is not valid JSON ({end}); copy or download it again") from None
+        cut_off = error.pos >= len(error.doc) - 1 or error.msg.startswith("Unterminated string")
+        reason = f"the file is cut off at character {len(error.doc)}" if cut_off else error
+        raise InputError(f"annotation file {path} is not valid JSON ({reason}); copy or download it again") from None
     except UnicodeDecodeError as error:
         raise InputError(f"annotation file {path} is not a text file ({error}); copy or download it again") from None
     if not isinstance(content, dict):

@@ -43,7 +43,8 @@ def check_images_exist(dataset: object, phase: str) -> None:
         missing = missing_images(leaf)
         if missing:
             raise InputError(
-                f"{phase} data: {len(missing)} of {len(leaf)} images listed in {leaf.ann_file} do not exist, first {', '.join(missing[:3])}; complete the image folder, correct data_prefix.img, or "
+                f"{phase} data: {len(missing)} of {len(leaf)} images listed in {leaf.ann_file} do not exist, "
+                f"first {', '.join(missing[:3])}; complete the image folder, correct data_prefix.img, or "
                 "drop them from the annotation file"
             )
 
@@ -59,12 +60,24 @@ def check_objects(dataset: object, phase: str) -> None:
             )
 
 
-def is_cut_off(path: str) -> bool:
-    """Whether a local JPEG or PNG file lacks its end marker."""
+def fault_of(path: str) -> str | None:
+    """Return what is wrong with an image file as far as its ends tell, or None; remote files are not looked at."""
+    if "://" in path:
+        return None
+    if not os.path.isfile(path):
+        return "it does not exist"
     with open(path, "rb") as file:
-        marker = END_MARKERS.get(file.read(2))
+        start = file.read(2)
         file.seek(max(0, os.path.getsize(path) - TAIL))
-        return marker is not None and marker not in file.read()
+        tail = file.read()
+    if not start:
+        return "the file is empty"
+    return "the file is cut off" if END_MARKERS.get(start, b"") not in tail else None
+
+
+def unreadable(path: str, reason: str) -> str:
+    """Return the message for an image that cannot be used."""
+    return f"image {path} cannot be read ({reason}); replace it, or drop it from the annotation file"
 
 
 class NamedImageErrors:
@@ -77,27 +90,19 @@ class NamedImageErrors:
         """Load the image of `results`.
 
         Raises:
-            InputError: it is missing, not an image, or cut off; decoders fill up the last kind without a word.
+            InputError: it is missing, no image, or cut off, which decoders may fill up without a word.
         """
         path = results["img_path"]
         try:
             loaded = self.load(results)
-            if os.path.isfile(path) and is_cut_off(path):
-                raise InputError("the file is cut off")
-        except InputError as error:
-            raise InputError(self.message(path, error)) from None
         except Exception as error:
-            raise InputError(self.message(path, error)) from error
+            raise InputError(unreadable(path, fault_of(path) or str(error))) from error
+        if fault := fault_of(path):
+            raise InputError(unreadable(path, fault))
         return loaded
 
     def __repr__(self) -> str:
         return repr(self.load)
-
-    @staticmethod
-    def message(path: str, error: Exception) -> str:
-        """Return what is wrong with a file, and the remedy."""
-        reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
-        return f"image {path} cannot be read ({reason}); replace it, or drop it from the annotation file"
 
 
 def name_image_errors(dataset: object) -> None:

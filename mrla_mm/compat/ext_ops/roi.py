@@ -4,11 +4,12 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
 
 MAX, AVG = range(2)  # mmcv's numbering
-CHUNK = 1 << 22  # values of the output handled at a time by the maximum, which bounds its memory
+CHUNK = 1 << 23  # values of the output handled at a time by the maximum, which bounds its memory
 
 
 def roi_align_forward(
@@ -27,8 +28,8 @@ def roi_align_forward(
     """Pool each RoI into ``output`` (K, C, aligned_height, aligned_width).
 
     ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the row and column of the
-    winning sample in its bin's grid, -1 in a bin without samples, whose output is 0. mmcv stores coordinates there,
-    which half precision would round; only :func:`roi_align_backward` reads them.
+    winning sample in its bin's grid, and the row -1 in a bin without samples, whose output is 0. mmcv stores
+    coordinates there, which half precision would round; only :func:`roi_align_backward` reads them.
 
     Args:
         input: (B, C, H, W).
@@ -51,10 +52,10 @@ def roi_align_forward(
         )
         output.copy_(pooled)
         return
-    cells = input.permute(0, 2, 3, 1)  # (B, H, W, C)
+    cells = input.permute(0, 2, 3, 1).to(dtype).contiguous()  # (B, H, W, C): a cell's channels are fetched together
     for part in _chunks(output):
         bins = _Bins.of(rois[part].to(dtype), output.shape[2:], spatial_scale, sampling_ratio, aligned)
-        best, best_y, best_x = _max_samples(cells, bins, dtype)
+        best, best_y, best_x = _max_samples(cells, bins)
         output[part], argmax_y[part], argmax_x[part] = (t.permute(0, 3, 1, 2) for t in (best, best_y, best_x))
 
 
@@ -141,33 +142,43 @@ def _sample(index: Tensor, start: Tensor, size: Tensor, grid: Tensor, bins: int)
     return start + (torch.arange(bins, device=start.device) + (index.to(start.dtype) + 0.5) / grid) * size
 
 
-def _max_samples(cells: Tensor, bins: _Bins, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _max_samples(cells: Tensor, bins: _Bins) -> tuple[Tensor, Tensor, Tensor]:
     """The largest sample of each bin and its row and column in the grid, each (K, PH, PW, C)."""
-    best = cells.new_full((len(bins.image), *bins.shape, cells.shape[3]), -torch.inf, dtype=dtype)
-    best_y = torch.full_like(best, -1, dtype=torch.int16)
-    best_x = best_y.clone()
-    for row in range(int(bins.grid_h.max())):
-        for column in range(int(bins.grid_w.max())):
-            active = ((bins.grid_h > row) & (bins.grid_w > column)).nonzero().squeeze(1)
-            some = bins.select(active)
-            y = some.sample_y(some.image.new_full((len(active), 1), row))  # (k, PH)
-            x = some.sample_x(some.image.new_full((len(active), 1), column))  # (k, PW)
-            value = _bilinear(cells, some.image, y, x, dtype)
-            better = value > best[active]
-            best[active] = torch.where(better, value, best[active])
-            best_y[active] = torch.where(better, row, best_y[active])
-            best_x[active] = torch.where(better, column, best_x[active])
-    return best.masked_fill_(best_y < 0, 0), best_y, best_x
+    best = cells.new_full((len(bins.image), *bins.shape, cells.shape[3]), -torch.inf)
+    winner = torch.full_like(best, -1, dtype=torch.int32)
+    rows, columns = int(bins.grid_h.max()), max(int(bins.grid_w.max()), 1)
+    for number in range(rows * columns):
+        row, column = divmod(number, columns)
+        active = ((bins.grid_h > row) & (bins.grid_w > column)).nonzero().squeeze(1)
+        if len(active) == 0:
+            continue
+        some = bins.select(active)
+        y = some.sample_y(some.image.new_full((len(active), 1), row))  # (k, PH)
+        x = some.sample_x(some.image.new_full((len(active), 1), column))  # (k, PW)
+        value, so_far = _bilinear(cells, some.image, y, x), best[active]
+        better = value > so_far
+        best[active] = torch.where(better, value, so_far)
+        winner[active] = torch.where(better, number, winner[active])
+    empty = winner < 0
+    return best.masked_fill_(empty, 0), (winner // columns).masked_fill_(empty, -1), winner.remainder(columns)
 
 
-def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     """The map at the grid of ``y`` (k, PH) and ``x`` (k, PW): (k, PH, PW, C)."""
-    value = 0
-    for cell_y, weight_y in _neighbours(y, cells.shape[1]):
-        for cell_x, weight_x in _neighbours(x, cells.shape[2]):
-            corner = cells[image.view(-1, 1, 1), cell_y.unsqueeze(2), cell_x.unsqueeze(1)].to(dtype)
-            value = value + corner * (weight_y.unsqueeze(2) * weight_x.unsqueeze(1)).unsqueeze(3)
-    return value
+    height, width, channels = cells.shape[1:]
+    cell_y, weight_y = map(torch.stack, zip(*_neighbours(y, height), strict=True))  # (2, k, PH)
+    cell_x, weight_x = map(torch.stack, zip(*_neighbours(x, width), strict=True))  # (2, k, PW)
+    line = image.view(-1, 1) * height + cell_y
+    index = line[:, None, :, :, None] * width + cell_x[None, :, :, None, :]  # (2, 2, k, PH, PW)
+    weight = weight_y[:, None, :, :, None] * weight_x[None, :, :, None, :]
+    # a weighted sum of four table rows: one pass, where arithmetic on the corners would take a dozen
+    value = embedding_bag(
+        index.view(4, -1).T.contiguous(),
+        cells.view(-1, channels),
+        per_sample_weights=weight.view(4, -1).T.contiguous(),
+        mode="sum",
+    )
+    return value.view(*index.shape[2:], channels)
 
 
 def _neighbours(position: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -1,0 +1,295 @@
+"""Arguments and config handling of the command line tools; nothing is trained here."""
+
+import os
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import HOOKS
+from torch.utils.data import default_collate
+
+from mrla_mm import __main__ as entry
+from mrla_mm import cli
+from mrla_mm.datasets import DatasetCheckHook
+from mrla_mm.errors import InputError
+
+from .conftest import ROOT, load_tool, tiny_options
+
+RETINANET = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    """Run in an empty folder, as a user of the installed package would."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+
+
+def parsed(*argv, tool="train"):
+    return load_tool(tool).parse_args([str(RETINANET), *map(str, argv)])
+
+
+def loaded(*argv, tool="train"):
+    return cli.load_config(parsed(*argv, tool=tool))
+
+
+def error_of(function, *args):
+    with pytest.raises(InputError) as caught:
+        function(*args)
+    return str(caught.value)
+
+
+def test_defaults():
+    """Without options the work directory is named after the config, and nothing is overridden."""
+    cfg = loaded()
+    assert cfg.work_dir == "work_dirs/retinanet_r50_mrla_light_1x"
+    assert cfg.launcher == "none" and os.environ["LOCAL_RANK"] == "0"
+    assert cfg.model == Config.fromfile(RETINANET).model
+
+
+def test_options_reach_the_config():
+    """Values are parsed, None too; the command line's work directory and rank win."""
+    cfg = loaded("--work-dir", "w", "--local-rank", 3, "--cfg-options", "model.backbone.init_cfg=None", "work_dir=v")
+    assert cfg.model.backbone.init_cfg is None and cfg.work_dir == "w" and os.environ["LOCAL_RANK"] == "3"
+    cfg = loaded("--local_rank", 1, "--cfg-options", "model.neck.in_channels=[1,2]", "optim_wrapper.optimizer.lr=0.5")
+    assert cfg.model.neck.in_channels == [1, 2] and cfg.optim_wrapper.optimizer.lr == 0.5
+    assert os.environ["LOCAL_RANK"] == "3", "torchrun's own value stays"
+
+
+def test_data_root_moves_everything_below_it():
+    """Data sets and evaluators follow data_root, also to a folder below the old one."""
+    cfg = loaded("--cfg-options", "data_root=data/coco/mini")
+    assert cfg.train_dataloader.dataset.data_root == cfg.test_dataloader.dataset.data_root == "data/coco/mini/"
+    assert (
+        cfg.val_evaluator.ann_file == cfg.test_evaluator.ann_file == "data/coco/mini/annotations/instances_val2017.json"
+    )
+
+
+@pytest.mark.parametrize(
+    "option, expected",
+    [
+        ("trian_cfg.max_epochs=1", "did you mean 'train_cfg'"),
+        ("backend_args=1", "already filled in"),
+        ("nonsense=1", "nothing reads a key 'nonsense'"),
+    ],
+)
+def test_options_without_effect_are_refused(option, expected):
+    """An override that nothing would read is refused."""
+    assert expected in error_of(loaded, "--cfg-options", option)
+
+
+@pytest.mark.parametrize("option", ["lonely", "a=(1,2"])
+def test_malformed_options_end_in_usage(option, capsys):
+    """What is not key=value ends in the usage message with code 2."""
+    with pytest.raises(SystemExit) as caught:
+        parsed("--cfg-options", option)
+    assert caught.value.code == 2 and "--cfg-options" in capsys.readouterr().err
+
+
+def test_config_names():
+    """Configs are found by path and among a package's packed ones; a misspelt one is answered with its neighbours."""
+    assert cli.locate_config("mrla_mm::retinanet_r50_mrla_light_1x.py").endswith(
+        ".mim/configs/retinanet_r50_mrla_light_1x.py"
+    )
+    assert "mask_rcnn_r50_mrla_light_1x.py" in error_of(cli.locate_config, "mrla_mm::mask_rcnn_r50_mrla_lihgt_1x.py")
+    assert "'nopackage' is not installed" in error_of(cli.locate_config, "nopackage::x.py")
+    assert "nowhere/x.py does not exist" in error_of(cli.locate_config, "nowhere/x.py")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="checks the refusal of --amp without a GPU")
+def test_amp_needs_a_gpu():
+    """--amp, or a config that asks for it, is refused before anything is built."""
+    cfg = loaded()
+    load_tool("train").enable_amp(cfg)
+    assert cfg.optim_wrapper.type == "AmpOptimWrapper" and cfg.optim_wrapper.loss_scale == "dynamic"
+    assert "drop --amp" in error_of(cli.preflight, cfg, ())
+
+
+def test_auto_scale_lr():
+    """The switch needs the batch size the learning rate is meant for."""
+    train, cfg = load_tool("train"), loaded("--cfg-options", "auto_scale_lr.enable=False")
+    train.enable_auto_scale_lr(cfg)
+    assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
+    assert "auto_scale_lr.base_batch_size" in error_of(train.enable_auto_scale_lr, Config())
+
+
+def save(path, age=0):
+    torch.save(dict(meta={}), path)
+    os.utime(path, (2e9 - age, 2e9 - age))
+    return path
+
+
+def test_resume_of_nothing_starts_from_scratch(capsys):
+    """Automatic resuming without a checkpoint says so, and keeps the weights to start from."""
+    cfg = loaded("--cfg-options", "load_from=start.pth")
+    load_tool("train").set_resume(cfg, "auto")
+    assert "starts from scratch" in capsys.readouterr().out
+    assert cfg.resume is False and cfg.load_from == "start.pth"
+
+
+def test_resume_takes_the_newest_whole_checkpoint(tmp_path):
+    """The recorded checkpoint is taken if it is whole, else the newest whole one: a kill may tear or lose a file."""
+    train, cfg = load_tool("train"), loaded("--work-dir", tmp_path)
+    save(tmp_path / "epoch_1.pth", age=20), save(tmp_path / "epoch_2.pth", age=10)
+    (tmp_path / "last_checkpoint").write_text(str(tmp_path / "epoch_1.pth"))
+    train.set_resume(cfg, "auto")
+    assert cfg.resume and cfg.load_from == str(tmp_path / "epoch_1.pth")
+    whole = save(tmp_path / "epoch_3.pth").read_bytes()
+    (tmp_path / "epoch_3.pth").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "last_checkpoint").write_text(str(tmp_path / "gone.pth"))
+    train.set_resume(cfg, "auto")
+    assert cfg.load_from == str(tmp_path / "epoch_2.pth")
+
+
+def test_resume_from_a_named_checkpoint(tmp_path):
+    """A named checkpoint is used, and must exist."""
+    train, cfg = load_tool("train"), loaded()
+    assert "gone.pth does not exist" in error_of(train.set_resume, cfg, "gone.pth")
+    train.set_resume(cfg, str(save(tmp_path / "x.pth")))
+    assert cfg.resume and cfg.load_from == str(tmp_path / "x.pth")
+    assert parsed("--resume").resume == "auto" and parsed("--resume", "x").resume == "x" and parsed().resume is None
+
+
+def test_visualization_options():
+    """--show and --show-dir set the keys of mmdet's hook, or of mmpretrain's in its scope."""
+    test, cfg = load_tool("test"), loaded()
+    test.enable_visualization(cfg, parsed("c.pth", "--show-dir", "vis", "--wait-time", 0.5, tool="test"))
+    hook = cfg.default_hooks.visualization
+    assert (hook.draw, hook.test_out_dir, hook.show, hook.wait_time) == (True, "vis", False, 0.5)
+    cls = Config(dict(default_scope="mmpretrain", default_hooks=dict(visualization=dict(type="VisualizationHook"))))
+    test.enable_visualization(cls, parsed("c.pth", "--show", "--show-dir", "vis", tool="test"))
+    assert (cls.default_hooks.visualization.enable, cls.default_hooks.visualization.out_dir) == (True, "vis")
+    assert "default_hooks.visualization" in error_of(test.enable_visualization, Config(), parsed("c", tool="test"))
+
+
+def test_tta():
+    """A config's own augmentation is used; a detector without gets the mirror image, a classifier is refused."""
+    test, cfg = load_tool("test"), loaded()
+    own = cfg.tta_pipeline
+    test.enable_tta(cfg)
+    assert cfg.model.type == "DetTTAModel" and cfg.model.module.type == "RetinaNet"
+    assert cfg.test_dataloader.dataset.pipeline == own
+    cfg = loaded()
+    cfg.pop("tta_pipeline"), cfg.pop("tta_model")
+    test.enable_tta(cfg)
+    *steps, last = cfg.test_dataloader.dataset.pipeline
+    assert [step["type"] for step in steps] == ["LoadImageFromFile", "Resize", "LoadAnnotations"]
+    assert [flip["prob"] for flip in last["transforms"][0]] == [1.0, 0.0]
+    cfg = Config(dict(default_scope="mmpretrain", test_dataloader=dict(dataset=dict(pipeline=[]))))
+    assert "tta_model" in error_of(test.enable_tta, cfg)
+
+
+def test_dump_file_must_be_a_pickle(capsys):
+    """--out with another suffix ends in the usage message."""
+    with pytest.raises(SystemExit):
+        parsed("c.pth", "--out", "x.json", tool="test")
+    assert "x.json must end in .pkl" in capsys.readouterr().err
+
+
+def test_run_reports_input_errors_alone(capsys):
+    """An InputError becomes one line and code 2, also out of a data loading worker; other errors pass."""
+    from torch.utils.data import DataLoader
+
+    class Broken:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            raise InputError(f"image {index}.jpg cannot be read")
+
+    def from_worker(argv):
+        list(DataLoader(Broken(), num_workers=1, collate_fn=default_collate))
+
+    assert cli.run(from_worker) == 2
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "error: image 0.jpg cannot be read"
+    with pytest.raises(KeyError):
+        cli.run(lambda argv: {}["x"])
+    assert cli.run(lambda argv: None) == 0
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (["model.backbone.layer_attention.type=MRLAHeavy"], "MRLAHeavy"),
+        (["model.backbone.layer_attention.head_channels=48"], "48"),
+        (["train_dataloader.dataset.ann_file=none.json"], "none.json does not exist"),
+        (["model.bbox_head.num_classes=3"], "model.bbox_head.num_classes=80"),
+        (
+            ["model.backbone.init_cfg.type=Pretrained", "model.backbone.init_cfg.checkpoint=w.pth"],
+            "weights w.pth do not exist",
+        ),
+    ],
+)
+def test_failures_of_a_run(options, expected, coco_root, run_tool):
+    """What is wrong with the model, the data or the weights ends the tool with one line before training starts."""
+    options = [*tiny_options("retinanet", coco_root), *options]
+    if options[-1].startswith("model.backbone.init_cfg"):
+        options.remove("model.backbone.init_cfg=None")
+    code, errors = run_tool("train", RETINANET, "--cfg-options", *options)
+    last = errors.strip().splitlines()[-1]
+    assert code == 2 and last.startswith("error: ") and expected in last
+    assert "Traceback" not in errors
+
+
+def test_unreadable_image_ends_a_run(make_coco, run_tool):
+    """With the hook, missing images end the run before training, and a cut-off one by its name during it."""
+    root = make_coco(images=2)
+    options = [*tiny_options("retinanet", root), "train_cfg.max_epochs=1"]
+    cfg = Config.fromfile(RETINANET)
+    cfg.custom_hooks = [dict(type="DatasetCheckHook")]
+    cfg.dump("with_hook.py")
+    image = root / "train2017/000001.jpg"
+    image.write_bytes(image.read_bytes()[:-500])
+    code, errors = run_tool("train", "with_hook.py", "--cfg-options", *options)
+    assert code == 2 and f"error: image {image} cannot be read (the file is cut off)" in errors
+    image.unlink()
+    code, errors = run_tool("train", "with_hook.py", "--cfg-options", *options)
+    assert code == 2 and "error: train data: 1 of 2 images" in errors and str(image) in errors
+
+
+def test_hook_is_registered_at_the_root():
+    """Configs of every scope find the hook by its bare name."""
+    assert HOOKS.get("DatasetCheckHook") is DatasetCheckHook
+
+
+def test_entry_point(capsys, monkeypatch):
+    """`python -m mrla_mm` runs packed tools with the remaining arguments and lists them otherwise."""
+    ran = []
+    monkeypatch.setattr(runpy, "run_path", lambda path, run_name: ran.append((path, run_name, sys.argv[1:])))
+    monkeypatch.setattr(sys, "argv", ["mrla_mm"])
+    entry.main(["train", "config.py", "--amp"])
+    (path, name, argv) = ran[0]
+    assert path.endswith(".mim/tools/train.py") and name == "__main__" and argv == ["config.py", "--amp"]
+    entry.main([])
+    assert "test, train" in capsys.readouterr().out
+    assert "there are: " in error_of(entry.main, ["trian"])
+
+
+@pytest.mark.parametrize("script, least", [("dist_train.sh", 2), ("dist_test.sh", 3), ("slurm_train.sh", 3)])
+def test_scripts_say_their_usage(script, least):
+    """Too few arguments end with the usage and code 2; the scripts are executable."""
+    short = ["x"] * (least - 1)
+    done = subprocess.run([ROOT / "tools" / script, *short], capture_output=True, text=True)
+    assert done.returncode == 2 and f"{script} " in done.stderr and "PYTHON" in done.stderr
+
+
+def test_slurm_script_calls_srun(tmp_path, monkeypatch):
+    """The Slurm script hands its options to srun and the rest to train.py, from any folder."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    srun.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "GPUS": "4",
+        "SRUN_ARGS": "--time 1:00 --quiet",
+    }
+    script = [ROOT / "tools/slurm_train.sh", "part", "job", "my config.py", "--amp"]
+    said = subprocess.run(script, capture_output=True, text=True, env=environment, check=True).stdout.splitlines()
+    assert said[:8] == ["--partition", "part", "--job-name", "job", "--gres", "gpu:4", "--ntasks", "4"]
+    rest = ["--time", "1:00", "--quiet", "python", "-u", str(ROOT / "tools/train.py"), "my config.py"]
+    assert said[-10:] == [*rest, "--launcher", "slurm", "--amp"]

@@ -1,0 +1,125 @@
+#!/usr/bin/env python
+"""Train several configs for a few hundred iterations, with and without --amp, and print what they cost.
+
+`python tools/check_training.py --data-root data/coco` runs the three R50 light configs and one base config at full
+size on a GPU, from scratch: it needs no pretrained weights. Each row says whether the loss fell and stayed finite,
+images per second and peak memory; the rows also go to OUT/report.json and OUT/report.md.
+"""
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT_CONFIGS = (
+    "retinanet_r50_mrla_light_1x",
+    "faster_rcnn_r50_mrla_light_1x",
+    "mask_rcnn_r50_mrla_light_1x",
+    "retinanet_r50_mrla_base_1x",
+)
+COLUMNS = ("config", "amp", "first loss", "last loss", "finite", "fell", "images/s", "peak MiB", "exit")
+
+# From scratch on few images: nothing may stay frozen, and batch statistics are needed.
+OVERRIDES = """_base_ = {base!r}
+model = dict(backbone=dict(init_cfg=None, frozen_stages=-1, norm_eval=False))
+train_cfg = dict(_delete_=True, type="IterBasedTrainLoop", max_iters={iters}, val_interval={iters} + 1)
+train_dataloader = dict(batch_size={batch}, sampler=dict(_delete_=True, type="InfiniteSampler"))
+default_hooks = dict(logger=dict(interval=10), checkpoint=dict(by_epoch=False, interval={iters}, max_keep_ckpts=1))
+log_processor = dict(by_epoch=False)
+val_dataloader = None
+val_evaluator = None
+val_cfg = None
+"""
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="check_training.py", description=__doc__.splitlines()[0])
+    parser.add_argument("configs", nargs="*", default=DEFAULT_CONFIGS, help="names in configs/, without .py")
+    parser.add_argument("--data-root", default="data/coco", help="folder in COCO's layout")
+    parser.add_argument("--iters", type=int, default=300)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/check_training"))
+    parser.add_argument("--only", choices=["fp32", "amp"], help="leave out the other precision (amp needs a GPU)")
+    parser.add_argument("--cfg-options", nargs="*", default=[], metavar="KEY=VALUE", help="passed on to train.py")
+    return parser.parse_args(argv)
+
+
+def train(name, amp, args):
+    """Train one config in a process of its own; return its row."""
+    work_dir = args.out / f"{name}_{'amp' if amp else 'fp32'}"
+    work_dir.mkdir(parents=True, exist_ok=True)
+    config = work_dir / "config.py"
+    base = str((ROOT / "configs" / f"{name}.py").resolve())
+    config.write_text(OVERRIDES.format(base=base, iters=args.iters, batch=args.batch_size), encoding="utf-8")
+    command = [sys.executable, str(ROOT / "tools/train.py"), str(config), "--work-dir", str(work_dir)]
+    command += ["--amp"] * amp + ["--cfg-options", f"data_root={args.data_root}", *args.cfg_options]
+    with open(work_dir / "console.log", "w", encoding="utf-8") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    return dict(config=name, amp=amp, exit=code, **summarise(work_dir, args.batch_size))
+
+
+def summarise(work_dir, batch_size):
+    """Read the newest log of a work directory: losses of the first and last tenth, speed without warm-up, memory."""
+    logs = sorted(work_dir.glob("*/vis_data/scalars.json"))
+    lines = [json.loads(line) for line in logs[-1].read_text().splitlines()] if logs else []
+    steps = [line for line in lines if "loss" in line]
+    if not steps:
+        return {}
+    tenth = max(1, len(steps) // 10)
+    first, last = (statistics.mean(s["loss"] for s in part) for part in (steps[:tenth], steps[-tenth:]))
+    settled = steps[len(steps) // 2 :]
+    return {
+        "first loss": round(first, 4),
+        "last loss": round(last, 4),
+        "finite": all(math.isfinite(s["loss"]) for s in steps),
+        "fell": last < first,
+        "images/s": round(batch_size / statistics.median(s["time"] for s in settled), 2),
+        "peak MiB": max((s.get("memory", 0) for s in steps), default=0) or None,
+    }
+
+
+def report(rows, args):
+    """Write the rows as JSON and Markdown beside the versions they were measured with; return the Markdown."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    packages = ("torch", "torchvision", "mmengine", "mmdet", "mrla_mm")
+    setting = dict(device=device, date=str(date.today()), iters=args.iters, batch_size=args.batch_size)
+    setting |= {package: version(package) for package in packages}
+    table = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
+    table += [" | ".join(str(row.get(column, "-")) for column in COLUMNS) for row in rows]
+    text = ", ".join(f"{key} {value}" for key, value in setting.items())
+    markdown = "\n".join([text, "", *(f"| {line} |" for line in table), ""])
+    (args.out / "report.json").write_text(json.dumps(dict(setting=setting, rows=rows), indent=2))
+    (args.out / "report.md").write_text(markdown)
+    return markdown
+
+
+def main(argv=None):
+    """Run every config in every precision; exit 1 unless all finished with a falling, finite loss."""
+    args = parse_args(argv)
+    precisions = [mode for mode in ("fp32", "amp") if args.only in (None, mode)]
+    if not torch.cuda.is_available() and "amp" in precisions:
+        print("no GPU: leaving out --amp")
+        precisions.remove("amp")
+    rows = []
+    for name in args.configs:
+        for precision in precisions:
+            print(f"training {name} in {precision}, {args.iters} iterations ...", flush=True)
+            rows.append(train(name, precision == "amp", args))
+            print("   ", rows[-1], flush=True)
+            markdown = report(rows, args)
+    print(markdown)
+    return 0 if all(row.get("finite") and row.get("fell") and row["exit"] == 0 for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
