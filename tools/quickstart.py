@@ -32,7 +32,8 @@ from mrla_mm.errors import InputError
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs/quickstart/fcos_r18_mrla_light_shapes.py"
 # What a newcomer wants to see of the tools' logs; the whole of them is in the log file of each step.
-SHOWN = re.compile(r"Epoch\((train|val|test)\)|Average Precision.*(IoU=0\.50:0\.95|IoU=0\.50 ).*area=   all|error:")
+PROGRESS = re.compile(r"Epoch\((train|val)\)|error:")
+SUMMARY = re.compile(r"Average (Precision|Recall)|error:")
 LOG_PREFIX = re.compile(r"^\S+ \S+ - mmengine - INFO - ")
 MAX_THREADS = 4  # a model this small gains nothing from more
 PICTURES = 12
@@ -75,8 +76,8 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
-def run_tool(arguments, log_file):
-    """Run a tool of this repository, showing its progress; its whole output goes to the log file.
+def run_tool(arguments, log_file, *, shown):
+    """Run a tool of this repository, showing the matching lines of its output; all of it goes to the log file.
 
     Raises:
         InputError: the tool failed; the end of its output has been printed.
@@ -96,7 +97,7 @@ def run_tool(arguments, log_file):
             for line in process.stdout:
                 log.write(line)
                 lines = [*lines[-40:], line]
-                if SHOWN.search(line):
+                if shown.search(line):
                     print("      " + LOG_PREFIX.sub("", line).rstrip(), flush=True)
         except KeyboardInterrupt:
             process.terminate()
@@ -136,6 +137,7 @@ def train(cfg, args, work_dir):
     run_tool(
         [str(ROOT / "tools/train.py"), str(config_file), "--work-dir", str(train_dir), "--resume", "auto"],
         work_dir / "train.log",
+        shown=PROGRESS,
     )
     state["checkpoint"] = str(Path((train_dir / "last_checkpoint").read_text().strip()).resolve())
     state_file.write_text(json.dumps(state))
@@ -155,6 +157,7 @@ def evaluate(work_dir, checkpoint):
             str(test_dir),
         ],
         work_dir / "test.log",
+        shown=SUMMARY,
     )
     (report,) = test_dir.glob("*/*.json")
     return json.loads(report.read_text().splitlines()[-1])
@@ -168,7 +171,7 @@ def draw(cfg, checkpoint, work_dir):
     folder = work_dir / "pictures"
     shutil.rmtree(folder, ignore_errors=True)
     pictures = write_gallery(model, dataset, folder, indices=range(min(PICTURES, len(dataset))), score_thr=0.5)
-    contact_sheet(pictures, work_dir / "gallery.png")
+    contact_sheet(pictures, work_dir / "gallery.png", width=960)
     plot_training_curves(training_logs(work_dir / "train"), work_dir / "curves.png")
 
 
@@ -221,4 +224,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    try:
+        sys.exit(cli.run(main))
+    except KeyboardInterrupt:
+        sys.exit("\ninterrupted: the same command resumes")

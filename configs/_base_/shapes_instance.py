@@ -55,9 +55,7 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(
-    type="CocoMetric", ann_file=data_root + "annotations/instances_val2017.json", metric=["bbox", "segm"]
-)
+val_evaluator = dict(type="CocoMetric", ann_file=data_root + "annotations/instances_val2017.json", metric="bbox")
 test_evaluator = val_evaluator
 
 max_epochs = 8

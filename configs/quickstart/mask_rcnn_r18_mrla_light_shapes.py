@@ -32,3 +32,5 @@ model = dict(
     ),
     test_cfg=dict(rpn=dict(nms_pre=300, max_per_img=100), rcnn=dict(max_per_img=50)),
 )
+val_evaluator = dict(metric=["bbox", "segm"])
+test_evaluator = val_evaluator

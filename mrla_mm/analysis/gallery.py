@@ -1,5 +1,6 @@
 """Pictures of detections: what a model finds, beside the ground truth."""
 
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def draw_detections(
         return canvas
     visualizer = DetLocalVisualizer(line_width=2, alpha=0.55, text_color=(255, 255, 255))
     visualizer.dataset_meta = meta
-    visualizer.add_datasample("", canvas, DetDataSample(gt_instances=instances), draw_pred=False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*out of bounds")  # objects may reach beyond the picture
+        visualizer.add_datasample("", canvas, DetDataSample(gt_instances=instances), draw_pred=False)
     return visualizer.get_image()
 
 
