@@ -13,7 +13,16 @@ from mmdet.visualization import DetLocalVisualizer
 from torch import nn
 
 MIN_SIDE = 512  # smaller pictures are enlarged by a whole factor, so that names and scores can be read
+MIN_FONT = 11
 _GAP = 8
+
+
+class LegibleVisualizer(DetLocalVisualizer):
+    """mmdet's visualizer with names of one size: its own halves them for all but the largest boxes."""
+
+    def draw_texts(self, texts, positions, *, font_sizes, **kwargs):
+        """Draw texts no smaller than `MIN_FONT`; arguments of mmengine's visualizer."""
+        return super().draw_texts(texts, positions, font_sizes=max(font_sizes, MIN_FONT), **kwargs)
 
 
 def draw_detections(
@@ -35,10 +44,10 @@ def draw_detections(
     if "scores" in instances:
         instances = instances[instances.scores >= score_thr]
     instances = _enlarge(instances.cpu(), factor)
-    canvas = np.ascontiguousarray(image.repeat(factor, 0).repeat(factor, 1))
+    canvas = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
     if len(instances) == 0:
         return canvas
-    visualizer = DetLocalVisualizer(line_width=2, alpha=0.55, text_color=(255, 255, 255))
+    visualizer = LegibleVisualizer(line_width=2, alpha=0.5, text_color=(255, 255, 255))
     visualizer.dataset_meta = meta
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*out of bounds")  # objects may reach beyond the picture
