@@ -5,7 +5,9 @@ Run it again and it keeps what is there; interrupt it and it resumes.
 """
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import os
 import re
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
@@ -208,7 +211,9 @@ def main(argv=None):
     steps.done(f"{args.num_val} pictures the training has not seen")
 
     steps.start("pictures and plots")
-    draw(cfg, checkpoint, work_dir)
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():  # what the libraries say while loading
+        warnings.simplefilter("ignore")
+        draw(cfg, checkpoint, work_dir)
     steps.done(f"{work_dir}/gallery.png, {work_dir}/pictures/, {work_dir}/curves.png")
 
     ap50 = metrics["coco/bbox_mAP_50"]
