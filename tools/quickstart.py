@@ -216,7 +216,7 @@ def main(argv=None):
         draw(cfg, checkpoint, work_dir)
     steps.done(f"{work_dir}/gallery.png, {work_dir}/pictures/, {work_dir}/curves.png")
 
-    ap50 = metrics["coco/bbox_mAP_50"]
+    ap50 = metrics.get("coco/bbox_mAP_50", 0.0)  # mmdet reports no metric when nothing at all was detected
     segm = f", mask AP50 {metrics['coco/segm_mAP_50']:.3f}" if "coco/segm_mAP_50" in metrics else ""
     print(f"\nbox AP50 {ap50:.3f}{segm} after {steps.seconds:.0f} s in all")
     print(f"look at    {work_dir}/gallery.png (ground truth | prediction) and {work_dir}/curves.png")
