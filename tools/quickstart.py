@@ -33,7 +33,7 @@ from mrla_mm.datasets.shapes import generate_shapes
 from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIG = ROOT / "configs/quickstart/fcos_r18_mrla_light_shapes.py"
+CONFIG = ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 # What a newcomer wants to see of the tools' logs; the whole of them is in the log file of each step.
 PROGRESS = re.compile(r"Epoch\((train|val)\)|error:")
 SUMMARY = re.compile(r"Average (Precision|Recall)|error:")

@@ -58,7 +58,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(type="CocoMetric", ann_file=data_root + "annotations/instances_val2017.json", metric="bbox")
 test_evaluator = val_evaluator
 
-max_epochs = 8
+max_epochs = 6
 train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=1)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
