@@ -173,7 +173,7 @@ def draw(cfg, checkpoint, work_dir):
     model = init_detector(cfg, str(checkpoint), device="cpu")
     folder = work_dir / "pictures"
     shutil.rmtree(folder, ignore_errors=True)
-    pictures = write_gallery(model, dataset, folder, indices=range(min(PICTURES, len(dataset))), score_thr=0.3)
+    pictures = write_gallery(model, dataset, folder, indices=range(min(PICTURES, len(dataset))), score_thr=0.5)
     contact_sheet(pictures, work_dir / "gallery.png", width=960)
     plot_training_curves(training_logs(work_dir / "train"), work_dir / "curves.png")
 
