@@ -1,61 +1,35 @@
 # The generated shapes data set, with a schedule and logging sized for two CPU cores.
-_base_ = ["mmdet::_base_/default_runtime.py", "./mrla_mm.py"]
+_base_ = [
+    "mmdet::_base_/datasets/coco_instance.py",
+    "mmdet::_base_/default_runtime.py",
+    "./mrla_mm.py",
+]
 
-dataset_type = "CocoDataset"
 data_root = "data/shapes/"
-metainfo = dict(
-    classes=("circle", "rectangle", "triangle", "star", "ring", "cross"),
-    palette=[(31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (227, 119, 194)],
+source = dict(
+    data_root=data_root,
+    metainfo=dict(
+        classes=("circle", "rectangle", "triangle", "star", "ring", "cross"),
+        palette=[(31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (227, 119, 194)],
+    ),
 )
-image_scale = (160, 160)
-
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
-    dict(type="Resize", scale=image_scale, keep_ratio=True),
+    dict(type="Resize", scale=(160, 160), keep_ratio=True),
     dict(type="RandomFlip", prob=0.5),
     dict(type="PackDetInputs"),
 ]
 test_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="Resize", scale=image_scale, keep_ratio=True),
+    dict(type="Resize", scale=(160, 160), keep_ratio=True),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
     dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
 ]
-train_dataloader = dict(
-    batch_size=4,
-    num_workers=1,
-    persistent_workers=True,
-    sampler=dict(type="DefaultSampler", shuffle=True),
-    batch_sampler=dict(type="AspectRatioBatchSampler"),
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        metainfo=metainfo,
-        ann_file="annotations/instances_train2017.json",
-        data_prefix=dict(img="train2017/"),
-        filter_cfg=dict(filter_empty_gt=True, min_size=0),
-        pipeline=train_pipeline,
-    ),
-)
-val_dataloader = dict(
-    batch_size=4,
-    num_workers=1,
-    persistent_workers=True,
-    drop_last=False,
-    sampler=dict(type="DefaultSampler", shuffle=False),
-    dataset=dict(
-        type=dataset_type,
-        data_root=data_root,
-        metainfo=metainfo,
-        ann_file="annotations/instances_val2017.json",
-        data_prefix=dict(img="val2017/"),
-        test_mode=True,
-        pipeline=test_pipeline,
-    ),
-)
+train_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline, **source))
+val_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=test_pipeline, **source))
 test_dataloader = val_dataloader
-val_evaluator = dict(type="CocoMetric", ann_file=data_root + "annotations/instances_val2017.json", metric="bbox")
+val_evaluator = dict(ann_file=data_root + "annotations/instances_val2017.json")
 test_evaluator = val_evaluator
 
 max_epochs = 6

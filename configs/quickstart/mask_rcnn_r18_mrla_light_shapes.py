@@ -1,4 +1,4 @@
-# Mask R-CNN on a narrow, three-stage MRLA-light ResNet-18, from scratch on the generated shapes: minutes on two CPU cores.
+# Mask R-CNN on a narrow, three-stage MRLA-light ResNet-18, from scratch on the generated shapes.
 _base_ = [
     "mmdet::_base_/models/mask-rcnn_r50_fpn.py",
     "../_base_/shapes_instance.py",
@@ -38,5 +38,3 @@ model = dict(
     ),
     test_cfg=dict(rpn=dict(nms_pre=200, max_per_img=100), rcnn=dict(max_per_img=50)),
 )
-val_evaluator = dict(metric=["bbox", "segm"])
-test_evaluator = val_evaluator

@@ -19,7 +19,7 @@ from mrla_mm.datasets.shapes import generate_shapes
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
-CLASSES = Config.fromfile(CONFIG).metainfo["classes"]
+CLASSES = Config.fromfile(CONFIG).test_dataloader.dataset.metainfo.classes
 
 
 @pytest.fixture(scope="module")
