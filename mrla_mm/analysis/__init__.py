@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What a training did and what a model finds: curves and pictures."""

@@ -1,0 +1,106 @@
+"""Plots of a training run from the scalars that mmengine logs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from mrla_mm.errors import InputError
+
+AP_LABELS = {"bbox_mAP": "box AP", "bbox_mAP_50": "box AP50", "segm_mAP": "mask AP", "segm_mAP_50": "mask AP50"}
+
+
+def training_logs(work_dir: str | Path) -> list[Path]:
+    """Scalar logs below a work directory, oldest first: each start or resumption of a run adds one."""
+    return sorted(Path(work_dir).glob("*/vis_data/scalars.json"))
+
+
+def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict]]:
+    """Training and validation records, each sorted by step; where logs overlap the later one counts.
+
+    Args:
+        json_logs: Files of one JSON object a line, oldest first.
+
+    Returns:
+        tuple: Records with a "loss" by iteration, and records with a "coco/..." metric by epoch.
+
+    Raises:
+        InputError: A file is missing, or none holds a training record.
+    """
+    train: dict[int, dict] = {}
+    val: dict[int, dict] = {}
+    for path in map(Path, json_logs):
+        if not path.is_file():
+            raise InputError(f"training log {path} does not exist")
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # the line that a killed run was writing
+            if "loss" in record:
+                train[record["step"]] = record
+            elif any(key.startswith("coco/") for key in record):
+                val[record["step"]] = record
+    if not train:
+        raise InputError(f"no training record in {[str(p) for p in json_logs]}: give mmengine's scalars.json files")
+    return [train[step] for step in sorted(train)], [val[step] for step in sorted(val)]
+
+
+def plot_training_curves(json_logs: Sequence[str | Path], out_file: str | Path) -> Path:
+    """Draw loss terms, learning rate and validation AP of a run.
+
+    Args:
+        json_logs: mmengine's scalars.json files of the run, oldest first.
+        out_file: Picture to write; its folder is made.
+
+    Returns:
+        Path: `out_file`.
+
+    Raises:
+        InputError: From `read_scalars`.
+    """
+    train, val = read_scalars(json_logs)
+    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(13, 4.2), layout="constrained")
+        losses, rate, precision = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1.2])
+        _plot_losses(losses, train)
+        rate.plot([r["step"] for r in train], [r["lr"] for r in train], color="tab:gray")
+        rate.set(title="learning rate", xlabel="iteration", ylim=(0, None))
+        rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        _plot_precision(precision, val)
+        out_file = Path(out_file)
+        out_file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out_file, dpi=120)
+    return out_file
+
+
+def _plot_losses(axes, train: list[dict]) -> None:
+    steps = [r["step"] for r in train]
+    terms = sorted({key for r in train for key in r if key.startswith("loss_")})
+    for term in terms:
+        axes.plot(steps, [r.get(term, np.nan) for r in train], linewidth=1, alpha=0.8, label=term)
+    total = np.array([r["loss"] for r in train], float)
+    axes.plot(steps, total, color="black", linewidth=1.8, label="loss (sum)")
+    axes.set(title="training loss", xlabel="iteration", yscale="log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _plot_precision(axes, val: list[dict]) -> None:
+    axes.set(title="validation", xlabel="epoch", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    for metric, label in AP_LABELS.items():
+        points = [(r["step"], r[f"coco/{metric}"]) for r in val if f"coco/{metric}" in r]
+        if not points:
+            continue
+        kind, threshold = metric.split("_")[0], metric.endswith("50")
+        colour = {"bbox": "tab:blue", "segm": "tab:orange"}[kind]
+        axes.plot(*zip(*points, strict=True), "o-" if threshold else "o--", color=colour, markersize=4, label=label)
+        axes.annotate(f"{points[-1][1]:.2f}", points[-1], xytext=(4, 4), textcoords="offset points", color=colour)
+    if axes.lines:
+        axes.legend(loc="upper left", fontsize=8, frameon=False)
+    else:
+        axes.text(0.5, 0.5, "no validation yet", ha="center", transform=axes.transAxes)

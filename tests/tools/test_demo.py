@@ -1,0 +1,118 @@
+"""The demo's pictures and JSON, and what it says when it cannot work."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmdet.apis import inference_detector, init_detector
+from mmdet.registry import MODELS
+from mmengine.config import Config
+from mmengine.registry import init_default_scope
+from pycocotools import mask as coco_mask
+
+from mrla_mm import cli
+from mrla_mm.datasets.shapes import generate_shapes
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIG = REPOSITORY / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
+CLASSES = Config.fromfile(CONFIG).test_dataloader.dataset.metainfo.classes
+
+
+@pytest.fixture(scope="module")
+def demo():
+    spec = importlib.util.spec_from_file_location("demo_tool", REPOSITORY / "tools/demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda *arguments: cli.run(module.main, [str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Weights of an untrained detector with an even classifier: several classes above 0.1, none certain."""
+    init_default_scope("mmdet")
+    torch.manual_seed(0)
+    cfg = Config.fromfile(CONFIG)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    torch.nn.init.normal_(model.roi_head.bbox_head.fc_cls.weight, std=1e-5)
+    path = tmp_path_factory.mktemp("weights") / "untrained.pth"
+    torch.save({"state_dict": model.state_dict(), "meta": {"dataset_meta": {"classes": CLASSES}}}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    root = tmp_path_factory.mktemp("shapes") / "set"
+    generate_shapes(root, num_train=1, num_val=2, size=96)
+    return root / "val2017"
+
+
+def test_a_folder_gives_a_picture_of_each_and_one_json(demo, checkpoint, images, tmp_path):
+    assert demo(images, CONFIG, checkpoint, "--out-dir", tmp_path, "--score-thr", 0.1, "--device", "cpu") == 0
+    results = json.loads((tmp_path / "predictions.json").read_text())
+    assert [each["image"] for each in results] == sorted(path.name for path in images.iterdir())
+    model = init_detector(str(CONFIG), str(checkpoint), device="cpu")
+    for result in results:
+        original = cv2.imread(str(images / result["image"]))
+        assert original.shape[:2] == (result["height"], result["width"])
+        drawn = cv2.imread(str(tmp_path / result["image"].replace(".jpg", ".png")))
+        plain = cv2.resize(original, drawn.shape[1::-1], interpolation=cv2.INTER_CUBIC)
+        changed = (np.abs(drawn.astype(int) - plain).max(-1) > 30).mean()
+        assert changed > 0.02
+        expected = inference_detector(model, str(images / result["image"])).pred_instances
+        expected = expected[expected.scores >= 0.1]
+        assert len(result["detections"]) == len(expected) > 0
+        for index, found in enumerate(result["detections"]):
+            assert found["class"] == CLASSES[found["label"]] == CLASSES[expected.labels[index]]
+            assert found["score"] == pytest.approx(float(expected.scores[index]), abs=1e-3)
+            assert found["bbox"] == pytest.approx(expected.bboxes[index].tolist(), abs=0.02)
+            mask = coco_mask.decode(found["mask"])
+            np.testing.assert_array_equal(mask.astype(bool), expected.masks[index].numpy())
+
+
+def test_a_single_image_and_a_threshold_that_nothing_reaches(demo, checkpoint, images, tmp_path):
+    image = next(images.iterdir())
+    assert demo(image, CONFIG, checkpoint, "--out-dir", tmp_path, "--score-thr", 0.99) == 0
+    (result,) = json.loads((tmp_path / "predictions.json").read_text())
+    assert result["detections"] == []
+    drawn, original = cv2.imread(str(tmp_path / f"{image.stem}.png")), cv2.imread(str(image))
+    np.testing.assert_array_equal(drawn, cv2.resize(original, drawn.shape[1::-1], interpolation=cv2.INTER_CUBIC))
+
+
+def test_an_unreadable_image_is_named_and_the_others_are_kept(demo, checkpoint, images, tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    good = next(images.iterdir())
+    (folder / "good.jpg").write_bytes(good.read_bytes())
+    assert demo(folder, CONFIG, checkpoint, "--out-dir", tmp_path / "out") == 2
+    assert "broken.jpg" in capsys.readouterr().err
+    assert [each["image"] for each in json.loads((tmp_path / "out/predictions.json").read_text())] == ["good.jpg"]
+
+
+def test_wrong_arguments_end_with_one_message(demo, checkpoint, images, tmp_path, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    torn = tmp_path / "torn.pth"
+    torn.write_bytes(checkpoint.read_bytes()[:1000])
+    other = tmp_path / "other.pth"
+    torch.save({"state_dict": {"head.weight": torch.zeros(3)}}, other)
+    cases = [
+        ((tmp_path / "nothing", CONFIG, checkpoint), "nothing does not exist"),
+        ((empty, CONFIG, checkpoint), "holds no image"),
+        ((images, tmp_path / "no.py", checkpoint), "no.py does not exist"),
+        ((images, CONFIG, tmp_path / "no.pth"), "no.pth does not exist"),
+        ((images, CONFIG, torn), "torn.pth cannot be read"),
+        ((images, CONFIG, other), "does not fit the model"),
+        ((images, CONFIG, checkpoint, "--score-thr", "2"), "--score-thr 2"),
+        ((images, CONFIG, checkpoint, "--device", "cuda:99"), "--device cuda:99 cannot be used"),
+    ]
+    for arguments, message in cases:
+        assert demo(*arguments, "--out-dir", tmp_path / "out") == 2, arguments
+        printed = capsys.readouterr().err
+        assert message in printed
+        assert "Traceback" not in printed

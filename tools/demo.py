@@ -1,0 +1,137 @@
+#!/usr/bin/env python
+"""Detect objects in pictures: `python tools/demo.py INPUT CONFIG CHECKPOINT`, INPUT an image or a folder of images.
+
+Writes each picture with its boxes, masks, class names and scores, and predictions.json with all of them as numbers.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
+
+# isort: split
+import mmcv
+import torch
+from mmdet.apis import inference_detector, init_detector
+from mmengine.runner import CheckpointLoader
+from pycocotools import mask as coco_mask
+
+from mrla_mm import cli
+from mrla_mm.analysis.gallery import draw_detections
+from mrla_mm.errors import InputError
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="demo.py", description="Detect objects in an image or a folder of images.")
+    parser.add_argument("input", help="image file, or folder of images")
+    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser.add_argument("checkpoint", help="checkpoint file")
+    parser.add_argument("--out-dir", default="work_dirs/demo", help="folder for pictures and predictions.json")
+    parser.add_argument("--score-thr", type=float, default=0.3, help="leave out detections that score lower")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    return parser.parse_args(argv)
+
+
+def find_images(source):
+    """Return the image files that the user means, in order of their names.
+
+    Raises:
+        InputError: there is no such file or folder, or the folder holds no image.
+    """
+    source = Path(source)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise InputError(f"input {source} does not exist: give an image file or a folder of images")
+    images = sorted(path for path in source.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    if not images:
+        raise InputError(f"folder {source} holds no image: {', '.join(IMAGE_SUFFIXES)} files are looked for")
+    return images
+
+
+def load_detector(config, checkpoint, *, device):
+    """Return the detector with its weights.
+
+    Raises:
+        InputError: config or checkpoint is missing, or the checkpoint holds other weights than the config's model.
+    """
+    config = cli.locate_config(config)
+    if not Path(checkpoint).is_file():
+        raise InputError(f"checkpoint {checkpoint} does not exist: give a .pth file that tools/train.py wrote")
+    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+    try:
+        found = CheckpointLoader.load_checkpoint(checkpoint, map_location="cpu", logger=None)
+        found = found.get("state_dict", found)
+    except Exception as error:  # torch raises many kinds for a file that is no checkpoint
+        raise InputError(f"checkpoint {checkpoint} cannot be read: {str(error).splitlines()[0]}") from error
+    model = init_detector(config, checkpoint, device=device)
+    unmatched = [
+        key for key, value in model.state_dict().items() if key not in found or found[key].shape != value.shape
+    ]
+    if unmatched:
+        raise InputError(
+            f"checkpoint {checkpoint} does not fit the model of {config}: {len(unmatched)} of "
+            f"{len(model.state_dict())} tensors are missing or of another shape, the first is {unmatched[0]}; "
+            "give the config that it was trained with"
+        )
+    return model
+
+
+def as_records(instances, classes):
+    """Return detections as plain numbers: boxes [x1, y1, x2, y2] in pixels, masks as compressed COCO RLE."""
+    records = []
+    for index in range(len(instances)):
+        label = int(instances.labels[index])
+        record = {
+            "label": label,
+            "class": classes[label],
+            "score": round(float(instances.scores[index]), 4),
+            "bbox": [round(value, 2) for value in instances.bboxes[index].tolist()],
+        }
+        if "masks" in instances:
+            rle = coco_mask.encode(instances.masks[index].numpy().astype("uint8", order="F"))
+            record["mask"] = {"size": [int(side) for side in rle["size"]], "counts": rle["counts"].decode()}
+        records.append(record)
+    return records
+
+
+def main(argv=None):
+    """Run the detector over the input."""
+    args = parse_args(argv)
+    if not 0 <= args.score_thr <= 1:
+        raise InputError(f"--score-thr {args.score_thr}: give a number from 0 to 1")
+    images = find_images(args.input)
+    model = load_detector(args.config, args.checkpoint, device=args.device)
+    out_dir = Path(args.out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    results, unreadable = [], []
+    for number, path in enumerate(images, 1):
+        image = mmcv.imread(str(path))
+        if image is None:
+            unreadable.append(str(path))
+            continue
+        instances = inference_detector(model, image).pred_instances.cpu()
+        instances = instances[instances.scores >= args.score_thr]
+        picture = draw_detections(image[..., ::-1], instances, meta=model.dataset_meta, score_thr=args.score_thr)
+        mmcv.imwrite(picture[..., ::-1], str(out_dir / f"{path.stem}.png"))
+        height, width = image.shape[:2]
+        detections = as_records(instances, model.dataset_meta["classes"])
+        results.append({"image": path.name, "width": width, "height": height, "detections": detections})
+        print(f"[{number}/{len(images)}] {path.name}: {len(detections)} detections", flush=True)
+    (out_dir / "predictions.json").write_text(json.dumps(results, indent=1))
+    print(f"pictures and predictions.json are in {out_dir}")
+    if unreadable:
+        raise InputError(f"{len(unreadable)} of {len(images)} images cannot be read: {', '.join(unreadable)}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
