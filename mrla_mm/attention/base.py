@@ -47,7 +47,7 @@ class LayerAttention(nn.Module):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        if head_channels < 1 or channels % head_channels:
+        if not (isinstance(head_channels, int) and 1 <= head_channels <= channels) or channels % head_channels:
             raise InputError(
                 f"channels={channels} cannot be cut into heads of head_channels={head_channels}; "
                 f"choose a divisor of {channels}"

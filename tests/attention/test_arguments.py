@@ -67,6 +67,7 @@ BAD = [
     ({"head_channels": 48}, "24", "48"),
     ({"head_channels": 0}, "0"),
     ({"head_channels": -8}, "-8"),
+    ({"head_channels": 1.5}, "1.5"),
     ({"value": "conv"}, "conv"),
     ({"projection": "mlp"}, "mlp"),
     ({"kernel_size": 4}, "4"),
