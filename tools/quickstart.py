@@ -228,9 +228,7 @@ def main(argv=None):
     print(f"\nbox AP50 {ap50:.3f}{segm} after {steps.seconds:.0f} s in all")
     print(f"look at    {work_dir}/gallery.png (ground truth | prediction) and {work_dir}/curves.png")
     demo, weights = (os.path.relpath(path) for path in (ROOT / "tools/demo.py", checkpoint))
-    print(
-        f"try next   {sys.executable} {demo} {args.data}/val2017 {work_dir}/config.py {weights} --out-dir work_dirs/demo"
-    )
+    print(f"try next   {sys.executable} {demo} {args.data}/val2017 {work_dir}/config.py {weights}")
     if args.min_ap50 is not None and ap50 < args.min_ap50:
         sys.exit(f"box AP50 {ap50:.3f} is below --min-ap50 {args.min_ap50}")
 
