@@ -31,7 +31,7 @@ def command(tool, *argv):
 
 
 def run_command(*argv, cwd):
-    return subprocess.run([*map(str, argv)], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run([*map(str, argv)], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=1200)
 
 
 def scalars(work_dir):
