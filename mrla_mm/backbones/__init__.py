@@ -2,6 +2,6 @@
 
 from mrla_mm.backbones.layer_decay import LayerDecayOptimWrapperConstructor
 from mrla_mm.backbones.resnet import MRLAResNet
-from mrla_mm.backbones.vit import MRLAViT
+from mrla_mm.backbones.vit import MRLAViT, ViT
 
-__all__ = ["LayerDecayOptimWrapperConstructor", "MRLAResNet", "MRLAViT"]
+__all__ = ["LayerDecayOptimWrapperConstructor", "MRLAResNet", "MRLAViT", "ViT"]

@@ -1,4 +1,4 @@
-"""Vision transformer (DeiT) with layer attention after every block, on mmpretrain's VisionTransformer."""
+"""Vision transformer (DeiT), plain and with layer attention after every block, on mmpretrain's VisionTransformer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,7 +6,7 @@ from itertools import accumulate
 import torch
 from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
-from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer, VisionTransformer
+from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
@@ -67,20 +67,16 @@ def check_out_indices(out_indices: int | Sequence[int], depth: int) -> list[int]
 
 
 @MODELS.register_module()
-class MRLAViT(VisionTransformer):
-    """Vision transformer whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
+class ViT(VisionTransformer):
+    """Plain vision transformer with what mmpretrain's lacks: distillation token, checkpointing and frozen blocks.
 
-    Takes every argument of mmpretrain's ``VisionTransformer`` and images of any size and aspect, the positional
-    embedding interpolated to their grid. The drop path of a block, its checkpointing and its freezing cover its layer
-    attention. For detection put out maps (B, C, H, W) with ``out_type="featmap"``.
+    Takes images of any size and aspect, the positional embedding interpolated to their grid. For detection put out
+    maps (B, C, H, W) with ``out_type="featmap"``. Weights of mmpretrain's ``VisionTransformer`` load.
 
     Args:
         arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with `embed_dims`,
             `num_layers`, `num_heads` and `feedforward_channels`.
-        layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=16)`` by default.
-        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage.
         with_dist_token: have DeiT's distillation token behind the class token; "cls_token" then puts out both.
-        zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep their meaning.
         with_cp: recompute each block in the backward pass instead of keeping what it saw.
         frozen_stages: freeze the embedding and this many blocks; at 0 the embedding alone, at -1 nothing.
         out_indices: blocks whose output to put out, ascending; negative ones count from the end.
@@ -88,33 +84,19 @@ class MRLAViT(VisionTransformer):
 
     Raises:
         InputError: for a value that cannot work, naming it.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import MRLAViT
-        >>> backbone = MRLAViT("deit-tiny", out_type="featmap", out_indices=(3, 7, 11)).eval()
-        >>> for level in backbone(torch.rand(1, 3, 96, 160)):
-        ...     print(tuple(level.shape))
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
     """
 
     def __init__(
         self,
         arch: str | dict,
-        layer_attention: dict | None = None,
         *,
-        stage_blocks: int | Sequence[int] = 4,
         with_dist_token: bool = False,
-        zero_init_attention: bool = True,
         with_cp: bool = False,
         frozen_stages: int = -1,
         out_indices: int | Sequence[int] = -1,
         **kwargs: object,
     ) -> None:
         depth = check_arch(arch, self.arch_zoo)["num_layers"]
-        self.starts = stage_starts(stage_blocks, depth)
         if not -1 <= frozen_stages <= depth:
             raise InputError(f"frozen_stages={frozen_stages} must be between -1 and the model's {depth} blocks")
         if with_dist_token:
@@ -124,15 +106,6 @@ class MRLAViT(VisionTransformer):
         super().__init__(arch, out_indices=check_out_indices(out_indices, depth), **kwargs)
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
         self.with_cp = with_cp
-        for index, layer in enumerate(self.layers):
-            layer.mrla = TokenAttentionResidual(
-                layer_attention or dict(type="MRLALight", head_channels=16),
-                self.embed_dims,
-                extra_tokens=self.num_extra_tokens,
-                drop_path=float(layer.attn.out_drop.drop_prob),
-                zero_init=zero_init_attention,
-                first_in_stage=index in self.starts,
-            )
         self.frozen_stages = frozen_stages
         self._freeze_stages()
 
@@ -148,9 +121,11 @@ class MRLAViT(VisionTransformer):
         """
         x, grid = self.embed(x)
         memory, outs = None, []
-        for index, layer in enumerate(self.layers):
-            memory = None if index in self.starts else memory
-            x, memory = self.run_block(layer, x, memory, grid)
+        for index in range(self.num_layers):
+            if self.with_cp and is_grad_enabled():
+                x, memory = checkpoint(self.run_block, index, x, memory, grid, use_reentrant=False)
+            else:
+                x, memory = self.run_block(index, x, memory, grid)
             if self.final_norm and index == self.num_layers - 1:
                 x = self.ln1(x)
             if index in self.out_indices:
@@ -173,17 +148,9 @@ class MRLAViT(VisionTransformer):
         )
         return self.pre_norm(self.drop_after_pos(x + positions)), grid
 
-    def run_block(
-        self, layer: TransformerEncoderLayer, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
-        """Run a block and its layer attention on tokens (B, E + H * W, C), checkpointed if so asked."""
-
-        def step(x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-            return layer.mrla(layer(x), x, memory, grid=grid)
-
-        if self.with_cp and is_grad_enabled():
-            return checkpoint(step, x, memory, use_reentrant=False)
-        return step(x, memory)
+    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+        """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
+        return self.layers[index](x), None
 
     def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:
@@ -205,7 +172,7 @@ class MRLAViT(VisionTransformer):
         if self.dist_token is not None:
             self.dist_token.requires_grad = False
 
-    def train(self, mode: bool = True) -> "MRLAViT":
+    def train(self, mode: bool = True) -> "ViT":
         """Switch mode, frozen blocks staying in eval mode, and return the module, which mmpretrain's does not."""
         super().train(mode)
         self._freeze_stages()
@@ -219,3 +186,59 @@ class MRLAViT(VisionTransformer):
         if param_name == f"{prefix}dist_token":
             param_name = f"{prefix}cls_token"
         return super().get_layer_depth(param_name, prefix)
+
+
+@MODELS.register_module()
+class MRLAViT(ViT):
+    """Vision transformer whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
+
+    The drop path of a block, its checkpointing and its freezing cover its layer attention (Algorithms 2 and 4).
+
+    Args:
+        arch: see `ViT`.
+        layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=16)`` by default.
+        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage.
+        zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep their meaning.
+        **kwargs: those of `ViT`.
+
+    Raises:
+        InputError: for a value that cannot work, naming it.
+
+    Example:
+        >>> import torch
+        >>> from mrla_mm.backbones import MRLAViT
+        >>> backbone = MRLAViT("deit-tiny", out_type="featmap", out_indices=(3, 7, 11)).eval()
+        >>> for level in backbone(torch.rand(1, 3, 96, 160)):
+        ...     print(tuple(level.shape))
+        (1, 192, 6, 10)
+        (1, 192, 6, 10)
+        (1, 192, 6, 10)
+    """
+
+    def __init__(
+        self,
+        arch: str | dict,
+        layer_attention: dict | None = None,
+        *,
+        stage_blocks: int | Sequence[int] = 4,
+        zero_init_attention: bool = True,
+        **kwargs: object,
+    ) -> None:
+        super().__init__(arch, **kwargs)
+        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=16)
+        self.starts = stage_starts(stage_blocks, self.num_layers)
+        for index, layer in enumerate(self.layers):
+            layer.mrla = TokenAttentionResidual(
+                self.layer_attention,
+                self.embed_dims,
+                extra_tokens=self.num_extra_tokens,
+                drop_path=float(layer.attn.out_drop.drop_prob),
+                zero_init=zero_init_attention,
+                first_in_stage=index in self.starts,
+            )
+        self._freeze_stages()
+
+    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+        """Run a block and its layer attention on tokens (B, E + H * W, C); the memory is reset where a stage starts."""
+        layer = self.layers[index]
+        return layer.mrla(layer(x), x, None if index in self.starts else memory, grid=grid)

@@ -7,7 +7,7 @@ from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransf
 from torch import nn
 
 from mrla_mm.attention import TokenAttentionResidual
-from mrla_mm.backbones import MRLAViT
+from mrla_mm.backbones import MRLAViT, ViT
 from mrla_mm.errors import InputError
 
 TINY = dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=48)
@@ -60,7 +60,7 @@ def test_parameters_with_a_1000_class_head(arch, variant, expected):
     """MRLA-base lacks light's lambda and history norm: 3 * 192 fewer in each of the 12 blocks."""
     with torch.device("meta"):
         if variant is None:
-            backbone = VisionTransformer(arch)
+            backbone = MODELS.build(dict(type="ViT", arch=arch))
         else:
             backbone = MODELS.build(dict(type="MRLAViT", arch=arch, layer_attention=dict(type=variant)))
         assert count(backbone) + count(nn.Linear(backbone.embed_dims, 1000)) == expected
@@ -219,6 +219,18 @@ def test_drop_path_is_the_blocks_own():
         assert layer.mrla.drop_path.drop_prob == pytest.approx(layer.attn.out_drop.drop_prob)
     assert backbone.layers[-1].mrla.drop_path.drop_prob == pytest.approx(0.5)
     assert isinstance(backbone.layers[0].mrla.drop_path, nn.Identity)
+
+
+@pytest.mark.parametrize("size", [(64, 64), (48, 112)])
+@pytest.mark.parametrize("dist", [False, True])
+def test_the_plain_one_computes_what_mmpretrains_does(dist, size):
+    host = (DistilledVisionTransformer if dist else VisionTransformer)(TINY, img_size=64, out_indices=[1, 5])
+    ours = ViT(TINY, img_size=64, out_indices=(1, -1), with_dist_token=dist).eval()
+    ours.load_state_dict(randomise(host).state_dict())
+    host.eval()
+    image = torch.randn(2, 3, *size)
+    for level, wanted in zip(ours(image), host(image), strict=True):
+        torch.testing.assert_close(level, wanted)
 
 
 @pytest.mark.parametrize("stages", [-1, 0, 2, 6])
