@@ -1,5 +1,6 @@
 """Backbones with layer attention, registered in the root registry so that every OpenMMLab scope finds them."""
 
+from mrla_mm.backbones.efficientnet import MRLAEfficientNet
 from mrla_mm.backbones.resnet import MRLAResNet
 
-__all__ = ["MRLAResNet"]
+__all__ = ["MRLAEfficientNet", "MRLAResNet"]
