@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from mmdet.models.backbones import EfficientNet
+from mmdet.models.backbones import EfficientNet, PyramidVisionTransformerV2
 from torch import nn
 
-from mrla_mm.backbones import MRLAEfficientNet
+from mrla_mm.backbones import MRLAEfficientNet, MRLAPVTv2
 
 from .common import branches, count, gradients, wake
 
@@ -26,11 +26,18 @@ class Family:
         return dict(type=name, head_channels=self.head_channels, **arguments)
 
 
+SMALL_PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
 FAMILIES = {
     "efficientnet": Family(
         plain=lambda **kw: EfficientNet("b1", out_indices=(1, 2, 4), **kw),
         build=lambda attention=None, **kw: MRLAEfficientNet("b1", attention, out_indices=(1, 2, 4), **kw),
         head_channels=8,
+        frozen_prefixes=("layers.0.", "layers.1."),
+    ),
+    "pvtv2": Family(
+        plain=lambda **kw: PyramidVisionTransformerV2(**{**SMALL_PVT, **kw}),
+        build=lambda attention=None, **kw: MRLAPVTv2("b0", attention, **{**SMALL_PVT, **kw}),
+        head_channels=16,
         frozen_prefixes=("layers.0.", "layers.1."),
     ),
 }
