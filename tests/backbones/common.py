@@ -30,6 +30,16 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
     return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
 
 
+def batch_norm(x, module):
+    """Batch norm in evaluation of (B, C, H, W), channel by channel."""
+    columns = [
+        (x[:, c] - module.running_mean[c]) / torch.sqrt(module.running_var[c] + module.eps) * module.weight[c]
+        + module.bias[c]
+        for c in range(x.shape[1])
+    ]
+    return torch.stack(columns, dim=1)
+
+
 def stage_by_the_algorithms(kind, plain_blocks, token_branches, tokens, grid, extra):
     """Run a stage of 32 channels: each plain block is a function, its layer attention Algorithm 4 ("light") or 2."""
     outputs, inputs, parameters = [], [], []

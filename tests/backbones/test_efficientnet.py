@@ -1,7 +1,5 @@
 """MRLAEfficientNet: parameters, where layer attention stands, its drop path, and an independent transcription."""
 
-import math
-
 import pytest
 import torch
 from mmdet.models.backbones import EfficientNet
@@ -11,7 +9,7 @@ from torch import nn
 from mrla_mm.backbones import MRLAEfficientNet
 from tests.attention import reference
 
-from .common import assert_same_with_gradients, branches, count, wake
+from .common import assert_same_with_gradients, batch_norm, branches, count, wake
 
 ARCHS = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7")
 # Plain, light and base with a 1000-class head. Table 1 of the paper: 5.3 M for B0 and 7.8 M for B1, all three of each;
@@ -65,16 +63,6 @@ def test_root_registry_builds_the_light_variant_of_b0_by_default():
     assert attention.channels // attention.heads == 8
 
 
-def norm(x, module):
-    """Batch norm in evaluation, channel by channel."""
-    columns = [
-        (x[:, c] - module.running_mean[c]) / math.sqrt(module.running_var[c] + module.eps) * module.weight[c]
-        + module.bias[c]
-        for c in range(x.shape[1])
-    ]
-    return torch.stack(columns, dim=1)
-
-
 def parameters_of(attention):
     found = {"query": attention.query.weight, "key": attention.key.weight, "value": attention.value.weight}
     scale = getattr(attention, "history_scale", None)
@@ -111,7 +99,7 @@ def test_a_layer_agrees_with_plain_blocks_and_the_papers_equations(arch, index, 
             out = reference.light(xs[-1:], shortcuts[-1:], blocks[-1:], head_channels=8)[-1]
         else:
             out = reference.base(xs, blocks, head_channels=8)[-1]
-        expected = expected + norm(out, block.mrla.norm)
+        expected = expected + batch_norm(out, block.mrla.norm)
     leaves = [x, *(p for branch in branches(layer) for p in branch.parameters())]
     assert_same_with_gradients(layer(x), expected, leaves)
 

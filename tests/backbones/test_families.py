@@ -8,7 +8,7 @@ import torch
 from mmdet.models.backbones import EfficientNet, PyramidVisionTransformerV2
 from torch import nn
 
-from mrla_mm.backbones import MRLAEfficientNet, MRLAPVTv2
+from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2
 
 from .common import branches, count, gradients, wake
 
@@ -27,6 +27,13 @@ class Family:
 
 
 SMALL_PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
+SMALL_CEIT = dict(
+    arch=dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=64),
+    img_size=64,
+    stem_channels=8,
+    out_type="featmap",
+    out_indices=(1, 5),
+)
 FAMILIES = {
     "efficientnet": Family(
         plain=lambda **kw: EfficientNet("b1", out_indices=(1, 2, 4), **kw),
@@ -39,6 +46,14 @@ FAMILIES = {
         build=lambda attention=None, **kw: MRLAPVTv2("b0", attention, **{**SMALL_PVT, **kw}),
         head_channels=16,
         frozen_prefixes=("layers.0.", "layers.1."),
+    ),
+    "ceit": Family(
+        plain=lambda **kw: CeiT(**{**SMALL_CEIT, **kw}),
+        build=lambda attention=None, **kw: MRLACeiT(
+            layer_attention=attention, **{**SMALL_CEIT, "stage_blocks": 2, **kw}
+        ),
+        head_channels=16,
+        frozen_prefixes=("cls_token", "pos_embed", "patch_embed.", "stem.", "layers.0.", "layers.1."),
     ),
 }
 VARIANTS = {
