@@ -158,9 +158,10 @@ class ViT(VisionTransformer):
         return super()._format_output(x, hw)
 
     def init_weights(self) -> None:
-        """Initialise as mmpretrain does, the distillation token too."""
-        if self.dist_token is not None:
-            trunc_normal_(self.dist_token, std=0.02)  # first, for pretrained weights to replace it
+        """Initialise as mmpretrain does, and the extra tokens as DeiT does."""
+        for token in (self.cls_token, self.dist_token):
+            if token is not None:
+                trunc_normal_(token, std=0.02)  # first, for pretrained weights to replace it
         super().init_weights()
 
     def _freeze_stages(self) -> None:

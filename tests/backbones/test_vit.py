@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, init_default_scope
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 from torch import nn
 
@@ -107,10 +107,17 @@ def test_distilled_weights_keep_their_outputs_and_both_tokens_come_out():
     assert not torch.allclose(ours[0], ours[1])
 
 
-def test_the_distillation_token_is_initialised():
+def test_tokens_are_initialised_and_pretrained_ones_kept(tmp_path):
     backbone = MRLAViT(with_dist_token=True, **SMALL)
     backbone.init_weights()
-    assert 0.01 < backbone.dist_token.std() < 0.03
+    for token in (backbone.cls_token, backbone.dist_token):
+        assert 0.01 < token.std() < 0.03
+    path = tmp_path / "weights.pth"
+    torch.save(dict(state_dict=randomise(backbone).state_dict()), path)
+    loaded = MRLAViT(with_dist_token=True, init_cfg=dict(type="Pretrained", checkpoint=str(path)), **SMALL)
+    loaded.init_weights()
+    for name, tensor in backbone.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, msg=name)
 
 
 @pytest.mark.parametrize("out_type", ["raw", "cls_token", "featmap", "avg_featmap"])
@@ -264,12 +271,15 @@ def test_zero_init_attention_can_be_turned_off():
 
 
 def test_a_classifiers_rules_for_layer_norms_spare_the_identity_start():
+    from mmpretrain.registry import MODELS as MMPRETRAIN_MODELS
+
+    init_default_scope("mmpretrain")
     model = dict(
-        type="mmpretrain.ImageClassifier",
+        type="ImageClassifier",
         backbone=dict(type="MRLAViT", **SMALL),
         init_cfg=[dict(type="Constant", layer="LayerNorm", val=1.0, bias=0.0)],
     )
-    classifier = MODELS.build(model)
+    classifier = MMPRETRAIN_MODELS.build(model)
     classifier.init_weights()
     assert all(torch.all(branch.norm.weight == 0) for branch in branches(classifier))
     assert torch.all(classifier.backbone.ln1.weight == 1)
