@@ -151,6 +151,10 @@ def tiny(name):
     cfg = load(name)
     cfg.model.backbone.update(arch=TINY_ARCH, img_size=32, init_cfg=None)
     cfg.model.neck.in_channels = 32
+    if "roi_head" in cfg.model:
+        cfg.model.roi_head.bbox_head.fc_out_channels = 32
+        cfg.model.train_cfg.rpn_proposal.max_per_img = cfg.model.test_cfg.rpn.max_per_img = 50
+        cfg.model.train_cfg.rcnn.sampler.num = 16
     return cfg
 
 

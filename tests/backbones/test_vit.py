@@ -1,7 +1,10 @@
 """MRLAViT against mmpretrain's VisionTransformer: parameters, identity start, sizes, checkpointing, freezing."""
 
+import re
+
 import pytest
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS, init_default_scope
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 from torch import nn
@@ -118,6 +121,66 @@ def test_tokens_are_initialised_and_pretrained_ones_kept(tmp_path):
     loaded.init_weights()
     for name, tensor in backbone.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, msg=name)
+
+
+def timm_deit(state, image, heads):
+    """DeiT in timm's layout and step by step: positions for the image's own grid, blocks, class token, head."""
+    patch = state["patch_embed.proj.weight"].shape[-1]
+    x = F.conv2d(image, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=patch)
+    x = torch.cat([state["cls_token"].expand(len(x), -1, -1), x.flatten(2).transpose(1, 2)], dim=1)
+    x = x + state["pos_embed"]
+    width = x.shape[-1]
+
+    def linear(name, x):
+        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+    def norm(name, x):
+        return F.layer_norm(x, (width,), state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-6)
+
+    for block in (f"blocks.{index}" for index in range(TINY["num_layers"])):
+        q, k, v = linear(f"{block}.attn.qkv", norm(f"{block}.norm1", x)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
+        weights = (q @ k.transpose(-2, -1) / (width // heads) ** 0.5).softmax(-1)
+        x = x + linear(f"{block}.attn.proj", (weights @ v).transpose(1, 2).flatten(2))
+        x = x + linear(f"{block}.mlp.fc2", F.gelu(linear(f"{block}.mlp.fc1", norm(f"{block}.norm2", x))))
+    return norm("norm", x)[:, 0]
+
+
+TIMM_NAMES = [
+    (r"^patch_embed\.projection", "patch_embed.proj"),
+    (r"^ln1", "norm"),
+    (r"^layers", "blocks"),
+    (r"\.ln([12])\.", r".norm\1."),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+]
+
+
+def test_plain_weights_in_timms_layout_classify_as_they_do_in_timm():
+    backbone = MRLAViT(**SMALL).eval()
+    own = randomise(ViT(TINY, img_size=64), seed=3).state_dict()
+    assert not backbone.load_state_dict(own, strict=False).unexpected_keys
+    timm = {}
+    for name, tensor in own.items():
+        for ours, theirs in TIMM_NAMES:
+            name = re.sub(ours, theirs, name)
+        timm[name] = tensor
+    image = torch.randn(2, 3, 64, 64)
+    (ours,) = backbone(image)
+    torch.testing.assert_close(ours, timm_deit(timm, image, TINY["num_heads"]), atol=1e-5, rtol=1e-5)
+
+
+def test_the_history_is_what_the_block_took_in():
+    """With the gated value silenced, a block adds lambda times its own normed input, to patches alone."""
+    backbone = randomise(MRLAViT(out_type="raw", out_indices=(2, 3), final_norm=False, **SMALL)).eval()
+    for branch in branches(backbone):
+        nn.init.zeros_(branch.norm.weight)
+        nn.init.zeros_(branch.norm.bias)
+    before, after = backbone(torch.randn(2, 3, 48, 80))
+    layer = backbone.layers[3]
+    expected = layer(before)
+    expected[:, 1:] += layer.mrla.attention.history_scale * layer.mrla.history_norm(before)[:, 1:]
+    torch.testing.assert_close(after, expected)
 
 
 @pytest.mark.parametrize("out_type", ["raw", "cls_token", "featmap", "avg_featmap"])
@@ -261,6 +324,19 @@ def test_every_trainable_parameter_gets_a_gradient_when_blocks_are_frozen(varian
     frozen = ("cls_token", "pos_embed", "patch_embed", "layers.0.", "layers.1.")
     for name, gradient in gradients(backbone, torch.randn(2, 3, 64, 64)).items():
         assert (gradient is None) == name.startswith(frozen), name
+
+
+def test_depths_for_layer_decay():
+    backbone = MRLAViT(with_dist_token=True, **SMALL)
+    depths = {
+        name: backbone.get_layer_depth(f"backbone.{name}", "backbone.") for name, _ in backbone.named_parameters()
+    }
+    assert {total for _, total in depths.values()} == {6 + 2}
+    for name in ("cls_token", "dist_token", "pos_embed", "patch_embed.projection.weight"):
+        assert depths[name][0] == 0
+    assert depths["layers.0.mrla.norm.weight"][0] == depths["layers.0.ln1.weight"][0] == 1
+    assert depths["layers.5.mrla.attention.value.weight"][0] == 6
+    assert depths["ln1.weight"][0] == backbone.get_layer_depth("bbox_head.fc.weight", "backbone.")[0] == 7
 
 
 def test_zero_init_attention_can_be_turned_off():
