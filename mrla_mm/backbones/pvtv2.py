@@ -1,11 +1,11 @@
 """PVTv2 with layer attention after every block, on mmdet's PyramidVisionTransformerV2."""
 
 from mmdet.models.backbones import PyramidVisionTransformerV2
-from mmdet.models.backbones.pvt import PVTEncoderLayer
+from mmdet.models.backbones.pvt import PVTEncoderLayer, pvt_convert
 from mmdet.models.layers import nlc_to_nchw
-from mmengine.config import ConfigDict
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
+from mmengine.runner import CheckpointLoader
 from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
@@ -51,13 +51,38 @@ class PVTv2(PyramidVisionTransformerV2):
         self.freeze_stages()
 
     def init_weights(self) -> None:
-        """Initialise as mmdet does; checkpoints with a `prefix`, which mmdet would overlook, as mmengine does."""
-        if self.init_cfg:
-            self.init_cfg = ConfigDict(self.init_cfg)  # mmdet reads its keys as attributes
-        if self.init_cfg and "prefix" in self.init_cfg:
+        """Initialise as mmdet does; of weight files, translate those of PVTv2's authors and leave others to mmengine.
+
+        Raises:
+            InputError: if a file of the authors is of another size.
+        """
+        if not self.init_cfg:
+            super().init_weights()
+        elif (state := self.read_authors_file()) is None:
             BaseModule.init_weights(self)
         else:
-            super().init_weights()
+            self.load_authors_weights(pvt_convert(state))
+
+    def read_authors_file(self) -> dict[str, Tensor] | None:
+        """Return the state dict of `init_cfg` if its keys are those of PVTv2's authors."""
+        cfg = self.init_cfg
+        if not self.convert_weights or not isinstance(cfg, dict) or cfg.get("prefix"):
+            return None
+        state = CheckpointLoader.load_checkpoint(cfg["checkpoint"], map_location="cpu")
+        state = state.get("state_dict", state.get("model", state))
+        return state if "patch_embed1.proj.weight" in state else None
+
+    def load_authors_weights(self, state: dict[str, Tensor]) -> None:
+        """Load all of a translated state dict, layer attention aside; mmdet loads what happens to fit."""
+        own = self.state_dict()
+        misfits = [key for key, value in state.items() if key not in own or value.shape != own[key].shape]
+        misfits += [key for key in own if key not in state and ".mrla." not in key]
+        if misfits:
+            raise InputError(
+                f"the weights {self.init_cfg['checkpoint']} are not of this {type(self).__name__}: {len(misfits)} "
+                f"tensors do not match, {misfits[0]} among them; choose the file of the same arch"
+            )
+        self.load_state_dict(state, strict=False)
 
     def freeze_stages(self) -> None:
         """Keep the frozen stages from learning, and in evaluation."""
@@ -158,7 +183,7 @@ class MRLAPVTv2(PVTv2):
     def init_weights(self) -> None:
         """Initialise as the plain model, whose rules for layer norms do not know the start of a branch."""
         super().init_weights()
-        if self.init_cfg is None:
+        if not self.init_cfg:
             for _, blocks, _ in self.layers:
                 for block in blocks:
                     block.mrla.reset_scale()

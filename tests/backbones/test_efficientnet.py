@@ -131,6 +131,8 @@ def test_drop_path_is_of_the_inputs_type():
 @pytest.mark.parametrize(
     "options",
     [
+        dict(arch="es", out_indices=(1, 3, 5)),
+        dict(arch="em", out_indices=(2, 4)),
         dict(conv_cfg=None),
         dict(norm_cfg=dict(type="GN", num_groups=4)),
         dict(norm_cfg=dict(type="BN", requires_grad=False)),
@@ -141,7 +143,7 @@ def test_drop_path_is_of_the_inputs_type():
     ids=str,
 )
 def test_host_options_work_as_in_mmdet(options):
-    backbone, plain = MRLAEfficientNet("b0", **options).eval(), EfficientNet("b0", **options)
+    backbone, plain = MRLAEfficientNet(**options).eval(), EfficientNet(**options)
     plain.eval()
     plain.load_state_dict(backbone.state_dict(), strict=False)
     image = torch.randn(1, 3, 65, 33)

@@ -74,11 +74,12 @@ def test_layer_attention_shares_the_blocks_drop_path_probability():
     assert [rate.drop_prob for rate in rates[1:]] == pytest.approx([0.1 * i for i in range(1, 8)])
 
 
-def test_a_pretrained_prefix_is_read(tmp_path):
+@pytest.mark.parametrize("prefix", ["", "backbone."])
+def test_our_own_files_load(tmp_path, prefix):
     saved, path = MRLAPVTv2("b0", **TINY), tmp_path / "classifier.pth"
     nn.init.ones_(saved.layers[0][1][0].mrla.norm.weight)
-    torch.save(dict(state_dict={f"backbone.{key}": value for key, value in saved.state_dict().items()}), path)
-    init_cfg = dict(type="Pretrained", checkpoint=str(path), prefix="backbone.")
+    torch.save(dict(state_dict={prefix + key: value for key, value in saved.state_dict().items()}), path)
+    init_cfg = dict(type="Pretrained", checkpoint=str(path), **(dict(prefix=prefix) if prefix else {}))
     loaded = MRLAPVTv2("b0", init_cfg=init_cfg, **TINY)
     loaded.init_weights()
     for key, value in saved.state_dict().items():
@@ -116,6 +117,13 @@ def authors_layout(plain):
     return found
 
 
+def test_a_start_without_weights_is_mmdets_and_an_identity():
+    backbone = MRLAPVTv2("b0", **TINY)
+    backbone.init_weights()
+    assert 0.01 < backbone.layers[0][1][0].attn.attn.out_proj.weight.std() < 0.03
+    assert all(not branch.norm.weight.any() and not branch.history_norm.weight.any() for branch in branches(backbone))
+
+
 def test_weights_of_pvtv2s_authors_start_mrla_as_the_plain_model(tmp_path):
     plain, path = PyramidVisionTransformerV2(**TINY).eval(), tmp_path / "pvt_v2.pth"
     torch.save(authors_layout(plain), path)
@@ -124,6 +132,19 @@ def test_weights_of_pvtv2s_authors_start_mrla_as_the_plain_model(tmp_path):
     image = torch.randn(1, 3, 64, 96)
     for ours, theirs in zip(backbone.eval()(image), plain(image), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
+def test_weights_of_another_size_are_refused_and_nothing_is_loaded(tmp_path, wrapper):
+    state, path = authors_layout(PyramidVisionTransformerV2(**TINY)), tmp_path / "pvt_v2_b9.pth"
+    torch.save(state if wrapper is None else {wrapper: state}, path)
+    init_cfg = dict(type="Pretrained", checkpoint=str(path))
+    for options in (dict(num_layers=(1, 1, 1, 1)), dict(num_layers=(2, 1, 1, 2)), dict(mlp_ratios=(1, 1, 1, 2))):
+        backbone = PVTv2("b0", init_cfg=init_cfg, **{**TINY, **options})
+        before = {key: value.clone() for key, value in backbone.state_dict().items()}
+        with pytest.raises(ValueError, match=r"pvt_v2_b9.pth are not of this PVTv2: \d+ tensors.*same arch"):
+            backbone.init_weights()
+        assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 95), (64, 40)])
