@@ -172,6 +172,12 @@ def test_every_parameter_learns_whatever_is_put_out():
         assert (backbone.lca is None) is ("out_type" in options)
 
 
+def test_a_model_without_a_class_token_puts_out_maps():
+    backbone = MRLACeiT(with_cls_token=False, out_type="featmap", **SMALL).eval()
+    assert backbone.cls_token is None and {branch.extra_tokens for branch in branches(backbone)} == {0}
+    assert backbone(torch.randn(1, 3, 48, 112))[0].shape == (1, 32, 3, 7)
+
+
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_the_class_token_is_normed_behind_the_lca(final_norm):
     backbone = CeiT(final_norm=final_norm, **SMALL).eval()
