@@ -10,10 +10,10 @@ from mmengine.registry import MODELS
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.backbones.norm_eval import evaluate_batch_norms
 from mrla_mm.backbones.vit import MRLAViT, ViT, check_arch, check_out_indices
 from mrla_mm.errors import InputError
 
@@ -228,9 +228,7 @@ class CeiT(ViT):
         """Switch mode; frozen parts stay in evaluation, and all batch norms if `norm_eval` says so."""
         super().train(mode)
         if mode and self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+            evaluate_batch_norms(self)
         return self
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:

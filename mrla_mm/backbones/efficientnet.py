@@ -7,10 +7,10 @@ from mmdet.models.layers import InvertedResidual
 from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor, is_grad_enabled
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import LayerAttentionResidual, Memory
+from mrla_mm.backbones.norm_eval import evaluate_batch_norms
 from mrla_mm.errors import InputError
 
 
@@ -156,7 +156,5 @@ class MRLAEfficientNet(EfficientNet):
         """Switch mode as mmdet's EfficientNet does, for every kind of batch norm, and return the module."""
         super().train(mode)
         if mode and self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+            evaluate_batch_norms(self)
         return self
