@@ -92,11 +92,20 @@ class LayerAttentionResidual(BaseModule):
         super().init_weights()
         self.reset_scale()
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: Memory = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Memory]:
         """Add the attention to x.
 
+        Args:
+            x: the block's output.
+            shortcut: the block's identity path.
+            memory: what the earlier layers of the stage left.
+            keep: factor of the branch for each sample, for a block that drops its layer attention together with itself.
+
         Shapes:
-            x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the attention defines it.
         """
         out, memory = self.attention(x, shortcut, memory)
-        return x + self.drop_path(self.norm(out)), memory
+        branch = self.drop_path(self.norm(out))
+        return x + (branch if keep is None else branch * keep), memory
