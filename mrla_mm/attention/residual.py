@@ -1,5 +1,6 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
+import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
+from mrla_mm.ops import Affine, choose_path
 
 
 def variants() -> dict[str, type[LayerAttention]]:
@@ -76,26 +78,66 @@ class LayerAttentionResidual(BaseModule):
         self.reset_scale()
 
     def reset_scale(self) -> None:
-        """Set the norm's weight to its start value."""
-        weight = getattr(self.norm, "weight", None)
-        if weight is not None:
-            nn.init.constant_(weight, 0.0 if self.zero_init else 1.0)
-        elif self.zero_init:
-            raise InputError(
-                f"{type(self.norm).__name__} has no weight to start at zero; use a norm_cfg with a learnable scale, "
-                "or zero_init_attention=False"
-            )
+        """Set the weight of each norm to its start value."""
+        for norm in (module for name, module in self.named_children() if name.endswith("norm")):
+            weight = getattr(norm, "weight", None)
+            if weight is not None:
+                nn.init.constant_(weight, 0.0 if self.zero_init else 1.0)
+            elif self.zero_init:
+                raise InputError(
+                    f"{type(norm).__name__} has no weight to start at zero; use a norm_cfg with a learnable scale, "
+                    "or zero_init_attention=False"
+                )
 
     def init_weights(self) -> None:
         """Initialise as the parent does, then restore the start value, which the backbone's rules overwrite."""
         super().init_weights()
         self.reset_scale()
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: Memory = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Memory]:
         """Add the attention to x.
 
+        Args:
+            x: the block's output.
+            shortcut: the block's identity path.
+            memory: what the earlier layers of the stage left.
+            keep: factor of the branch for each sample, for a block that drops its layer attention together with itself.
+
         Shapes:
-            x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the attention defines it.
         """
+        if self.can_fold() and choose_path(x).path != "reference":
+            return self.attention(x, shortcut, memory, self.affine(x, keep))
         out, memory = self.attention(x, shortcut, memory)
-        return x + self.drop_path(self.norm(out)), memory
+        branch = self.drop_path(self.norm(out))
+        if keep is not None:
+            return x + branch * keep, memory
+        if isinstance(self.norm, nn.BatchNorm2d) and branch.dtype == x.dtype:
+            return branch.add_(x), memory  # a new map, and backward of batch norm and drop path needs their inputs
+        return x + branch, memory
+
+    def can_fold(self) -> bool:
+        """Whether normalisation and residual can be part of the attention's own passes over memory.
+
+        They can if the norm is a batch norm with frozen statistics, and nobody listens to norm or attention.
+        """
+        norm, attention = self.norm, self.attention
+        frozen = type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
+        heard = norm._forward_hooks or norm._forward_pre_hooks or attention._forward_hooks
+        return attention.takes_affine and frozen and not heard
+
+    def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
+        """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""
+        norm = self.norm
+        scale = torch.rsqrt(norm.running_var + norm.eps)
+        if norm.affine:
+            scale = scale * norm.weight
+        offset = -norm.running_mean * scale
+        if norm.affine:
+            offset = offset + norm.bias
+        if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):
+            drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
+            keep = drawn if keep is None else keep * drawn
+        return Affine(scale, offset, None if keep is None else keep.flatten())

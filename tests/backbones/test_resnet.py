@@ -8,8 +8,9 @@ from mmdet.models import ResNet
 from mmengine.registry import MODELS
 from torch import nn
 
-from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import MRLAResNet
+
+from .common import count, gradients, wake
 
 VARIANTS = [
     dict(type="MRLALight", head_channels=16),
@@ -20,24 +21,6 @@ VARIANTS = [
 ]
 VARIANT_IDS = ["light", "light-output", "base", "mla", "linear"]
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
-
-
-def count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def wake(backbone: nn.Module) -> nn.Module:
-    """Leave the identity start, so that layer attention takes part in outputs and gradients."""
-    for module in backbone.modules():
-        if isinstance(module, LayerAttentionResidual):
-            nn.init.uniform_(module.norm.weight, 0.5, 1.0)
-    return backbone
-
-
-def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    backbone.zero_grad()
-    sum((level**2).sum() for level in backbone(image)).backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
 
 
 @pytest.mark.parametrize(
