@@ -32,6 +32,7 @@ class KeyLayout:
         others: beginnings of our keys outside blocks, and theirs.
         heads: beginnings of our classifiers' keys, the `head.` of the whole model included, and theirs.
         scale_shape: shape of a lambda in the release.
+        entry: entry of a released file that holds the state dict.
         base_stages: the release's base models have `stages.0.` where ours, and its light ones, have `layer1.`.
     """
 
@@ -40,6 +41,7 @@ class KeyLayout:
     others: Mapping[str, str] = field(default_factory=dict)
     heads: Mapping[str, str] = field(default_factory=dict)
     scale_shape: tuple[int, ...] = (-1,)
+    entry: str = "state_dict"
     base_stages: bool = False
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

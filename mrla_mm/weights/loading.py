@@ -68,16 +68,15 @@ class LoadReport:
         head = f"{self.target} loads {self.location} ({self.origin})"
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
-    def faults(self) -> list[str]:
-        """Return what should have matched and did not, in words."""
-        found = []
-        if self.missing:
-            found.append(f"{len(self.missing)} keys of the model are not in the file: {sample(self.missing)}")
-        if self.unexpected:
-            found.append(f"{len(self.unexpected)} keys of the file are not in the model: {sample(self.unexpected)}")
-        if self.mismatched:
-            found.append(f"{len(self.mismatched)} tensors have another shape: {sample(self.mismatched)}")
-        return found
+    def faults(self, prefix: str = "") -> list[str]:
+        """Return what should have matched and did not, in words; of the keys below a prefix only."""
+        kinds = {
+            "keys of the model are not in the file": self.missing,
+            "keys of the file are not in the model": self.unexpected,
+            "tensors have another shape": self.mismatched,
+        }
+        below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
+        return [f"{len(keys)} {words}: {sample(keys)}" for words, keys in below.items() if keys]
 
 
 def load_weights(
@@ -112,10 +111,24 @@ def load_weights(
     differences = compare_attention(getattr(module, "layer_attention", None), trained_attention(checkpoint))
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
-        raise InputError(explain(module, source.state, report, faults, strict))
-    report.notes += differences
+        hint = (
+            "; to load only what matches, set strict=False beside the checkpoint" if report.matched and strict else ""
+        )
+        raise InputError(explain(module, source.state, report, faults) + hint)
+    report.notes += [*differences, *doubts(module, layout, source.state)]
     module.load_state_dict(loadable, strict=False)
     return report
+
+
+def doubts(module: nn.Module, layout: KeyLayout, state: Mapping[str, Tensor]) -> list[str]:
+    """Return what a file that matches may still be wrong about: the authors' base ResNets have heads of 16 channels."""
+    width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
+    if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
+        return [
+            "the authors' code trains ResNet MRLA-base with heads of 16 channels, and shapes do not tell: this model "
+            f"has head_channels={width}; set layer_attention.head_channels=16 unless the file was trained otherwise"
+        ]
+    return []
 
 
 def layout_of(module: nn.Module) -> KeyLayout:
@@ -170,14 +183,11 @@ def is_identity(module: nn.Module) -> bool:
     return bool(scales) and not any(torch.count_nonzero(scale) for scale in scales)
 
 
-def explain(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str], strict: bool) -> str:
+def explain(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str]) -> str:
     """Return the message for a file that does not fit: what differs, the first keys of both sides, and what to do."""
-    remedy = "choose the file of this architecture, or make the model like the file's"
-    if strict and report.matched:
-        remedy += "; to load only what matches, set strict=False beside the checkpoint"
-    reason = "; ".join(faults) or "nothing matches"
     return (
-        f"weights {report.location} ({report.origin}) do not fit {report.target}, nothing was loaded: {reason}. "
-        f"Matched {len(report.matched)}. First keys of the file: {sample(state)}. First keys of the model: "
-        f"{sample(module.state_dict())}. Remedy: {remedy}"
+        f"weights {report.location} ({report.origin}) do not fit {report.target}, nothing was loaded: "
+        f"{'; '.join(faults) or 'nothing matches'}. Matched {len(report.matched)}. First keys of the file: "
+        f"{sample(state)}. First keys of the model: {sample(module.state_dict())}. Choose the file of this "
+        "architecture, or make the model like the file's"
     )
