@@ -57,9 +57,7 @@ def convert(
         names = layout.to_release(state, classifier, attention and attention["type"])
     else:
         names = {f"{BACKBONE}{key}": tensor for key, tensor in state.items()} | classifier
-    packed = pack(names, checkpoint)
-    if attention:
-        packed["meta"]["layer_attention"] = dict(attention)
+    packed = pack(names, checkpoint, attention)
     packed[layout.entry if target == "release" else "state_dict"] = packed.pop("state_dict")
     path = save_published(packed, folder, stem or f"{stem_of(location)}-{target}")
     try:

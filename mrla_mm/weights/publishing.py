@@ -33,14 +33,14 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
     return pack(state, checkpoint), [name for name in others if name not in (*entries, "meta")]
 
 
-def pack(state: Mapping[str, Tensor], checkpoint: Mapping) -> dict:
-    """Return a checkpoint of these weights with what is plain in another's metadata.
+def pack(state: Mapping[str, Tensor], checkpoint: Mapping, attention: Mapping | None = None) -> dict:
+    """Return a checkpoint of these weights with what is plain in another's metadata, and its layer attention.
 
     Tensors are copied, so that a part of a larger storage does not take the whole of it along.
     """
     found = checkpoint.get("meta")
     meta = {key: plain(found[key]) for key in KEPT if key in found} if isinstance(found, Mapping) else {}
-    attention = trained_attention(checkpoint)
+    attention = attention or trained_attention(checkpoint)
     if attention is not None:
         meta["layer_attention"] = plain(attention)
     weights = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
