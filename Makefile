@@ -1,6 +1,8 @@
-# Every target installs what it needs into .venv; PYTHON picks the interpreter (3.10 to 3.12) the environment is made with.
+# Every target installs what it needs into .venv; PYTHON picks the interpreter (3.10 to 3.12) the environment is made with,
+# WORKERS the number of processes that share the tests.
 PYTHON ?= python3
 VENV ?= .venv
+WORKERS ?= 2
 BIN := $(VENV)/bin
 
 .PHONY: install quickstart test lint bench lock clean
@@ -18,7 +20,7 @@ quickstart: install
 	$(BIN)/python tools/quickstart.py
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: install
 	$(BIN)/ruff check .

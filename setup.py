@@ -34,7 +34,7 @@ setup(
         "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
     ],
     extras_require={
-        "dev": ["pytest>=8", "pylint>=3", "ruff>=0.6", "build"],
+        "dev": ["pytest>=8", "pytest-xdist", "pylint>=3", "ruff>=0.6", "build"],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -88,6 +88,7 @@ def run_tool(arguments, log_file, *, shown):
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
     environment.setdefault("OMP_NUM_THREADS", str(min(MAX_THREADS, os.cpu_count() or 1)))
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin make a busy machine several times slower
     log_file.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     with (
