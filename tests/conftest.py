@@ -92,14 +92,14 @@ def tiny_options(config, root, *more):
     """Return --cfg-options that shrink one of the detector configs to seconds on a CPU and point it at `root`."""
     options = [
         f"data_root={root}",
-        "model.backbone.depth=18",
         "model.backbone.init_cfg=None",
-        "model.backbone.frozen_stages=-1",
-        "model.neck.in_channels=[64,128,256,512]",
         "train_dataloader.dataset.pipeline.2.scale=(96,64)",
         "default_hooks.logger.interval=1",
         "param_scheduler.0.end=2",
     ]
+    if "_deit_" not in config:
+        options += ["model.backbone.depth=18", "model.backbone.frozen_stages=-1"]
+        options.append("model.neck.in_channels=[64,128,256,512]")
     for phase in ("train", "val", "test"):
         options += [f"{phase}_dataloader.num_workers=0", f"{phase}_dataloader.persistent_workers=False"]
     for phase in ("val", "test"):

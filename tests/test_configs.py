@@ -52,7 +52,7 @@ def build(cfg: Config):
 
 
 def test_the_list_is_complete():
-    assert {path.stem for path in CONFIGS.glob("*.py")} == set(SCHEDULE_1X)
+    assert {path.stem for path in CONFIGS.glob("*_r[0-9]*_1x.py")} == set(SCHEDULE_1X)
 
 
 @pytest.mark.parametrize("name", SCHEDULE_1X)

@@ -63,6 +63,7 @@ test_figures.__test__ = False
         "faster_rcnn_r50_mrla_light_1x",
         "mask_rcnn_r50_mrla_light_1x",
         "mask_rcnn_r50_mrla_base_1x",
+        "retinanet_deit_t_mrla_light_1x",
     ],
 )
 def test_train_test_resume(name, coco_root, tmp_path, run_tool):
@@ -117,9 +118,9 @@ def test_killed_run_resumes(coco_root, tmp_path):
 
 
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason="no real COCO images at ../shared/data/coco_tiny")
-def test_real_coco_images(tmp_path, run_tool):
-    """The Mask R-CNN config trains and evaluates on real COCO images, with polygons, crowds and all 80 classes."""
-    name = "mask_rcnn_r50_mrla_light_1x"
+@pytest.mark.parametrize("name", ["mask_rcnn_r50_mrla_light_1x", "mask_rcnn_deit_t_mrla_light_1x"])
+def test_real_coco_images(name, tmp_path, run_tool):
+    """Mask R-CNN trains and evaluates on real COCO images, with polygons, crowds and all 80 classes."""
     options = tiny_options(name, REAL_COCO, "train_cfg.max_epochs=1", "train_dataloader.dataset.indices=4")
     options += ["val_dataloader.dataset.indices=2", "train_dataloader.dataset.pipeline.2.scale=(160,120)"]
     code, errors = run_tool("train", config_path(name), "--work-dir", tmp_path, "--cfg-options", *options)

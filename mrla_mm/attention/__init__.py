@@ -5,6 +5,7 @@ from mrla_mm.attention.light import LightMemory, MRLALight
 from mrla_mm.attention.linear import LinearMemory, LinearRLA
 from mrla_mm.attention.residual import LayerAttentionResidual, build_layer_attention
 from mrla_mm.attention.softmax import MLA, MLAMemory, MRLABase, SoftmaxMemory
+from mrla_mm.attention.tokens import TokenAttentionResidual
 
 __all__ = [
     "MLA",
@@ -18,6 +19,7 @@ __all__ = [
     "MRLALight",
     "Memory",
     "SoftmaxMemory",
+    "TokenAttentionResidual",
     "build_layer_attention",
     "eca_kernel_size",
 ]

@@ -2,6 +2,7 @@
 
 import math
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
@@ -25,7 +26,8 @@ class LayerAttention(nn.Module):
     Args:
         channels: C of the feature maps.
         head_channels: D, consecutive channels that share one attention weight; Table 4 (f).
-        value: "dwconv" for a depthwise 3x3 convolution, "identity" for the feature map itself, Table 4 (c).
+        value: "dwconv" for a depthwise 3x3 convolution, "dwconv_gelu" for its GELU (Algorithm 4), "identity" for the
+            feature map itself, Table 4 (c).
         projection: "conv1d" for a convolution along the channels, "linear" for full linear layers, Table 4 (d).
         reduction: the linear layers project C to C // reduction channels; 16 gives the paper's 28.2 M parameters.
         kernel_size: of the convolution along the channels, odd; by default `eca_kernel_size`.
@@ -34,6 +36,8 @@ class LayerAttention(nn.Module):
     Raises:
         InputError: for a value that cannot work, naming it.
     """
+
+    token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise (Sec. 5)
 
     def __init__(
         self,
@@ -58,6 +62,12 @@ class LayerAttention(nn.Module):
         self.query = make_projection(channels, self.heads, projection, reduction, kernel_size)
         self.key = make_projection(channels, self.heads, projection, reduction, kernel_size)
         self.value = make_value(channels, value)
+        self.value_gelu = value == "dwconv_gelu"
+
+    @property
+    def uses_shortcut(self) -> bool:
+        """Whether the block's shortcut enters the attention."""
+        return False
 
     def project_query(self, pooled: Tensor) -> Tensor:
         """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
@@ -74,7 +84,8 @@ class LayerAttention(nn.Module):
 
     def project_value(self, x: Tensor) -> Tensor:
         """Value of a feature map, f_V: (B, C, H, W) -> (B, C, H, W)."""
-        return depthwise_value(x, None if self.value is None else self.value.weight)
+        value = depthwise_value(x, None if self.value is None else self.value.weight)
+        return F.gelu(value) if self.value_gelu else value
 
     def check(self, x: Tensor, memory: Memory, *earlier: Tensor) -> None:
         """Raise InputError unless x and the earlier maps (B, C, H, W) agree and the memory belongs here."""
@@ -122,8 +133,8 @@ def make_projection(
 
 def make_value(channels: int, value: str) -> nn.Conv2d | None:
     """Hold the weight of the value convolution, or nothing for the identity."""
-    if value == "dwconv":
+    if value in ("dwconv", "dwconv_gelu"):
         return nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
     if value == "identity":
         return None
-    raise InputError(f"value={value!r} is unknown; use 'dwconv' or 'identity'")
+    raise InputError(f"value={value!r} is unknown; use 'dwconv', 'dwconv_gelu' or 'identity'")

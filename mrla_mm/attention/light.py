@@ -31,6 +31,8 @@ class MRLALight(LayerAttention):
         gated: weigh the value by query and key; without, the value alone, Table 4 (g) together with previous="none".
     """
 
+    token_defaults = dict(LayerAttention.token_defaults, value="dwconv_gelu")
+
     def __init__(
         self,
         channels: int,
@@ -65,6 +67,11 @@ class MRLALight(LayerAttention):
         gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
         out = light_attention(self.project_value(x), gate, history, self.history_scale)  # (B, C, H, W)
         return out, LightMemory(out) if self.previous == "output" else None
+
+    @property
+    def uses_shortcut(self) -> bool:
+        """Whether the block's shortcut enters the attention."""
+        return self.previous == "shortcut"
 
     def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:
         """Tensor (B, C, H, W) that lambda scales, or None."""

@@ -76,15 +76,16 @@ class LayerAttentionResidual(BaseModule):
         self.reset_scale()
 
     def reset_scale(self) -> None:
-        """Set the norm's weight to its start value."""
-        weight = getattr(self.norm, "weight", None)
-        if weight is not None:
-            nn.init.constant_(weight, 0.0 if self.zero_init else 1.0)
-        elif self.zero_init:
-            raise InputError(
-                f"{type(self.norm).__name__} has no weight to start at zero; use a norm_cfg with a learnable scale, "
-                "or zero_init_attention=False"
-            )
+        """Set the weight of each norm to its start value."""
+        for norm in (module for name, module in self.named_children() if name.endswith("norm")):
+            weight = getattr(norm, "weight", None)
+            if weight is not None:
+                nn.init.constant_(weight, 0.0 if self.zero_init else 1.0)
+            elif self.zero_init:
+                raise InputError(
+                    f"{type(norm).__name__} has no weight to start at zero; use a norm_cfg with a learnable scale, "
+                    "or zero_init_attention=False"
+                )
 
     def init_weights(self) -> None:
         """Initialise as the parent does, then restore the start value, which the backbone's rules overwrite."""

@@ -1,1 +1,5 @@
-"""Placeholder."""
+"""Necks, registered in the root registry so that every OpenMMLab scope finds them."""
+
+from mrla_mm.necks.simple_fpn import SimpleFeaturePyramid
+
+__all__ = ["SimpleFeaturePyramid"]

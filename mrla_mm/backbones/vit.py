@@ -1,0 +1,245 @@
+"""Vision transformer (DeiT), plain and with layer attention after every block, on mmpretrain's VisionTransformer."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from mmengine.model.weight_init import trunc_normal_
+from mmengine.registry import MODELS
+from mmpretrain.models.backbones import VisionTransformer
+from mmpretrain.models.utils import resize_pos_embed
+from torch import Tensor, is_grad_enabled, nn
+from torch.utils.checkpoint import checkpoint
+
+from mrla_mm.attention import Memory, TokenAttentionResidual
+from mrla_mm.errors import InputError
+
+
+def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int]:
+    """Indices of the blocks that start a stage.
+
+    Args:
+        stage_blocks: blocks in a stage, the last may have fewer; or the number of blocks of each stage.
+        depth: number of blocks of the model.
+
+    Raises:
+        InputError: if a stage would be empty or the stages do not add up to the depth.
+    """
+    if isinstance(stage_blocks, int):
+        if stage_blocks < 1:
+            raise InputError(f"stage_blocks={stage_blocks} must be at least 1")
+        return frozenset(range(0, depth, stage_blocks))
+    lengths = list(stage_blocks)
+    if any(length < 1 for length in lengths) or sum(lengths) != depth:
+        raise InputError(f"stage_blocks={lengths} must be positive and add up to the model's {depth} blocks")
+    return frozenset(accumulate([0, *lengths[:-1]]))
+
+
+def check_arch(arch: str | dict, known: dict[str, dict]) -> dict:
+    """Return the settings of an architecture, a known name or the settings themselves.
+
+    Raises:
+        InputError: if the name is unknown or the settings cannot work.
+    """
+    if isinstance(arch, str):
+        if arch.lower() not in known:
+            raise InputError(f"arch={arch!r} is unknown; use one of {', '.join(sorted(known))}, or a dict of settings")
+        return known[arch.lower()]
+    missing = {"embed_dims", "num_layers", "num_heads", "feedforward_channels"} - set(arch)
+    if missing:
+        raise InputError(f"arch={dict(arch)} lacks {', '.join(sorted(missing))}")
+    if arch["embed_dims"] % arch["num_heads"]:
+        raise InputError(f"arch: embed_dims={arch['embed_dims']} is no multiple of num_heads={arch['num_heads']}")
+    return arch
+
+
+def check_out_indices(out_indices: int | Sequence[int], depth: int) -> list[int]:
+    """Return block indices counted from the front, in the order of the blocks, in which the model puts them out.
+
+    Raises:
+        InputError: if there is no such block, or the order is another.
+    """
+    given = [out_indices] if isinstance(out_indices, int) else list(out_indices)
+    indices = [index + depth if index < 0 else index for index in given]
+    if not indices or not all(0 <= index < depth for index in indices) or indices != sorted(set(indices)):
+        raise InputError(f"out_indices={given} must be ascending indices of the model's {depth} blocks")
+    return indices
+
+
+@MODELS.register_module()
+class ViT(VisionTransformer):
+    """Plain vision transformer with what mmpretrain's lacks: distillation token, checkpointing and frozen blocks.
+
+    Takes images of any size and aspect, the positional embedding interpolated to their grid. For detection put out
+    maps (B, C, H, W) with ``out_type="featmap"``. Weights of mmpretrain's ``VisionTransformer`` load.
+
+    Args:
+        arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with `embed_dims`,
+            `num_layers`, `num_heads` and `feedforward_channels`.
+        with_dist_token: have DeiT's distillation token behind the class token; "cls_token" then puts out both.
+        with_cp: recompute each block in the backward pass instead of keeping what it saw.
+        frozen_stages: freeze the embedding and this many blocks; at 0 the embedding alone, at -1 nothing.
+        out_indices: blocks whose output to put out, ascending; negative ones count from the end.
+        **kwargs: those of mmpretrain's ``VisionTransformer``.
+
+    Raises:
+        InputError: for a value that cannot work, naming it.
+    """
+
+    def __init__(
+        self,
+        arch: str | dict,
+        *,
+        with_dist_token: bool = False,
+        with_cp: bool = False,
+        frozen_stages: int = -1,
+        out_indices: int | Sequence[int] = -1,
+        **kwargs: object,
+    ) -> None:
+        depth = check_arch(arch, self.arch_zoo)["num_layers"]
+        if not -1 <= frozen_stages <= depth:
+            raise InputError(f"frozen_stages={frozen_stages} must be between -1 and the model's {depth} blocks")
+        if with_dist_token:
+            if not kwargs.get("with_cls_token", True):
+                raise InputError("with_dist_token=True needs with_cls_token=True")
+            self.num_extra_tokens = 2
+        super().__init__(arch, out_indices=check_out_indices(out_indices, depth), **kwargs)
+        self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
+        self.with_cp = with_cp
+        self.frozen_stages = frozen_stages
+        self._freeze_stages()
+
+    def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, Tensor], ...]:
+        """Put out what `out_type` says, one entry per index of `out_indices`.
+
+        Shapes:
+            x (B, 3, height, width) -> "featmap" (B, C, H, W), H = ceil(height / patch size); "cls_token" (B, C), or a
+            pair of them with a distillation token; "avg_featmap" (B, C); "raw" (B, E + H * W, C).
+
+        Raises:
+            InputError: if the image is smaller than a patch.
+        """
+        x, grid = self.embed(x)
+        memory, outs = None, []
+        for index in range(self.num_layers):
+            if self.with_cp and is_grad_enabled():
+                x, memory = checkpoint(self.run_block, index, x, memory, grid, use_reentrant=False)
+            else:
+                x, memory = self.run_block(index, x, memory, grid)
+            if self.final_norm and index == self.num_layers - 1:
+                x = self.ln1(x)
+            if index in self.out_indices:
+                outs.append(self._format_output(x, grid))
+        return tuple(outs)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Cut an image into tokens with their positions: (B, 3, height, width) -> (B, E + H * W, C) and (H, W)."""
+        patch = self.patch_embed.projection.kernel_size
+        if x.shape[2] < patch[0] or x.shape[3] < patch[1]:
+            raise InputError(
+                f"an input of {x.shape[2]} x {x.shape[3]} pixels is smaller than a patch of {patch[0]} x {patch[1]}; "
+                "enlarge the images or take a smaller patch_size"
+            )
+        x, grid = self.patch_embed(x)
+        extra = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        x = torch.cat([*extra, x], dim=1)
+        positions = resize_pos_embed(
+            self.pos_embed, self.patch_resolution, grid, self.interpolate_mode, self.num_extra_tokens
+        )
+        return self.pre_norm(self.drop_after_pos(x + positions)), grid
+
+    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+        """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
+        return self.layers[index](x), None
+
+    def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
+        if self.out_type == "cls_token" and self.dist_token is not None:
+            return x[:, 0], x[:, 1]
+        return super()._format_output(x, hw)
+
+    def init_weights(self) -> None:
+        """Initialise as mmpretrain does, and the extra tokens as DeiT does."""
+        for token in (self.cls_token, self.dist_token):
+            if token is not None:
+                trunc_normal_(token, std=0.02)  # first, for pretrained weights to replace it
+        super().init_weights()
+
+    def _freeze_stages(self) -> None:
+        """Freeze as `frozen_stages` says."""
+        if self.frozen_stages < 0:
+            return
+        super()._freeze_stages()
+        self.pre_norm.eval()
+        if self.dist_token is not None:
+            self.dist_token.requires_grad = False
+
+    def train(self, mode: bool = True) -> "ViT":
+        """Switch mode, frozen blocks staying in eval mode, and return the module, which mmpretrain's does not."""
+        super().train(mode)
+        self._freeze_stages()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """Depth of a parameter for layer-wise learning rate decay, and the number of depths.
+
+        A block's layer attention has the depth of the block; the embedding and its tokens come first.
+        """
+        if param_name == f"{prefix}dist_token":
+            param_name = f"{prefix}cls_token"
+        return super().get_layer_depth(param_name, prefix)
+
+
+@MODELS.register_module()
+class MRLAViT(ViT):
+    """Vision transformer whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
+
+    The drop path of a block, its checkpointing and its freezing cover its layer attention (Algorithms 2 and 4).
+
+    Args:
+        arch: see `ViT`.
+        layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=16)`` by default.
+        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage.
+        zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep their meaning.
+        **kwargs: those of `ViT`.
+
+    Raises:
+        InputError: for a value that cannot work, naming it.
+
+    Example:
+        >>> import torch
+        >>> from mrla_mm.backbones import MRLAViT
+        >>> backbone = MRLAViT("deit-tiny", out_type="featmap", out_indices=(3, 7, 11)).eval()
+        >>> for level in backbone(torch.rand(1, 3, 96, 160)):
+        ...     print(tuple(level.shape))
+        (1, 192, 6, 10)
+        (1, 192, 6, 10)
+        (1, 192, 6, 10)
+    """
+
+    def __init__(
+        self,
+        arch: str | dict,
+        layer_attention: dict | None = None,
+        *,
+        stage_blocks: int | Sequence[int] = 4,
+        zero_init_attention: bool = True,
+        **kwargs: object,
+    ) -> None:
+        super().__init__(arch, **kwargs)
+        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=16)
+        self.starts = stage_starts(stage_blocks, self.num_layers)
+        for index, layer in enumerate(self.layers):
+            layer.mrla = TokenAttentionResidual(
+                self.layer_attention,
+                self.embed_dims,
+                extra_tokens=self.num_extra_tokens,
+                drop_path=float(layer.attn.out_drop.drop_prob),
+                zero_init=zero_init_attention,
+                first_in_stage=index in self.starts,
+            )
+        self._freeze_stages()
+
+    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+        """Run a block and its layer attention on tokens (B, E + H * W, C); the memory is reset where a stage starts."""
+        layer = self.layers[index]
+        return layer.mrla(layer(x), x, None if index in self.starts else memory, grid=grid)

@@ -1,0 +1,98 @@
+"""Simple feature pyramid: levels, their places, their parameters and what it refuses."""
+
+import pytest
+import torch
+from mmcv.cnn import ConvModule
+from mmengine.registry import MODELS
+from torch import nn
+
+from mrla_mm.errors import InputError
+from mrla_mm.necks import SimpleFeaturePyramid
+
+
+@pytest.mark.parametrize("strides", [(4, 8, 16, 32, 64), (8, 16, 32, 64, 128), (16, 32), (16,), (32, 64)])
+@pytest.mark.parametrize("size", [(128, 128), (48, 176), (80, 16)])
+def test_levels_have_their_strides(strides, size):
+    neck = MODELS.build(dict(type="SimpleFeaturePyramid", in_channels=24, out_channels=8, strides=strides))
+    levels = neck([torch.randn(2, 24, size[0] // 16, size[1] // 16)])
+    expected = [(2, 8, -(-size[0] // stride), -(-size[1] // stride)) for stride in strides]
+    assert [tuple(level.shape) for level in levels] == expected
+
+
+def test_the_pyramid_of_another_patch_size():
+    levels = SimpleFeaturePyramid(24, 8, strides=(2, 4, 8, 16), in_stride=8)([torch.randn(1, 24, 5, 6)])
+    assert [tuple(level.shape[2:]) for level in levels] == [(20, 24), (10, 12), (5, 6), (3, 3)]
+
+
+def test_layers_and_parameters_are_those_of_vitdet():
+    """Written out for 768 to 256 channels: deconvolutions 2x2, a norm between them, then 1x1 and 3x3 with norms."""
+    neck = SimpleFeaturePyramid(768, 256)
+    assert [type(layer) for layer in neck.levels[0]][:4][::2] == [nn.ConvTranspose2d, nn.GELU]
+    assert [type(layer) for layer in neck.levels[3]] == [nn.MaxPool2d, ConvModule, ConvModule]
+    head = {c: c * 256 + 2 * 256 + 256 * 256 * 9 + 2 * 256 for c in (192, 384, 768)}
+    first_half, second_half = 768 * 384 * 4 + 384, 384 * 192 * 4 + 192
+    expected = first_half + 2 * 384 + second_half + head[192] + first_half + head[384] + 2 * head[768]
+    assert sum(p.numel() for p in neck.parameters()) == expected
+
+
+def test_each_level_sees_its_own_place():
+    neck = SimpleFeaturePyramid(16, 8, norm_cfg=None).double()
+    image = torch.zeros(1, 16, 6, 10, dtype=torch.float64)
+    touched = image.clone()
+    touched[:, :, 2, 7] = 1
+    for level, before, stride in zip(neck([touched]), neck([image]), (4, 8, 16, 32, 64), strict=True):
+        changed = (level - before).abs().sum(1)[0] > 1e-12
+        rows, columns = (torch.nonzero(changed.any(axis)).flatten() * stride for axis in (1, 0))
+        for places, patch in ((rows, 2), (columns, 7)):
+            assert patch * 16 - 2 * stride <= places.min() <= patch * 16 <= places.max() + stride
+            assert places.max() < (patch + 1) * 16 + stride
+
+
+def test_the_default_norm_normalises_the_channels_of_each_pixel():
+    neck = SimpleFeaturePyramid(16, 8)
+    for level in neck([torch.randn(2, 16, 4, 5) * 9 + 3])[:4]:
+        torch.testing.assert_close(level.mean(1), torch.zeros_like(level[:, 0]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(level.var(1, unbiased=False), torch.ones_like(level[:, 0]), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("norm_cfg", "kind"), [(dict(type="GN", num_groups=2), nn.GroupNorm), (dict(type="BN"), nn.BatchNorm2d)]
+)
+def test_norm_cfg_reaches_every_norm(norm_cfg, kind):
+    neck = SimpleFeaturePyramid(16, 8, norm_cfg=norm_cfg)
+    assert sum(isinstance(module, kind) for module in neck.modules()) == 9
+    assert not any(isinstance(module, nn.LayerNorm) for module in neck.modules())
+
+
+def test_without_a_norm_the_convolutions_have_a_bias():
+    neck = SimpleFeaturePyramid(16, 8, norm_cfg=None)
+    assert all(module.bias is not None for module in neck.modules() if isinstance(module, nn.Conv2d))
+
+
+def test_every_parameter_gets_a_gradient():
+    neck = SimpleFeaturePyramid(16, 8)
+    neck.init_weights()
+    sum(level.square().mul(torch.rand_like(level)).sum() for level in neck([torch.randn(1, 16, 3, 5)])).backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in neck.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(strides=(4, 16)), r"\[4, 16\]"),
+        (dict(strides=(2, 4, 8)), r"\[2, 4, 8\].*in_stride=16"),
+        (dict(strides=(6, 12)), r"\[6, 12\]"),
+        (dict(strides=()), r"strides=\[\]"),
+        (dict(strides=(0, 0)), r"\[0, 0\]"),
+        (dict(strides=(64, 128)), "begin at 32"),
+        (dict(in_channels=18), "in_channels=18 cannot be halved 2 times"),
+    ],
+)
+def test_bad_values_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        SimpleFeaturePyramid(**{"in_channels": 16, "out_channels": 8, **options})
+
+
+def test_several_maps_are_refused():
+    with pytest.raises(InputError, match="takes one map, got 2"):
+        SimpleFeaturePyramid(16, 8)([torch.randn(1, 16, 3, 5)] * 2)
