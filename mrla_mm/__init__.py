@@ -8,7 +8,8 @@ from mrla_mm import compat
 
 compat.install()
 
-from mrla_mm import attention, backbones, datasets, necks  # noqa: E402  the stand-in ops must be in place before mmdet is imported
+# The stand-in ops must be in place before mmdet is imported.
+from mrla_mm import attention, backbones, datasets, necks, weights  # noqa: E402
 from mrla_mm.version import __version__  # noqa: E402
 
-__all__ = ["__version__", "attention", "backbones", "compat", "datasets", "necks"]
+__all__ = ["__version__", "attention", "backbones", "compat", "datasets", "necks", "weights"]

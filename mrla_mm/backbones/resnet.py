@@ -112,6 +112,7 @@ class MRLAResNet(ResNet):
         (1, 2048, 2, 3)
     """
 
+    key_layout = "resnet"  # of the files its weights are published in, see mrla_mm.weights
     block_classes = {BasicBlock: MRLABasicBlock, Bottleneck: MRLABottleneck}
 
     def __init__(

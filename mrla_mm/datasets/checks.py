@@ -1,35 +1,38 @@
 """Checks of a config's data sets before a run: files, folders, class names and head sizes."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from mmdet.registry import DATASETS
 from mmengine.config import Config
 
+from mrla_mm.datasets.class_folders import check_class_folders, check_same_folders
 from mrla_mm.datasets.coco_file import load_annotations
+from mrla_mm.datasets.config_parts import check_head_sizes, is_local, leaf_datasets, shorten
 from mrla_mm.datasets.evaluators import check_evaluator
 from mrla_mm.errors import InputError
-
-# Keys of a model config below which `num_classes` does not count the classes of the data set.
-OTHER_CLASS_COUNTS = ("rpn_head", "backbone", "semantic_head", "data_preprocessor")
 
 
 def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
     """Check the data sets and evaluators of a config for the given phases ("train", "val", "test").
 
-    Formats and class counts are known for detection configs (mmdet); of others only the loaders are checked.
+    Formats and class counts are known for detection (mmdet) and classification (mmpretrain); of configs of other
+    scopes only the loaders are checked.
 
     Raises:
         InputError: a file or folder is missing or broken, no object would be left to train on, class names match
             nothing, the train and evaluation sets number their classes differently, or a head has another size.
     """
-    labels = {}
+    labels, folders = {}, {}
     for phase in phases:
         loader = cfg.get(f"{phase}_dataloader")
         if loader is None:
             continue
         check_loader(loader, phase)
+        if cfg.get("default_scope") == "mmpretrain":
+            for dataset in leaf_datasets(loader["dataset"]):
+                folders.setdefault(phase, check_class_folders(dataset, cfg.model, phase))
         if cfg.get("default_scope") != "mmdet":
             continue
         for dataset in leaf_datasets(loader["dataset"]):
@@ -41,6 +44,7 @@ def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
         check_evaluator(cfg.get(f"{phase}_evaluator"), phase, annotation_files(loader["dataset"]))
     if {"train", "val"} <= set(labels):
         check_same_labels(labels["train"], labels["val"])
+    check_same_folders(folders.get("train"), folders.get("val"))
 
 
 def check_loader(loader: Mapping, phase: str) -> None:
@@ -56,17 +60,6 @@ def check_loader(loader: Mapping, phase: str) -> None:
         )
 
 
-def leaf_datasets(dataset: Mapping) -> Iterator[Mapping]:
-    """Yield the configs of the data sets inside wrappers that repeat, mix or concatenate them."""
-    if "datasets" in dataset:
-        for part in dataset["datasets"]:
-            yield from leaf_datasets(part)
-    elif isinstance(dataset.get("dataset"), Mapping):
-        yield from leaf_datasets(dataset["dataset"])
-    else:
-        yield dataset
-
-
 def dataset_class(dataset: Mapping) -> type | None:
     """Return the class that a data set's config names, None where it is not registered with mmdet."""
     kind = dataset.get("type")
@@ -79,12 +72,6 @@ def is_coco(dataset: Mapping) -> bool:
 
     kind = dataset_class(dataset)
     return isinstance(kind, type) and kind.load_data_list is CocoDataset.load_data_list
-
-
-def is_local(dataset: Mapping) -> bool:
-    """Whether the files of the data set lie in a file system; remote ones are left to their backend."""
-    backend = (dataset.get("backend_args") or {}).get("backend", "local")
-    return backend in ("local", "disk") and "://" not in f"{dataset.get('data_root')}{dataset.get('ann_file')}"
 
 
 def class_names(dataset: Mapping) -> list[str] | None:
@@ -243,33 +230,3 @@ def check_not_filtered_out(content: Mapping, classes: Sequence[str], filters: Ma
             f"{ann_file}: all images are filtered out ({counts}): none with objects has a short side of at least "
             f"{filters.get('min_size', 0)} pixels. Lower train_dataloader.dataset.filter_cfg.min_size"
         )
-
-
-def check_head_sizes(model: Mapping, classes: int, *, where: str) -> None:
-    """Raise InputError for every head of a model config whose `num_classes` is not the number of classes."""
-    wrong = [f"{path}={size}" for path, size in head_sizes(model) if size != classes]
-    if wrong:
-        names = " ".join(f"{entry.rpartition('=')[0]}={classes}" for entry in wrong)
-        raise InputError(
-            f"the {where} has {classes} classes, but {', '.join(wrong)}. Set --cfg-options {names} "
-            "(or the same in the config), or correct metainfo.classes"
-        )
-
-
-def head_sizes(node: object, path: str = "model") -> Iterator[tuple[str, int]]:
-    """Yield the dotted path and value of every `num_classes` of a model config that counts data set classes."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            if key == "num_classes" and isinstance(value, int):
-                yield f"{path}.{key}", value
-            elif key not in OTHER_CLASS_COUNTS:
-                yield from head_sizes(value, f"{path}.{key}")
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            yield from head_sizes(value, f"{path}.{index}")
-
-
-def shorten(names: Sequence[str], limit: int = 6) -> str:
-    """Return the first few names, and how many there are if not all are shown."""
-    shown = ", ".join(map(repr, list(names)[:limit]))
-    return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"

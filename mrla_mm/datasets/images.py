@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from mrla_mm.datasets.checks import shorten
+from mrla_mm.datasets.config_parts import shorten
 from mrla_mm.errors import InputError
 
 # The last bytes of a whole file; decoders fill what is cut off with grey or noise and say nothing.
@@ -39,8 +39,13 @@ def missing_images(dataset: object) -> list[str]:
 
 
 def check_images_exist(dataset: object, phase: str) -> None:
-    """Raise InputError naming the first missing image files of a built data set and their count."""
+    """Raise InputError naming the first missing image files of a built data set and their count.
+
+    A data set without an annotation file found its images by looking, so they exist.
+    """
     for leaf in leaves(dataset):
+        if not leaf.ann_file:
+            continue
         missing = missing_images(leaf)
         if missing:
             raise InputError(

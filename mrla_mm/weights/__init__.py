@@ -1,5 +1,22 @@
-"""Weights: the checks before a run."""
+"""Weights: reading files safely, strict loading with a report, key layouts, and the checks before a run."""
 
 from mrla_mm.weights.checks import check_weights
+from mrla_mm.weights.conversion import convert
+from mrla_mm.weights.files import read_checkpoint
+from mrla_mm.weights.hooks import CheckpointCheckHook
+from mrla_mm.weights.initializer import StrictPretrained
+from mrla_mm.weights.loading import LoadReport, load_weights
+from mrla_mm.weights.publishing import publishable, save_published, stem_of
 
-__all__ = ["check_weights"]
+__all__ = [
+    "CheckpointCheckHook",
+    "LoadReport",
+    "StrictPretrained",
+    "check_weights",
+    "convert",
+    "load_weights",
+    "publishable",
+    "read_checkpoint",
+    "save_published",
+    "stem_of",
+]

@@ -1,45 +1,23 @@
-"""Checks, before a run, that the weights a config asks for are there or can be fetched."""
+"""Checks, before a run, that the weights a config asks for are there, whole and safe to load."""
 
-import difflib
-import os
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from urllib.parse import urlparse
 
-import torch
 from mmengine.config import Config
-from mmengine.runner.checkpoint import (
-    get_deprecated_model_names,
-    get_external_models,
-    get_mmcls_models,
-    get_torchvision_models,
-)
 
 from mrla_mm.errors import InputError
-
-# The schemes of mmengine's checkpoint loader that stand for a table of URLs.
-CATALOGUES = {
-    "torchvision": get_torchvision_models,
-    "modelzoo": get_torchvision_models,
-    "open-mmlab": get_external_models,
-    "openmmlab": get_external_models,
-    "mmcls": get_mmcls_models,
-}
-TIMEOUT = 10.0  # seconds to wait for the first answer of a server
+from mrla_mm.weights.files import read_checkpoint
 
 
 def check_weights(cfg: Config) -> None:
-    """Check every weight file a config starts from, and warn of frozen layers that start from none.
+    """Fetch and read every weight file a config starts from, and warn of frozen layers that start from none.
 
     Raises:
-        InputError: a file is missing, a name is unknown, or a URL is neither cached nor reachable; says what to do.
+        InputError: a file is missing, damaged, unsafe or cannot be fetched; see `read_checkpoint`. Says what to do.
     """
     resuming = cfg.get("resume") and cfg.get("load_from")
     if cfg.get("load_from"):
-        check_location(cfg.load_from, key="load_from", remedy="correct the path, or set load_from=None")
+        check_location(cfg.load_from, key="load_from", remedy="set load_from=None")
     found = list(pretrained_locations(cfg.get("model") or {}))
     if not resuming:
         for key, location in found:
@@ -65,65 +43,11 @@ def pretrained_locations(node: object, path: str = "model") -> Iterator[tuple[st
 
 
 def check_location(location: str, *, key: str, remedy: str) -> None:
-    """Raise InputError unless the weights at a path, URL or `catalogue://name` are there or can be fetched."""
-    location = str(location)
-    scheme, separator, name = location.partition("://")
-    if not separator:
-        check_file(Path(location).expanduser(), key=key, remedy=remedy)
-    elif scheme in CATALOGUES:
-        check_url(resolve(scheme, name, key=key), key=key, remedy=remedy)
-    elif scheme in ("http", "https"):
-        check_url(location, key=key, remedy=remedy)
-
-
-def check_file(path: Path, *, key: str, remedy: str) -> None:
-    """Raise InputError if a local weight file is missing or empty."""
-    if not path.is_file():
-        raise InputError(
-            f"{key}: weights {path} do not exist; correct the path (it is seen from {Path.cwd()}), or {remedy}"
-        )
-    if path.stat().st_size == 0:
-        raise InputError(f"{key}: weights {path} are an empty file; fetch or train them again, or {remedy}")
-
-
-def resolve(scheme: str, name: str, *, key: str) -> str:
-    """Return the URL, or for a few names the file, behind `scheme://name`.
-
-    Raises:
-        InputError: the catalogue has no such name; the message has the nearest ones.
-    """
-    table = CATALOGUES[scheme]()
-    if scheme in ("open-mmlab", "openmmlab"):
-        name = get_deprecated_model_names().get(name, name)
-    if name not in table:
-        close = difflib.get_close_matches(name, table, n=3)
-        raise InputError(
-            f"{key}: {scheme}:// has no weights {name!r}; nearest: {', '.join(close) or sorted(table)[:5]}"
-        )
-    return table[name]
-
-
-def cache_path(url: str) -> Path:
-    """Return where torch.hub keeps the download of a URL."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(urlparse(url).path)
-
-
-def check_url(url: str, *, key: str, remedy: str) -> None:
-    """Raise InputError if a URL is neither in the download cache nor answers."""
-    cached = cache_path(url)
-    if not url.startswith("http") or cached.is_file():
-        return
+    """Raise InputError unless the weights at a location can be read; what has to be fetched is fetched here."""
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT):
-            return
-    except urllib.error.HTTPError as error:
-        reason = f"the server answers {error.code} {error.reason}"
-    except OSError as error:  # URLError, time-outs, refused and unresolved hosts
-        reason = str(getattr(error, "reason", error))
-    raise InputError(
-        f"{key}: weights {url} cannot be fetched ({reason}). Download the file on a machine with network access and "
-        f"put it at {cached}, or {remedy}"
-    )
+        read_checkpoint(location)
+    except InputError as error:
+        raise InputError(f"{key}: {error}; or {remedy}") from error
 
 
 def warn_of_frozen_random_layers(model: Mapping) -> None:

@@ -1,15 +1,14 @@
-"""Weights are looked for before a run: each way of not finding them says what to do."""
+"""Weights are fetched and read before a run: each way of not having them says what to do."""
 
-import http.server
-import threading
 import urllib.error
 
 import pytest
-import torch
 from mmengine.config import Config
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import check_weights, checks
+from mrla_mm.weights import check_weights, files
+
+from .conftest import checkpoint_bytes
 
 
 def config(checkpoint=None, *, backbone=None, **more):
@@ -20,16 +19,14 @@ def config(checkpoint=None, *, backbone=None, **more):
 
 
 @pytest.fixture
-def offline(monkeypatch, tmp_path):
+def offline(monkeypatch, cache):
     """No network, and an empty download cache; returns the folder of the cache."""
 
     def refuse(url, timeout):
         raise urllib.error.URLError("no route to host")
 
-    monkeypatch.setattr(checks.urllib.request, "urlopen", refuse)
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-    (tmp_path / "hub/checkpoints").mkdir(parents=True)
-    return tmp_path / "hub/checkpoints"
+    monkeypatch.setattr(files.urllib.request, "urlopen", refuse)
+    return cache
 
 
 def message(cfg):
@@ -52,7 +49,7 @@ def test_empty_file(tmp_path):
 
 def test_existing_file_passes(tmp_path):
     """A file that is there is left alone."""
-    (tmp_path / "w.pth").write_bytes(b"x")
+    (tmp_path / "w.pth").write_bytes(checkpoint_bytes())
     check_weights(config(tmp_path / "w.pth"))
 
 
@@ -72,11 +69,14 @@ def test_load_from_missing(tmp_path):
     ],
 )
 def test_unreachable_says_where_to_put_the_file(offline, location, file):
-    """Offline, the message has the reason, the place in the cache and the option; with the file there, all is well."""
+    """Offline, the message has the reason, the place in the cache and the option; the right file there suffices."""
     said = message(config(location))
     assert "no route to host" in said and str(offline / file) in said and "model.backbone.init_cfg=None" in said
-    (offline / file).write_bytes(b"x")
-    check_weights(config(location))
+    (offline / file).write_bytes(checkpoint_bytes())
+    if "-" not in file:
+        check_weights(config(location))
+    else:  # no other file than the published one will do
+        assert f"its name says {file.rpartition('-')[2].removesuffix('.pth')}" in message(config(location))
 
 
 def test_unknown_name_has_neighbours():
@@ -85,28 +85,12 @@ def test_unknown_name_has_neighbours():
     assert "'resnet5O'" in said and "resnet50" in said
 
 
-@pytest.fixture
-def server():
-    """A web server on this machine that has /there.pth and nothing else."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200 if self.path == "/there.pth" else 404)
-            self.end_headers()
-
-        def log_message(self, *args):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_address[1]}"
-        httpd.shutdown()
-
-
-def test_real_server(server):
-    """A URL that answers passes; one that does not exist is reported with the server's answer."""
-    check_weights(config(f"{server}/there.pth"))
-    assert "404" in message(config(f"{server}/gone.pth"))
+def test_urls_are_fetched_before_the_run(serve, cache):
+    """Preflight leaves the file in the cache, where the run finds it; one that does not exist is reported."""
+    address = serve({"/there.pth": checkpoint_bytes()})
+    check_weights(config(f"{address}/there.pth"))
+    assert (cache / "there.pth").read_bytes() == checkpoint_bytes()
+    assert "404" in message(config(f"{address}/gone.pth"))
 
 
 def test_weights_of_every_part_are_checked(tmp_path):
@@ -121,7 +105,7 @@ def test_weights_of_every_part_are_checked(tmp_path):
 def test_resume_needs_no_pretrained_weights(tmp_path):
     """A run that continues from a checkpoint does not ask for the weights it once started from."""
     checkpoint = tmp_path / "epoch_1.pth"
-    checkpoint.write_bytes(b"x")
+    checkpoint.write_bytes(checkpoint_bytes())
     check_weights(config(tmp_path / "gone.pth", resume=True, load_from=str(checkpoint)))
 
 
@@ -136,7 +120,7 @@ def test_frozen_random_layers_warn(frozen):
 @pytest.mark.filterwarnings("error:THE BACKBONE")
 def test_no_warning_with_weights(tmp_path):
     """Weights of the backbone, a checkpoint, or nothing frozen: no warning."""
-    (tmp_path / "w.pth").write_bytes(b"x")
+    (tmp_path / "w.pth").write_bytes(checkpoint_bytes())
     check_weights(config(tmp_path / "w.pth", backbone=dict(frozen_stages=1, norm_eval=True)))
     check_weights(config(backbone=dict(frozen_stages=1), load_from=str(tmp_path / "w.pth")))
     check_weights(config(backbone=dict(frozen_stages=-1)))

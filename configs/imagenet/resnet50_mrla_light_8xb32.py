@@ -1,0 +1,2 @@
+# ResNet-50 with MRLA-light on ImageNet-1K (App. B.1).
+_base_ = "../_base_/imagenet_resnet_mrla.py"

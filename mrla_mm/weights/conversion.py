@@ -1,0 +1,93 @@
+"""Conversion: any accepted file to a clean checkpoint of ours or to the authors' layout, proved by a forward pass."""
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mrla_mm.errors import InputError
+from mrla_mm.weights.files import read_checkpoint, sidecar_of
+from mrla_mm.weights.layouts import ATTENTION
+from mrla_mm.weights.loading import LoadReport, layout_of, load_weights
+from mrla_mm.weights.publishing import pack, save_published, stem_of
+from mrla_mm.weights.states import BACKBONE, find_state
+
+TARGETS = ("mrla_mm", "release")
+
+
+def convert(
+    location: str | Path,
+    backbone: nn.Module,
+    *,
+    target: str,
+    folder: str | Path,
+    stem: str | None = None,
+    prefix: str | None = None,
+    entry: str | None = None,
+) -> tuple[Path, LoadReport, list[str]]:
+    """Convert a weight file for a backbone; return the new file, how it loaded, and the keys that were left out.
+
+    A classifier's head goes along; other parts of a model have no place in either layout.
+
+    Args:
+        location: any file that `load_weights` accepts.
+        backbone: a backbone of the file's architecture, freshly built.
+        target: "mrla_mm" for our names, `backbone.` before them, or "release" for those of the authors' code.
+        folder: where to write.
+        stem: name of the new file before its hash, by default that of the old one.
+        prefix: see `load_weights`, as for `entry`.
+        entry: see `load_weights`.
+
+    Raises:
+        InputError: the file does not fit the backbone, or the authors' layout has no such model.
+    """
+    if target not in TARGETS:
+        raise InputError(f"target={target!r} is unknown; use one of {', '.join(TARGETS)}")
+    first, second = backbone.eval(), copy.deepcopy(backbone).eval()
+    report = load_weights(first, location, prefix=prefix, entry=entry)
+    checkpoint = read_checkpoint(location)
+    source, layout = find_state(checkpoint, prefix=prefix, entry=entry), layout_of(backbone)
+    state, head = layout.to_ours(source.state)
+    state = {key: tensor for key, tensor in state.items() if key not in report.unused}
+    classifier = {**head, **{k: v for k, v in source.heads.items() if k.startswith(tuple(layout.heads) or ("head.",))}}
+    left_out = [key for key in source.heads if key not in classifier] + report.unused
+    attention = getattr(backbone, "layer_attention", None) if any(ATTENTION in key for key in state) else None
+    if target == "release":
+        names = layout.to_release(state, classifier, attention and attention["type"])
+    else:
+        names = {f"{BACKBONE}{key}": tensor for key, tensor in state.items()} | classifier
+    packed = pack(names, checkpoint, attention)
+    packed[layout.entry if target == "release" else "state_dict"] = packed.pop("state_dict")
+    path = save_published(packed, folder, stem or f"{stem_of(location)}-{target}")
+    try:
+        verify(first, second, path, classifier)
+    except InputError:
+        path.unlink(), sidecar_of(path).unlink()
+        raise
+    return path, report, left_out
+
+
+def verify(first: nn.Module, second: nn.Module, path: Path, classifier: dict[str, Tensor]) -> None:
+    """Load a converted file into the second backbone and compare it with the first, which has the original.
+
+    Raises:
+        InputError: a tensor or the output for one random image differs.
+    """
+    load_weights(second, path)
+    expected, actual = first.state_dict(), second.state_dict()
+    differing = [key for key in expected if not torch.equal(expected[key], actual[key])]
+    converted = find_state(read_checkpoint(path))
+    heads = {**converted.heads, **layout_of(first).to_ours(converted.state)[1]}
+    differing += [key for key in classifier if key not in heads or not torch.equal(classifier[key], heads[key])]
+    image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        outputs = zip(leaves(first(image)), leaves(second(image)), strict=True)
+        same = all(torch.equal(a, b) for a, b in outputs)
+    if differing or not same:
+        raise InputError(f"{path} does not compute what the original does, it was removed; differing: {differing[:3]}")
+
+
+def leaves(output: object) -> list[Tensor]:
+    """Return the tensors of a backbone's output, however it nests them."""
+    return [output] if isinstance(output, Tensor) else [leaf for part in output for leaf in leaves(part)]

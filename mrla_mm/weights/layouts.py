@@ -1,0 +1,124 @@
+"""Key layouts: how the authors' release, torchvision and timm name what this package's backbones hold.
+
+A backbone says by its attribute `key_layout` which layout its published files have. Renaming is one-to-one, so a file
+of the release converts to ours and back to the same bytes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mrla_mm.errors import InputError
+
+ATTENTION = ".mrla."  # within a block's name, what belongs to its layer attention
+LAMBDA = "mrla.attention.history_scale"
+PROJECTIONS = {
+    "mrla.attention.query.": "mrla.mrla.Wq.",
+    "mrla.attention.key.": "mrla.mrla.Wk.",
+    "mrla.attention.value.": "mrla.mrla.Wv.",
+    LAMBDA: "mrla.lambda_t",
+}
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """Names of a published family of files beside ours; without entries, the two are the same.
+
+    Attributes:
+        blocks: pattern of the part of our keys that names a block.
+        parts: beginnings of our keys within a block, and theirs.
+        others: beginnings of our keys outside blocks, and theirs.
+        heads: beginnings of our classifiers' keys, the `head.` of the whole model included, and theirs.
+        scale_shape: shape of a lambda in the release.
+        entry: entry of a released file that holds the state dict.
+        base_stages: the release's base models have `stages.0.` where ours, and its light ones, have `layer1.`.
+    """
+
+    blocks: str = r"(?!)"
+    parts: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = field(default_factory=dict)
+    heads: Mapping[str, str] = field(default_factory=dict)
+    scale_shape: tuple[int, ...] = (-1,)
+    entry: str = "state_dict"
+    base_stages: bool = False
+
+    def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Rename the tensors of any accepted layout to ours; return those of the backbone and those of the head."""
+        backbone, head = {}, {}
+        inverse = {theirs: ours for ours, theirs in self.heads.items()}
+        for key, tensor in state.items():
+            name = rename(key, inverse)
+            if name != key:
+                head[name] = tensor
+                continue
+            name = self.rename_inside(self.from_base(key), inverted(self.parts), inverted(self.others))
+            backbone[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
+        return backbone, head
+
+    def to_release(
+        self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
+    ) -> dict[str, Tensor]:
+        """Rename our tensors to the authors' layout; of the head, what their classifiers have.
+
+        Args:
+            backbone: tensors by our key.
+            head: tensors of the rest of the model, by their full key.
+            variant: type of the layer attention; None for a plain backbone, whose layout is torchvision's or timm's.
+
+        Raises:
+            InputError: the release has no such variant.
+        """
+        if variant not in (None, "MRLALight", "MRLABase"):
+            raise InputError(f"the authors' layout exists for MRLALight and MRLABase, not for {variant}")
+        released = {}
+        for key, tensor in backbone.items():
+            name = self.rename_inside(key, self.parts, self.others)
+            if key.endswith(LAMBDA):
+                tensor = tensor.reshape(self.scale_shape)
+            released[self.to_base(name) if variant == "MRLABase" else name] = tensor
+        renamed = {key: rename(key, self.heads) for key in head}
+        return released | {name: head[key] for key, name in renamed.items() if name != key}
+
+    def rename_inside(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
+        """Rename what follows the block's name in a key, or the beginning of a key that is in no block."""
+        block = re.match(self.blocks, key)
+        return block[0] + rename(key[block.end() :], parts) if block else rename(key, others)
+
+    def from_base(self, key: str) -> str:
+        """Return a key with our name of a stage for that of the release's base models."""
+        if not self.base_stages:
+            return key
+        return re.sub(r"^stages\.(\d+)\.", lambda found: f"layer{int(found[1]) + 1}.", key)
+
+    def to_base(self, key: str) -> str:
+        """Return a key with the name that the release's base models have for a stage for ours."""
+        if not self.base_stages:
+            return key
+        return re.sub(r"^layer(\d+)\.", lambda found: f"stages.{int(found[1]) - 1}.", key)
+
+
+def rename(key: str, names: Mapping[str, str]) -> str:
+    """Exchange the beginning of a key for the name it has in a table; a key that is not in it stays."""
+    for old, new in names.items():
+        if key.startswith(old):
+            return new + key[len(old) :]
+    return key
+
+
+def inverted(names: Mapping[str, str]) -> dict[str, str]:
+    """Return a one-to-one table read from right to left."""
+    return {new: old for old, new in names.items()}
+
+
+LAYOUTS = {
+    None: KeyLayout(),
+    "resnet": KeyLayout(
+        blocks=r"layer\d+\.\d+\.",
+        parts={**PROJECTIONS, "mrla.norm.": "bn_mrla."},
+        heads={"head.fc.": "fc."},
+        scale_shape=(-1, 1, 1),
+        base_stages=True,
+    ),
+}

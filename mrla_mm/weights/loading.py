@@ -1,0 +1,193 @@
+"""Loading into a backbone of this package: everything that should match must, and one table says what did."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mrla_mm.errors import InputError
+from mrla_mm.weights.files import read_checkpoint
+from mrla_mm.weights.layouts import ATTENTION, LAYOUTS, KeyLayout
+from mrla_mm.weights.provenance import compare_attention, trained_attention
+from mrla_mm.weights.states import by_part, find_state, sample
+
+# What a file may lack: counters that old files do not have, and offsets of deformable convolutions.
+OPTIONAL = {"num_batches_tracked", "conv_offset"}
+
+
+@dataclass
+class LoadReport:
+    """What became of every key of a file and of the model it was loaded into.
+
+    Attributes:
+        target: the model's class.
+        location: the file, as it was named.
+        origin: the entry and prefix the weights had in it.
+        matched: keys that were loaded.
+        fresh: keys of layer attention that a plain file cannot have.
+        additional: other keys that the file need not have.
+        missing: keys that should have been in the file.
+        unexpected: keys of the file that the model's parts do not have.
+        unused: keys of the file for parts that the model does not have.
+        heads: keys of the file for classifiers and other parts outside the backbone.
+        mismatched: keys with the shapes they have in the file and in the model.
+        resized: keys of positional embeddings with both shapes.
+        notes: what else the user should know.
+    """
+
+    target: str
+    location: str
+    origin: str
+    matched: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)
+    additional: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    mismatched: list[str] = field(default_factory=list)
+    resized: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def table(self) -> str:
+        """Return the report as a table."""
+        rows = [
+            ("matched", len(self.matched), ""),
+            ("missing, as expected", len(self.fresh), sample(self.fresh) if self.fresh else ""),
+            ("missing, allowed", len(self.additional), sample(self.additional) if self.additional else ""),
+            ("missing", len(self.missing), sample(self.missing) if self.missing else ""),
+            ("unexpected", len(self.unexpected), sample(self.unexpected) if self.unexpected else ""),
+            ("shape mismatch", len(self.mismatched), sample(self.mismatched) if self.mismatched else ""),
+            ("pos. embedding resized", len(self.resized), sample(self.resized) if self.resized else ""),
+            ("dropped: heads", len(self.heads), by_part(self.heads)),
+            ("dropped: no such part", len(self.unused), by_part(self.unused)),
+        ]
+        lines = [f"  {name:<24}{count:>5}  {detail}".rstrip() for name, count, detail in rows]
+        head = f"{self.target} loads {self.location} ({self.origin})"
+        return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
+
+    def faults(self, prefix: str = "") -> list[str]:
+        """Return what should have matched and did not, in words; of the keys below a prefix only."""
+        kinds = {
+            "keys of the model are not in the file": self.missing,
+            "keys of the file are not in the model": self.unexpected,
+            "tensors have another shape": self.mismatched,
+        }
+        below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
+        return [f"{len(keys)} {words}: {sample(keys)}" for words, keys in below.items() if keys]
+
+
+def load_weights(
+    module: nn.Module,
+    location: str | Path,
+    *,
+    prefix: str | None = None,
+    entry: str | None = None,
+    strict: bool = True,
+) -> LoadReport:
+    """Load the weights at a location into a backbone: all that should match, or nothing.
+
+    Args:
+        module: the backbone.
+        location: path, URL or `catalogue://name`; see `read_checkpoint`.
+        prefix: prefix of the backbone's keys in the file; see `find_state`.
+        entry: entry of the file to take; see `find_state`.
+        strict: refuse a file of which something does not match; else load what does.
+
+    Raises:
+        InputError: the file cannot be used; names the first keys of both sides if they do not match.
+    """
+    checkpoint = read_checkpoint(location)
+    try:
+        source = find_state(checkpoint, entry=entry, prefix=prefix)
+    except InputError as error:
+        raise InputError(f"weights {location}: {error}") from error
+    layout = layout_of(module)
+    state, head = layout.to_ours(source.state)
+    report = LoadReport(type(module).__name__, str(location), source.origin, heads=[*source.heads, *head])
+    loadable = match(module, state, report)
+    differences = compare_attention(getattr(module, "layer_attention", None), trained_attention(checkpoint))
+    faults = [*report.faults(), *differences]
+    if not report.matched or (strict and faults):
+        hint = (
+            "; to load only what matches, set strict=False beside the checkpoint" if report.matched and strict else ""
+        )
+        raise InputError(explain(module, source.state, report, faults) + hint)
+    report.notes += [*differences, *doubts(module, layout, source.state)]
+    module.load_state_dict(loadable, strict=False)
+    return report
+
+
+def doubts(module: nn.Module, layout: KeyLayout, state: Mapping[str, Tensor]) -> list[str]:
+    """Return what a file that matches may still be wrong about: the authors' base ResNets have heads of 16 channels."""
+    width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
+    if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
+        return [
+            "the authors' code trains ResNet MRLA-base with heads of 16 channels, and shapes do not tell: this model "
+            f"has head_channels={width}; set layer_attention.head_channels=16 unless the file was trained otherwise"
+        ]
+    return []
+
+
+def layout_of(module: nn.Module) -> KeyLayout:
+    """Return the key layout of a backbone's published files."""
+    return LAYOUTS[getattr(module, "key_layout", None)]
+
+
+def match(module: nn.Module, state: Mapping[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
+    """Compare a state dict in our names with a module, fill the report, and return what can be loaded."""
+    own = module.state_dict()
+    parts = {key.partition(".")[0] for key in own}
+    loadable = {}
+    for key, tensor in state.items():
+        if key not in own:
+            (report.unexpected if key.partition(".")[0] in parts else report.unused).append(key)
+        elif tensor.shape != own[key].shape:
+            report.mismatched.append(f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model")
+        else:
+            loadable[key] = tensor
+    report.matched = list(loadable)
+    optional = OPTIONAL | plugin_names(module)
+    plain = not any(ATTENTION in key for key in state)
+    for key in own:
+        if key in state:
+            continue
+        if plain and ATTENTION in key:
+            report.fresh.append(key)
+        elif optional.intersection(key.split(".")):
+            report.additional.append(key)
+        else:
+            report.missing.append(key)
+    if report.fresh:
+        start = "as an exact identity" if is_identity(module) else "from random weights"
+        report.notes.append(f"plain weights: layer attention starts {start}")
+    return loadable
+
+
+def plugin_names(module: nn.Module) -> set[str]:
+    """Return the names of the plugins that mmdet's ResNet adds to its blocks, which no published file has."""
+    return {
+        name
+        for block in module.modules()
+        for position in ("after_conv1", "after_conv2", "after_conv3")
+        for name in getattr(block, f"{position}_plugin_names", ())
+    }
+
+
+def is_identity(module: nn.Module) -> bool:
+    """Whether every branch of layer attention scales its output by zero, so that plain weights keep their meaning."""
+    own = module.state_dict().items()
+    scales = [value for key, value in own if ATTENTION in key and key.endswith("norm.weight")]
+    return bool(scales) and not any(torch.count_nonzero(scale) for scale in scales)
+
+
+def explain(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str]) -> str:
+    """Return the message for a file that does not fit: what differs, the first keys of both sides, and what to do."""
+    return (
+        f"weights {report.location} ({report.origin}) do not fit {report.target}, nothing was loaded: "
+        f"{'; '.join(faults) or 'nothing matches'}. Matched {len(report.matched)}. First keys of the file: "
+        f"{sample(state)}. First keys of the model: {sample(module.state_dict())}. Choose the file of this "
+        "architecture, or make the model like the file's"
+    )

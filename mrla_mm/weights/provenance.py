@@ -1,0 +1,47 @@
+"""With which layer attention a checkpoint was trained, where its shapes cannot tell.
+
+Heads of another width, or MLA instead of MRLA-base, have tensors of the same names and shapes and compute something
+else. What a checkpoint's metadata says about it is compared with the model.
+"""
+
+import ast
+from collections.abc import Mapping
+
+# What changes the computation of a variant but not its tensors, with the value it has when it is not given.
+SILENT = {"type": None, "head_channels": None, "previous": "shortcut"}
+
+
+def trained_attention(checkpoint: Mapping) -> dict | None:
+    """Return the config of layer attention in a checkpoint's metadata, None if there is none.
+
+    mmengine's training checkpoints hold the text of their config, which is parsed and never executed.
+    """
+    meta = checkpoint.get("meta")
+    if not isinstance(meta, Mapping):
+        return None
+    if isinstance(meta.get("layer_attention"), Mapping):
+        return dict(meta["layer_attention"])
+    return attention_in(meta["cfg"]) if isinstance(meta.get("cfg"), str) else None
+
+
+def attention_in(text: str) -> dict | None:
+    """Return the one `layer_attention=dict(...)` in the text of a config; None for none, several or other values."""
+    try:
+        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.keyword)]
+        found = [node.value for node in nodes if node.arg == "layer_attention" and isinstance(node.value, ast.Call)]
+        configs = [{item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg} for call in found]
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    return configs[0] if configs and all(config == configs[0] for config in configs) else None
+
+
+def compare_attention(model: Mapping | None, file: Mapping | None) -> list[str]:
+    """Return in words what differs between the layer attention of a model and of a file, where both are known."""
+    if not model or not file:
+        return []
+    differences = []
+    for key, default in SILENT.items():
+        ours, theirs = model.get(key, default), file.get(key, default)
+        if ours != theirs and None not in (ours, theirs):
+            differences.append(f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}")
+    return differences

@@ -1,0 +1,85 @@
+"""Published checkpoints: weights and plain metadata alone, the file's SHA-256 in its name and in a file beside it."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mrla_mm.errors import InputError
+from mrla_mm.version import __version__
+from mrla_mm.weights.files import NAMED_DIGEST, digest_of, sidecar_of
+from mrla_mm.weights.provenance import trained_attention
+from mrla_mm.weights.states import enter, sample, unwrap
+
+KEPT = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")  # of a checkpoint's metadata
+
+
+def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
+    """Return what of a training checkpoint others need, and the names of the entries that stay behind.
+
+    Kept are the weights and what they were trained on and with; the optimizer, schedules, log history and hooks'
+    states go, and of a model and its average the one that mmengine evaluates stays.
+
+    Raises:
+        InputError: the checkpoint holds no weights.
+    """
+    content, entries = enter(checkpoint, None)
+    state, _ = unwrap({key: value for key, value in content.items() if isinstance(value, Tensor)})
+    if not state:
+        raise InputError(f"there is no tensor to publish among {sample(content)}")
+    others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
+    return pack(state, checkpoint), [name for name in others if name not in (*entries, "meta")]
+
+
+def pack(state: Mapping[str, Tensor], checkpoint: Mapping, attention: Mapping | None = None) -> dict:
+    """Return a checkpoint of these weights with what is plain in another's metadata, and its layer attention.
+
+    Tensors are copied, so that a part of a larger storage does not take the whole of it along.
+    """
+    found = checkpoint.get("meta")
+    meta = {key: plain(found[key]) for key in KEPT if key in found} if isinstance(found, Mapping) else {}
+    attention = attention or trained_attention(checkpoint)
+    if attention is not None:
+        meta["layer_attention"] = plain(attention)
+    weights = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
+    return {"meta": {**meta, "mrla_mm_version": __version__}, "state_dict": weights}
+
+
+def plain(value: object) -> object:
+    """Return a value as Python's own numbers, strings, lists and dicts; what is none of them becomes its text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if type(value) in (bool, int, float, str, type(None)):
+        return value
+    return plain(value.item()) if hasattr(value, "item") and getattr(value, "size", 0) == 1 else str(value)
+
+
+def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
+    """Write a checkpoint as `<stem>-<first 8 digits of its SHA-256>.pth` with its sidecar; return its path.
+
+    Raises:
+        InputError: the folder cannot be made.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}") from error
+    buffer = io.BytesIO()  # a name given to torch.save would be stored in the file and change its hash
+    torch.save(dict(checkpoint), buffer)
+    part = folder / f"{stem}.part"
+    part.write_bytes(buffer.getbuffer())
+    digest = digest_of(part)
+    path = part.replace(folder / f"{stem}-{digest[:8]}.pth")
+    sidecar_of(path).write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+    return path
+
+
+def stem_of(path: str | Path) -> str:
+    """Return the name of a weight file without its suffix and without the hash of an earlier publication."""
+    name = Path(path).name
+    return NAMED_DIGEST.sub("", name) if NAMED_DIGEST.search(name) else Path(name).stem

@@ -1,0 +1,101 @@
+"""What a checkpoint holds: the state dict in its wrappers, without prefixes, apart from the heads."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mrla_mm.errors import InputError
+
+# Entries that hold a state dict, in the order of preference: a file with both holds the model, and its average beside
+# it. mmengine exchanges the two when it saves, so its `state_dict` is the average already.
+ENTRIES = ("state_dict", "model", "ema_state_dict", "state_dict_ema", "model_ema")
+WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and averaged models; torch.compile
+BACKBONE = "backbone."
+PREPROCESSOR = "data_preprocessor"  # holds constants of the config, not weights
+
+
+@dataclass
+class Source:
+    """State dict of a checkpoint, and where in the file it was.
+
+    Attributes:
+        state: tensors by key, without wrappers' prefixes.
+        origin: the entry and prefix they were found under, in words.
+        heads: tensors of the other parts of the model, by their full key.
+    """
+
+    state: dict[str, Tensor]
+    origin: str
+    heads: dict[str, Tensor] = field(default_factory=dict)
+
+
+def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | None = None) -> Source:
+    """Find the backbone's state dict in a checkpoint.
+
+    Args:
+        checkpoint: what a weight file holds: a state dict, or a mapping with one under an entry of `ENTRIES`.
+        entry: take the state dict under this entry, whatever its name.
+        prefix: take the keys below this prefix; by default those below `backbone.` if there are any, else all.
+
+    Raises:
+        InputError: there is no state dict, or nothing below the prefix.
+    """
+    content, entries = enter(checkpoint, entry)
+    state, wrappers = unwrap({key: value for key, value in content.items() if isinstance(value, Tensor)})
+    if not state:
+        raise InputError(f"no weights found: there is no tensor among {sample(content)}")
+    words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
+    words += [f"not {name}" for name in ENTRIES if isinstance(checkpoint.get(name), Mapping) and name not in entries]
+    words += [f"prefix {wrapper}" for wrapper in wrappers]
+    if prefix is not None and not prefix.endswith("."):
+        prefix += "."
+    if prefix is None and any(key.startswith(BACKBONE) for key in state):
+        prefix = BACKBONE
+    if not prefix:
+        return Source(state, ", ".join(words))
+    inside = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not inside:
+        raise InputError(f"no weights found below prefix={prefix!r}; the keys are {sample(state)}")
+    outside = {key: value for key, value in state.items() if not key.startswith((prefix, PREPROCESSOR))}
+    return Source(inside, ", ".join([*words, f"prefix {prefix}"]), outside)
+
+
+def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
+    """Step into the entries around a state dict; return it and the entries' names."""
+    entries = []
+    while True:
+        nested = [key for key, value in content.items() if isinstance(value, Mapping)]
+        if entry is not None and not entries:
+            if entry not in nested:
+                raise InputError(f"there is no entry {entry!r} with weights; the entries are {sample(content)}")
+            name = entry
+        else:
+            name = next((name for name in ENTRIES if name in nested), None)
+        if name is None:
+            return content, entries
+        content = content[name]
+        entries.append(name)
+
+
+def unwrap(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Strip the prefixes that wrappers put before every key; what lies beside them are the wrapper's own counters."""
+    stripped = []
+    while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in state)), None):
+        state = {key.removeprefix(wrapper): value for key, value in state.items() if key.startswith(wrapper)}
+        stripped.append(wrapper)
+    return dict(state), stripped
+
+
+def sample(keys: Mapping | list, count: int = 3) -> str:
+    """Return the first keys in words, and how many there are."""
+    keys = [str(key) for key in keys]
+    shown = ", ".join(keys[:count]) or "none"
+    return shown if len(keys) <= count else f"{shown}, ... ({len(keys)} in all)"
+
+
+def by_part(keys: Mapping | list) -> str:
+    """Return the top-level names of keys and how many tensors each has, in words."""
+    counts = Counter(key.partition(".")[0] for key in keys)
+    return ", ".join(f"{part} ({count})" for part, count in counts.items())

@@ -1,0 +1,162 @@
+"""Converted files: the authors' layout there and back to the same bytes, hashes, safety, and proof by forwarding."""
+
+import hashlib
+import subprocess
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mrla_mm.errors import InputError
+from mrla_mm.weights import conversion, convert, load_weights, publishable, read_checkpoint, save_published, stem_of
+
+from ..conftest import load_tool
+from .conftest import narrow, plain_resnet, released_resnet, scatter
+
+LIGHT, BASE = dict(type="MRLALight", head_channels=16), dict(type="MRLABase", head_channels=16)
+
+
+def save(tmp_path, content, name="w.pth"):
+    torch.save(content, tmp_path / name)
+    return tmp_path / name
+
+
+def there_and_back(build, path, tmp_path):
+    """Convert a file to our layout and that to the authors'; return both new paths."""
+    ours, _, left = convert(path, build(), target="mrla_mm", folder=tmp_path / "ours")
+    assert not left
+    theirs, _, left = convert(ours, build(), target="release", folder=tmp_path / "theirs")
+    assert not left
+    return ours, theirs
+
+
+def bytes_of(state):
+    return {key: (value.dtype, tuple(value.shape), value.numpy().tobytes()) for key, value in state.items()}
+
+
+@pytest.mark.parametrize(("variant", "attention"), [("light", LIGHT), ("base", BASE), (None, LIGHT)])
+def test_released_resnets_come_back_to_the_same_bytes(variant, attention, tmp_path):
+    """Classifier included; None is a plain torchvision file, which has no layer attention to invent."""
+    released = released_resnet(variant) if variant else plain_resnet()
+    ours, theirs = there_and_back(lambda: narrow(18, attention), save(tmp_path, released), tmp_path)
+    assert bytes_of(read_checkpoint(theirs)["state_dict"]) == bytes_of(released)
+    converted = read_checkpoint(ours)["state_dict"]
+    assert {key.partition(".")[0] for key in converted} == {"backbone", "head"}
+    assert any(".mrla." in key for key in converted) == (variant is not None)
+
+
+def test_bottlenecks_too(tmp_path):
+    released = released_resnet("light", 50)
+    _, theirs = there_and_back(lambda: narrow(50, LIGHT), save(tmp_path, {"state_dict": released}), tmp_path)
+    assert bytes_of(read_checkpoint(theirs)["state_dict"]) == bytes_of(released)
+
+
+def test_names_hashes_and_sidecars(tmp_path):
+    """The name has the first digits of the SHA-256, the sidecar all; the same weights make the same file."""
+    path = save(tmp_path, released_resnet("light"))
+    first, _, _ = convert(path, narrow(18, LIGHT), target="mrla_mm", folder=tmp_path, stem="a")
+    digest = hashlib.sha256(first.read_bytes()).hexdigest()
+    assert first.name == f"a-{digest[:8]}.pth"
+    subprocess.run(["sha256sum", "--check", "--status", f"{first.name}.sha256"], cwd=tmp_path, check=True)
+    second, _, _ = convert(first, narrow(18, LIGHT), target="mrla_mm", folder=tmp_path, stem="b")
+    assert second.read_bytes() == first.read_bytes()
+    assert stem_of(first) == "a" and stem_of("x/y.pth") == "y"
+
+
+def test_a_converted_file_knows_its_attention(tmp_path):
+    """What shapes cannot tell goes along, so heads of another width are refused from then on."""
+    ours, theirs = there_and_back(lambda: narrow(18, BASE), save(tmp_path, released_resnet("base")), tmp_path)
+    for path in (ours, theirs):
+        load_weights(narrow(18, BASE), path)
+        with pytest.raises(InputError, match="head_channels=16, the model has 8"):
+            load_weights(narrow(18, dict(BASE, head_channels=8)), path)
+
+
+@pytest.mark.parametrize("fault", ["tensor", "head"])
+def test_a_conversion_that_changes_anything_is_removed(fault, tmp_path, monkeypatch):
+    """The proof can fail: a value off by a little in what was written, be it of the backbone or of the head."""
+    key = "backbone.layer2.0.bn1.bias" if fault == "tensor" else "head.fc.bias"
+
+    def spoil(checkpoint, folder, stem):
+        checkpoint["state_dict"][key] += 1e-6
+        return save_published(checkpoint, folder, stem)
+
+    monkeypatch.setattr(conversion, "save_published", spoil)
+    path = save(tmp_path, released_resnet("light"))
+    with pytest.raises(InputError, match=f"does not compute.*{key.rpartition('.')[2]}"):
+        convert(path, narrow(18, LIGHT), target="mrla_mm", folder=tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_only_variants_of_the_release_convert_to_it(tmp_path):
+    model = scatter(narrow(18, dict(type="MLA", head_channels=16)))
+    path = save(tmp_path, model.state_dict())
+    with pytest.raises(InputError, match="exists for MRLALight and MRLABase, not for MLA"):
+        convert(path, model, target="release", folder=tmp_path)
+
+
+def training_checkpoint(tmp_path):
+    """What mmengine saves of a detector in training."""
+    model = torch.nn.ModuleDict({"backbone": scatter(narrow(18, LIGHT)), "bbox_head": torch.nn.Linear(2, 2)})
+    return save(
+        tmp_path,
+        {
+            "meta": {"epoch": 12, "dataset_meta": {"classes": ("cat", "dog")}, "cfg": "x = 1", "seed": 5},
+            "state_dict": {f"module.{key}": value for key, value in model.state_dict().items()},
+            "optimizer": {"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": []},
+            "message_hub": {"log_scalars": {}},
+            "ema_state_dict": {"module.backbone.conv1.weight": torch.zeros(1)},
+        },
+        "epoch_12.pth",
+    )
+
+
+def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys):
+    path = training_checkpoint(tmp_path)
+    load_tool("publish_weights").main([str(path)])
+    (published,) = tmp_path.glob("epoch_12-????????.pth")
+    content = torch.load(published, weights_only=True)
+    assert set(content) == {"meta", "state_dict"} and content["meta"]["dataset_meta"] == {"classes": ["cat", "dog"]}
+    assert set(content["meta"]) == {"epoch", "dataset_meta", "cfg", "mrla_mm_version"}
+    original = torch.load(path, weights_only=True)["state_dict"]
+    assert {f"module.{key}" for key in content["state_dict"]} == set(original)
+    assert all(torch.equal(value, original[f"module.{key}"]) for key, value in content["state_dict"].items())
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(published) == []
+    assert "left behind: optimizer, message_hub, ema_state_dict" in capsys.readouterr().out
+    assert load_weights(narrow(18, LIGHT), published).heads == ["bbox_head.weight", "bbox_head.bias"]
+
+
+def test_a_view_does_not_take_its_storage_along(tmp_path):
+    state = {"weight": torch.zeros(1_000_000)[:3]}
+    path = save_published(publishable({"state_dict": state})[0], tmp_path, "small")
+    assert path.stat().st_size < 10_000
+
+
+def test_nothing_to_publish():
+    with pytest.raises(InputError, match="no tensor to publish among epoch"):
+        publishable({"epoch": 1})
+
+
+def test_tool_says_what_a_detector_leaves_out(tmp_path, capsys):
+    """A detector's checkpoint converts to its backbone; heads that have no place in the layout are named."""
+    backbone = dict(
+        type="MRLAResNet",
+        depth=18,
+        base_channels=16,
+        layer_attention=LIGHT,
+        init_cfg=dict(type="Pretrained", checkpoint="-"),
+    )
+    config = tmp_path / "config.py"
+    Config(dict(model=dict(type="RetinaNet", backbone=backbone), default_scope="mmdet")).dump(str(config))
+    path = training_checkpoint(tmp_path)
+    load_tool("convert_weights").main([str(path), str(config), "--name", "r18", "--out-dir", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert "left out, no place in this layout: 2 tensors, first bbox_head.weight" in said and "bit for bit" in said
+    (converted,) = (tmp_path / "out").glob("r18-*.pth")
+    assert all(key.startswith("backbone.") for key in read_checkpoint(converted)["state_dict"])
+
+
+def test_tool_needs_a_backbone(tmp_path):
+    (tmp_path / "empty.py").write_text("model = None\n")
+    with pytest.raises(InputError, match=r"has no model\.backbone"):
+        load_tool("convert_weights").main(["w.pth", str(tmp_path / "empty.py")])

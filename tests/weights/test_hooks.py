@@ -1,0 +1,121 @@
+"""Whole checkpoints: tests and resumed runs take their own only, a fine-tuning at least a backbone that matches."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.model import BaseModel
+from mmengine.registry import HOOKS
+from mmengine.runner import Runner
+from torch import nn
+
+from mrla_mm.backbones import MRLAResNet
+from mrla_mm.errors import InputError
+
+from .conftest import plain_resnet
+
+THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
+
+
+class Detector(BaseModel):
+    """A backbone and a head with some number of classes."""
+
+    def __init__(self, classes=2, depth=18):
+        super().__init__()
+        self.backbone = MRLAResNet(depth, dict(type="MRLALight", head_channels=16), base_channels=16, **THREE_STAGES)
+        self.head = nn.Linear(64, classes)
+
+    def forward(self, *images, mode):
+        scores = self.head(self.backbone(torch.stack(images))[-1].mean((2, 3)))
+        return dict(loss=scores.square().mean()) if mode == "loss" else scores
+
+
+class NoMetric:
+    """Evaluates nothing."""
+
+    dataset_meta = None
+
+    def process(self, **kwargs):
+        """Take a batch."""
+
+    def evaluate(self, size):
+        """Return no figure."""
+        return {}
+
+
+def runner(tmp_path, model, **more):
+    loader = dict(dataset=[torch.rand(3, 32, 32)] * 2, batch_size=2, num_workers=0)
+    loader["sampler"] = dict(type="DefaultSampler", shuffle=False)
+    built = Runner(
+        model=model,
+        work_dir=str(tmp_path),
+        train_dataloader=copy.deepcopy(loader),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
+        test_dataloader=loader,
+        test_cfg=dict(),
+        test_evaluator=[],
+        custom_hooks=[dict(type="CheckpointCheckHook")],
+        default_hooks=dict(checkpoint=None),
+        experiment_name=f"{tmp_path.name}{id(model)}",
+        default_scope="mmengine",
+        **more,
+    )
+    built._test_evaluator = NoMetric()
+    return built
+
+
+def save(tmp_path, state, meta=None):
+    torch.save({"state_dict": state, "meta": meta or {}}, tmp_path / "w.pth")
+    return str(tmp_path / "w.pth")
+
+
+def message(run):
+    with pytest.raises(InputError) as caught:
+        run()
+    return str(caught.value)
+
+
+def test_testing_takes_the_models_own_checkpoint_only(tmp_path):
+    path = save(tmp_path, Detector().state_dict())
+    runner(tmp_path, Detector(), load_from=path).test()
+    for other in (Detector(classes=3), Detector(depth=34)):
+        said = message(runner(tmp_path, other, load_from=path).test)
+        assert "do not fit Detector, nothing was loaded" in said
+    plain = {f"backbone.{key}": value for key, value in plain_resnet().items()}
+    assert ".mrla." in message(runner(tmp_path, Detector(), load_from=save(tmp_path, plain)).test)
+
+
+def test_a_deeper_models_checkpoint_is_not_tested(tmp_path):
+    """It has all that the model needs, and more: the one fault that leaves no key missing."""
+    path = save(tmp_path, Detector(depth=34).state_dict())
+    assert "keys of the file are not in the model" in message(runner(tmp_path, Detector(), load_from=path).test)
+
+
+def test_fine_tuning_may_change_the_head(tmp_path):
+    trained = Detector(classes=5)
+    path = save(tmp_path, trained.state_dict())
+    built = runner(tmp_path, Detector(), load_from=path)
+    built.train()
+    assert built.iter == 2 or built.epoch == 2
+
+
+def test_fine_tuning_from_another_backbone_is_refused(tmp_path):
+    for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
+        built = runner(tmp_path, Detector(), load_from=save(tmp_path, state))
+        assert message(built.train).startswith("load_from: ")
+
+
+def test_plain_weights_start_a_detector_with_layer_attention(tmp_path):
+    state = Detector().state_dict()
+    plain = {key: value for key, value in state.items() if ".mrla." not in key}
+    runner(tmp_path, Detector(), load_from=save(tmp_path, plain)).train()
+
+
+def test_resuming_takes_the_runs_own_checkpoint_only(tmp_path):
+    path = save(tmp_path, Detector(classes=5).state_dict(), dict(epoch=1, iter=1))
+    assert "head.weight (5, 64) in the file" in message(runner(tmp_path, Detector(), load_from=path, resume=True).train)
+
+
+def test_hook_is_registered_at_the_root():
+    assert HOOKS.get("CheckpointCheckHook") is not None
