@@ -53,7 +53,7 @@ class LayerAttention(nn.Module):
         super().__init__()
         if not (isinstance(head_channels, int) and 1 <= head_channels <= channels) or channels % head_channels:
             raise InputError(
-                f"channels={channels} cannot be cut into heads of head_channels={head_channels}; "
+                f"channels={channels} cannot be cut into heads of head_channels={head_channels!r}; "
                 f"choose a divisor of {channels}"
             )
         self.channels = channels

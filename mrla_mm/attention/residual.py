@@ -30,9 +30,10 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
         InputError: if the name or an argument is unknown or cannot work.
     """
     known = variants()
-    if not isinstance(cfg, dict) or cfg.get("type") not in known:
-        name = cfg.get("type") if isinstance(cfg, dict) else cfg
-        raise InputError(f"layer_attention type {name!r} is unknown; use one of {', '.join(sorted(known))}")
+    if not isinstance(cfg, dict):
+        raise InputError(f"layer_attention={cfg!r} must be a dict such as dict(type='MRLALight', head_channels=32)")
+    if cfg.get("type") not in known:
+        raise InputError(f"layer_attention type {cfg.get('type')!r} is unknown; use one of {', '.join(sorted(known))}")
     arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
     try:
         return known[cfg["type"]](channels, first_in_stage=first_in_stage, **arguments)
@@ -69,8 +70,8 @@ class LayerAttentionResidual(BaseModule):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 <= drop_path < 1:
-            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path}")
+        if not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
+            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path!r}")
         self.attention = build_layer_attention(attention, channels, first_in_stage)
         self.norm = build_norm_layer(norm_cfg, channels)[1]
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
