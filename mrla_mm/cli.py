@@ -76,12 +76,14 @@ def locate_config(name: str) -> str:
     package, separator, relative = name.partition("::")
     if separator:
         spec = find_spec(package)
-        if spec is None:
-            raise InputError(f"config {name!r}: package {package!r} is not installed")
+        if spec is None or not spec.submodule_search_locations:
+            raise InputError(f"config {name!r}: there is no installed package {package!r}")
         path = Path(spec.submodule_search_locations[0]) / ".mim/configs" / relative
     else:
         path = Path(name)
     if path.is_file():
+        if path.suffix not in (".py", ".json", ".yaml", ".yml"):
+            raise InputError(f"config file {path} is no .py, .json or .yaml file")
         return str(path)
     siblings = sorted(p.name for p in path.parent.glob("*.py"))
     close = difflib.get_close_matches(path.name, siblings, n=3, cutoff=0.5)
@@ -102,9 +104,17 @@ def load_config(args: argparse.Namespace) -> Config:
     if "data_root" in options:
         move_data_root(cfg, options.pop("data_root"))
     check_option_keys(cfg, options)
-    cfg.merge_from_dict(options)
+    try:
+        cfg.merge_from_dict(options)
+    except (TypeError, KeyError, IndexError) as error:
+        raise InputError(
+            f"--cfg-options {' '.join(options)} do not fit the config ({error}): below a value that is None or no "
+            "dictionary, override the whole of it"
+        ) from error
     cfg.launcher = args.launcher
     cfg.work_dir = args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(path).stem)
+    if Path(cfg.work_dir).is_file():
+        raise InputError(f"--work-dir {cfg.work_dir} is a file; name a folder")
     return cfg
 
 

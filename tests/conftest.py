@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import cv2
@@ -97,7 +98,7 @@ def tiny_options(config, root, *more):
         "default_hooks.logger.interval=1",
         "param_scheduler.0.end=2",
     ]
-    if "_deit_" not in config:
+    if re.search(r"_r\d+_", config):
         options += ["model.backbone.depth=18", "model.backbone.frozen_stages=-1"]
         options.append("model.neck.in_channels=[64,128,256,512]")
     for phase in ("train", "val", "test"):

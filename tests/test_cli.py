@@ -4,6 +4,7 @@ import os
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +83,18 @@ def test_options_without_effect_are_refused(option, expected):
     assert expected in error_of(loaded, "--cfg-options", option)
 
 
+def test_options_below_none_are_refused():
+    """What mmengine cannot merge is named, with the way out."""
+    said = error_of(loaded, "--cfg-options", "model.neck=None", "model.neck.in_channels=[1,2]")
+    assert "model.neck.in_channels" in said and "override the whole" in said
+
+
+def test_work_dir_must_be_no_file():
+    """A file given as work directory is named before anything is built."""
+    Path("taken").write_text("")
+    assert "taken is a file" in error_of(loaded, "--work-dir", "taken")
+
+
 @pytest.mark.parametrize("option", ["lonely", "a=(1,2"])
 def test_malformed_options_end_in_usage(option, capsys):
     """What is not key=value ends in the usage message with code 2."""
@@ -96,7 +109,10 @@ def test_config_names():
         ".mim/configs/retinanet_r50_mrla_light_1x.py"
     )
     assert "mask_rcnn_r50_mrla_light_1x.py" in error_of(cli.locate_config, "mrla_mm::mask_rcnn_r50_mrla_lihgt_1x.py")
-    assert "'nopackage' is not installed" in error_of(cli.locate_config, "nopackage::x.py")
+    for name in ("nopackage", "os"):
+        assert f"no installed package '{name}'" in error_of(cli.locate_config, f"{name}::x.py")
+    Path("notes.txt").write_text("no config")
+    assert "no .py, .json or .yaml file" in error_of(cli.locate_config, "notes.txt")
     assert "nowhere/x.py does not exist" in error_of(cli.locate_config, "nowhere/x.py")
 
 
@@ -150,6 +166,13 @@ def test_resume_takes_the_newest_whole_checkpoint(tmp_path):
     whole = save(tmp_path / "epoch_3.pth").read_bytes()
     (tmp_path / "epoch_3.pth").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "last_checkpoint").write_text(str(tmp_path / "gone.pth"))
+    save(tmp_path / "best_coco_bbox_mAP_epoch_3.pth")  # newest, but saved without the optimizer
+    train.set_resume(cfg, "auto")
+    assert cfg.load_from == str(tmp_path / "epoch_2.pth")
+    (tmp_path / "last_checkpoint").write_text("/where/this/folder/was/copied/from/epoch_1.pth")
+    train.set_resume(cfg, "auto")
+    assert cfg.load_from == str(tmp_path / "epoch_1.pth")
+    (tmp_path / "last_checkpoint").write_bytes(b"\xff\xfe torn")
     train.set_resume(cfg, "auto")
     assert cfg.load_from == str(tmp_path / "epoch_2.pth")
 

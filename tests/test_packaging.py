@@ -55,7 +55,7 @@ def run(*argv, cwd, **variables):
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

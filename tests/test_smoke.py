@@ -31,7 +31,7 @@ def command(tool, *argv):
 
 
 def run_command(*argv, cwd):
-    return subprocess.run([*map(str, argv)], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run([*map(str, argv)], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=1200)
 
 
 def scalars(work_dir):
@@ -64,6 +64,7 @@ test_figures.__test__ = False
         "mask_rcnn_r50_mrla_light_1x",
         "mask_rcnn_r50_mrla_base_1x",
         "retinanet_deit_t_mrla_light_1x",
+        "retinanet_efficientnet_b0_mrla_light_1x",
     ],
 )
 def test_train_test_resume(name, coco_root, tmp_path, run_tool):
@@ -118,9 +119,10 @@ def test_killed_run_resumes(coco_root, tmp_path):
 
 
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason="no real COCO images at ../shared/data/coco_tiny")
-@pytest.mark.parametrize("name", ["mask_rcnn_r50_mrla_light_1x", "mask_rcnn_deit_t_mrla_light_1x"])
-def test_real_coco_images(name, tmp_path, run_tool):
+@pytest.mark.parametrize("backbone", ["r50", "deit_t", "ceit_t", "pvtv2_b0"])
+def test_real_coco_images(backbone, tmp_path, run_tool):
     """Mask R-CNN trains and evaluates on real COCO images, with polygons, crowds and all 80 classes."""
+    name = f"mask_rcnn_{backbone}_mrla_light_1x"
     options = tiny_options(name, REAL_COCO, "train_cfg.max_epochs=1", "train_dataloader.dataset.indices=4")
     options += ["val_dataloader.dataset.indices=2", "train_dataloader.dataset.pipeline.2.scale=(160,120)"]
     code, errors = run_tool("train", config_path(name), "--work-dir", tmp_path, "--cfg-options", *options)

@@ -7,11 +7,13 @@ Writes each picture with its boxes, masks, class names and scores, and predictio
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
+import cv2
 import mmcv
 import torch
 from mmdet.apis import inference_detector, init_detector
@@ -52,6 +54,32 @@ def find_images(source):
     if not images:
         raise InputError(f"folder {source} holds no image: {', '.join(IMAGE_SUFFIXES)} files are looked for")
     return images
+
+
+def make_out_dir(path, images):
+    """Make the output folder, never that of the input: a picture of `dog.png` is called `dog.png` too.
+
+    Raises:
+        InputError: it is the folder of the images, or a file.
+    """
+    out_dir = Path(path)
+    if out_dir.resolve() == images[0].parent.resolve():
+        raise InputError(
+            f"--out-dir {out_dir} holds the input, which the pictures would overwrite: give another folder"
+        )
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out-dir {out_dir} cannot be made ({error.strerror}): give another folder") from error
+    return out_dir
+
+
+def read_image(path):
+    """Return an image (H, W, 3) in BGR, whatever the file's channels, or None for one that cannot be read."""
+    try:
+        return mmcv.imread(str(path))
+    except cv2.error:  # of an empty file
+        return None
 
 
 def load_detector(config, checkpoint, *, device):
@@ -110,19 +138,20 @@ def main(argv=None):
     if not 0 <= args.score_thr <= 1:
         raise InputError(f"--score-thr {args.score_thr}: give a number from 0 to 1")
     images = find_images(args.input)
+    out_dir = make_out_dir(args.out_dir, images)
     model = load_detector(args.config, args.checkpoint, device=args.device)
-    out_dir = Path(args.out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    stems = Counter(path.stem for path in images)
     results, unreadable = [], []
     for number, path in enumerate(images, 1):
-        image = mmcv.imread(str(path))
+        image = read_image(path)
         if image is None:
             unreadable.append(str(path))
             continue
         instances = inference_detector(model, image).pred_instances.cpu()
         instances = instances[instances.scores >= args.score_thr]
         picture = draw_detections(image[..., ::-1], instances, meta=model.dataset_meta, score_thr=args.score_thr)
-        mmcv.imwrite(picture[..., ::-1], str(out_dir / f"{path.stem}.png"))
+        name = path.stem if stems[path.stem] == 1 else path.name  # dog.jpg and dog.png are two pictures
+        mmcv.imwrite(picture[..., ::-1], str(out_dir / f"{name}.png"))
         height, width = image.shape[:2]
         detections = as_records(instances, model.dataset_meta["classes"])
         results.append({"image": path.name, "width": width, "height": height, "detections": detections})

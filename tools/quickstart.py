@@ -40,6 +40,7 @@ SUMMARY = re.compile(r"Average (Precision|Recall)|error:")
 LOG_PREFIX = re.compile(r"^\S+ \S+ - mmengine - INFO - ")
 MAX_THREADS = 4  # a model this small gains nothing from more
 PICTURES = 12
+MAX_SEED = 2**32 - 1  # numpy's, which the training seeds too
 
 
 class Steps:
@@ -127,13 +128,12 @@ def train(cfg, args, work_dir):
     try:
         state = json.loads(state_file.read_text())
     except (OSError, ValueError):
-        state = {}
-    if args.fresh or state.get("fingerprint") != identity:
+        state = None
+    if args.fresh or not isinstance(state, dict) or state.get("fingerprint") != identity:
         shutil.rmtree(train_dir, ignore_errors=True)
         state = {"fingerprint": identity, "checkpoint": None}
-    elif state["checkpoint"] and Path(state["checkpoint"]).is_file():
+    elif state.get("checkpoint") and Path(state["checkpoint"]).is_file():
         return Path(state["checkpoint"]), "finished training kept"
-    work_dir.mkdir(parents=True, exist_ok=True)
     state_file.write_text(json.dumps(state))
     config_file = work_dir / "config.py"
     cfg.dump(config_file)
@@ -181,6 +181,8 @@ def draw(cfg, checkpoint, work_dir):
 
 def load_config(args):
     """Return the config with the data folder, seed and number of epochs of this run."""
+    if not 0 <= args.seed <= MAX_SEED:
+        raise InputError(f"--seed {args.seed}: give a number from 0 to {MAX_SEED}")
     cfg = Config.fromfile(cli.locate_config(args.config))
     cli.move_data_root(cfg, str(Path(args.data).absolute()))
     cfg.randomness = dict(seed=args.seed)
@@ -197,6 +199,10 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args)
     work_dir = Path(args.work_dir)
+    try:
+        work_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--work-dir {work_dir} cannot be made ({error.strerror}): give another folder") from error
     steps = Steps(4)
 
     steps.start(f"data: {args.num_train} + {args.num_val} pictures of shapes, in COCO format")
@@ -221,10 +227,8 @@ def main(argv=None):
     segm = f", mask AP50 {metrics['coco/segm_mAP_50']:.3f}" if "coco/segm_mAP_50" in metrics else ""
     print(f"\nbox AP50 {ap50:.3f}{segm} after {steps.seconds:.0f} s in all")
     print(f"look at    {work_dir}/gallery.png (ground truth | prediction) and {work_dir}/curves.png")
-    print(
-        f"try next   {Path(sys.executable)} tools/demo.py {args.data}/val2017 {work_dir}/config.py "
-        f"{os.path.relpath(checkpoint)} --out-dir work_dirs/demo"
-    )
+    demo, weights = (os.path.relpath(path) for path in (ROOT / "tools/demo.py", checkpoint))
+    print(f"try next   {sys.executable} {demo} {args.data}/val2017 {work_dir}/config.py {weights}")
     if args.min_ap50 is not None and ap50 < args.min_ap50:
         sys.exit(f"box AP50 {ap50:.3f} is below --min-ap50 {args.min_ap50}")
 

@@ -61,11 +61,17 @@ def set_resume(cfg, checkpoint):
 
 
 def latest_checkpoint(work_dir):
-    """Return the newest checkpoint that is complete: a run killed while it saves leaves a torn file behind."""
-    candidates = sorted(work_dir.glob("*.pth"), key=lambda path: path.stat().st_mtime, reverse=True)
+    """Return the newest checkpoint that is complete: a run killed while it saves leaves a torn file behind.
+
+    The best checkpoints are left out: mmengine saves them without what a run needs to continue. The record may hold
+    the path that a copied work directory came from, so a file of that name in the work directory comes first.
+    """
+    found = [path for path in work_dir.glob("*.pth") if not path.name.startswith("best_")]
+    candidates = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
     record = work_dir / "last_checkpoint"
     if record.is_file():
-        candidates.insert(0, Path(record.read_text().strip()))
+        recorded = Path(record.read_text(errors="replace").strip())
+        candidates = [work_dir / recorded.name, recorded, *candidates]
     for path in candidates:
         if path.is_file() and zipfile.is_zipfile(path):
             return path

@@ -29,7 +29,7 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-3, by_epoch=True, begin=0, end=5, convert_to_iter_based=True),
-    dict(type="CosineAnnealingLR", eta_min=1e-5, by_epoch=True, begin=5, end=300),
+    dict(type="CosineAnnealingLR", eta_min_ratio=1e-2, by_epoch=True, begin=5, end=300),
 ]
 auto_scale_lr = dict(enable=True)  # base_batch_size is 1024; fewer images take a smaller step
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best="auto"))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import depthwise_value, global_average, project, split_heads
+from mrla_mm.ops import Affine, depthwise_value, global_average, project, split_heads
 
 Memory = tuple | None  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
 
@@ -53,7 +53,7 @@ class LayerAttention(nn.Module):
         super().__init__()
         if not (isinstance(head_channels, int) and 1 <= head_channels <= channels) or channels % head_channels:
             raise InputError(
-                f"channels={channels} cannot be cut into heads of head_channels={head_channels}; "
+                f"channels={channels} cannot be cut into heads of head_channels={head_channels!r}; "
                 f"choose a divisor of {channels}"
             )
         self.channels = channels
@@ -100,8 +100,18 @@ class LayerAttention(nn.Module):
                     "layer attention needs one shape within a stage"
                 )
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """Attend: x and shortcut (B, C, H, W) and the stage's memory -> out (B, C, H, W) and the new memory."""
+    @property
+    def takes_affine(self) -> bool:
+        """Whether forward can also do the residual branch's work, given an `Affine` as its fourth argument."""
+        return False
+
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: Memory = None, affine: Affine | None = None
+    ) -> tuple[Tensor, Memory]:
+        """Attend: x and shortcut (B, C, H, W) and the stage's memory -> out (B, C, H, W) and the new memory.
+
+        A variant that takes an affine returns x + keep (scale out + offset) for out when it is given one.
+        """
         raise NotImplementedError
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
-from mrla_mm.ops import light_attention, light_gate
+from mrla_mm.ops import Affine, LightWeights, light, light_attention, light_gate
 
 
 class LightMemory(NamedTuple):
@@ -60,18 +60,33 @@ class MRLALight(LayerAttention):
         learned = has_history and learnable_lambda
         self.history_scale = nn.Parameter(torch.ones(channels)) if learned else None
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None) -> tuple[Tensor, Memory]:
+    @property
+    def takes_affine(self) -> bool:
+        """Whether forward can do the residual branch's work: not where o becomes the memory, nor behind a GELU."""
+        return self.previous != "output" and not self.value_gelu
+
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None, affine: Affine | None = None
+    ) -> tuple[Tensor, Memory]:
         """Attend; the contract of `LayerAttention`. There is a memory only for previous="output"."""
         history = self.history(shortcut, memory)
         self.check(x, memory, *(() if history is None else (history,)))
-        gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
-        out = light_attention(self.project_value(x), gate, history, self.history_scale)  # (B, C, H, W)
+        if self.value_gelu:
+            gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
+            out = light_attention(self.project_value(x), gate, history, self.history_scale)  # (B, C, H, W)
+        else:
+            out = light(x, history, self.weights(), heads=self.heads, affine=affine)  # (B, C, H, W)
         return out, LightMemory(out) if self.previous == "output" else None
 
     @property
     def uses_shortcut(self) -> bool:
         """Whether the block's shortcut enters the attention."""
         return self.previous == "shortcut"
+
+    def weights(self) -> LightWeights:
+        """Parameters as the operator takes them."""
+        query, key = (self.query.weight, self.key.weight) if self.gated else (None, None)
+        return LightWeights(query, key, None if self.value is None else self.value.weight, self.history_scale)
 
     def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:
         """Tensor (B, C, H, W) that lambda scales, or None."""

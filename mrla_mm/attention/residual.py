@@ -1,5 +1,6 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
+import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
+from mrla_mm.ops import Affine, choose_path
 
 
 def variants() -> dict[str, type[LayerAttention]]:
@@ -28,9 +30,10 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
         InputError: if the name or an argument is unknown or cannot work.
     """
     known = variants()
-    if not isinstance(cfg, dict) or cfg.get("type") not in known:
-        name = cfg.get("type") if isinstance(cfg, dict) else cfg
-        raise InputError(f"layer_attention type {name!r} is unknown; use one of {', '.join(sorted(known))}")
+    if not isinstance(cfg, dict):
+        raise InputError(f"layer_attention={cfg!r} must be a dict such as dict(type='MRLALight', head_channels=32)")
+    if cfg.get("type") not in known:
+        raise InputError(f"layer_attention type {cfg.get('type')!r} is unknown; use one of {', '.join(sorted(known))}")
     arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
     try:
         return known[cfg["type"]](channels, first_in_stage=first_in_stage, **arguments)
@@ -67,8 +70,8 @@ class LayerAttentionResidual(BaseModule):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 <= drop_path < 1:
-            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path}")
+        if not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
+            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path!r}")
         self.attention = build_layer_attention(attention, channels, first_in_stage)
         self.norm = build_norm_layer(norm_cfg, channels)[1]
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -92,11 +95,50 @@ class LayerAttentionResidual(BaseModule):
         super().init_weights()
         self.reset_scale()
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: Memory = None, keep: Tensor | None = None
+    ) -> tuple[Tensor, Memory]:
         """Add the attention to x.
 
+        Args:
+            x: the block's output.
+            shortcut: the block's identity path.
+            memory: what the earlier layers of the stage left.
+            keep: factor of the branch for each sample, for a block that drops its layer attention together with itself.
+
         Shapes:
-            x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the attention defines it.
         """
+        if self.can_fold() and choose_path(x).path != "reference":
+            return self.attention(x, shortcut, memory, self.affine(x, keep))
         out, memory = self.attention(x, shortcut, memory)
-        return x + self.drop_path(self.norm(out)), memory
+        branch = self.drop_path(self.norm(out))
+        if keep is not None:
+            return x + branch * keep, memory
+        if isinstance(self.norm, nn.BatchNorm2d) and branch.dtype == x.dtype:
+            return branch.add_(x), memory  # a new map, and backward of batch norm and drop path needs their inputs
+        return x + branch, memory
+
+    def can_fold(self) -> bool:
+        """Whether normalisation and residual can be part of the attention's own passes over memory.
+
+        They can if the norm is a batch norm with frozen statistics, and nobody listens to norm or attention.
+        """
+        norm, attention = self.norm, self.attention
+        frozen = type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
+        heard = norm._forward_hooks or norm._forward_pre_hooks or attention._forward_hooks
+        return attention.takes_affine and frozen and not heard
+
+    def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
+        """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""
+        norm = self.norm
+        scale = torch.rsqrt(norm.running_var + norm.eps)
+        if norm.affine:
+            scale = scale * norm.weight
+        offset = -norm.running_mean * scale
+        if norm.affine:
+            offset = offset + norm.bias
+        if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):
+            drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
+            keep = drawn if keep is None else keep * drawn
+        return Affine(scale, offset, None if keep is None else keep.flatten())

@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention.base import LayerAttention
-from mrla_mm.ops import global_average, softmax_scores, weighted_sum
+from mrla_mm.ops import Affine, global_average, softmax_scores, weighted_sum
 
 
 class SoftmaxMemory(NamedTuple):
@@ -30,13 +30,17 @@ class MRLABase(LayerAttention):
     those of `LayerAttention`.
     """
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: SoftmaxMemory | None = None) -> tuple[Tensor, SoftmaxMemory]:
+    takes_affine = True
+
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: SoftmaxMemory | None = None, affine: Affine | None = None
+    ) -> tuple[Tensor, SoftmaxMemory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         earlier = memory or SoftmaxMemory()
         self.check(x, memory, *earlier.values)
         query, key = self.query_and_key(x)  # (B, G, D)
         kept = SoftmaxMemory((*earlier.keys, key), (*earlier.values, self.project_value(x)))
-        return weighted_sum(softmax_scores(query, kept.keys), kept.values), kept
+        return weighted_sum(softmax_scores(query, kept.keys), kept.values, x=x, affine=affine), kept
 
 
 @MODELS.register_module()
@@ -46,7 +50,11 @@ class MLA(LayerAttention):
     Quadratic in the depth of the stage, in time and in memory. Arguments are those of `LayerAttention`.
     """
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: MLAMemory | None = None) -> tuple[Tensor, MLAMemory]:
+    takes_affine = True
+
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: MLAMemory | None = None, affine: Affine | None = None
+    ) -> tuple[Tensor, MLAMemory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         earlier = memory or MLAMemory()
         self.check(x, memory, *earlier.maps)
@@ -54,4 +62,5 @@ class MLA(LayerAttention):
         pooled = [global_average(m) for m in kept.maps]
         keys = [self.project_key(y) for y in pooled]
         values = [self.project_value(m) for m in kept.maps]
-        return weighted_sum(softmax_scores(self.project_query(pooled[-1]), keys), values), kept
+        scores = softmax_scores(self.project_query(pooled[-1]), keys)
+        return weighted_sum(scores, values, x=x, affine=affine), kept

@@ -1,7 +1,20 @@
 """Backbones with layer attention, registered in the root registry so that every OpenMMLab scope finds them."""
 
+from mrla_mm.backbones.ceit import CeiT, MRLACeiT
+from mrla_mm.backbones.efficientnet import MRLAEfficientNet
 from mrla_mm.backbones.layer_decay import LayerDecayOptimWrapperConstructor
+from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
 from mrla_mm.backbones.vit import MRLAViT, ViT
 
-__all__ = ["LayerDecayOptimWrapperConstructor", "MRLAResNet", "MRLAViT", "ViT"]
+__all__ = [
+    "CeiT",
+    "LayerDecayOptimWrapperConstructor",
+    "MRLACeiT",
+    "MRLAEfficientNet",
+    "MRLAPVTv2",
+    "MRLAResNet",
+    "MRLAViT",
+    "PVTv2",
+    "ViT",
+]

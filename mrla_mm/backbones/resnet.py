@@ -9,6 +9,7 @@ from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import LayerAttentionResidual, Memory
+from mrla_mm.errors import InputError
 
 
 class _MRLABlock:
@@ -84,7 +85,8 @@ class MRLAResNet(ResNet):
     """ResNet whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
 
     Takes every argument of mmdet's ``ResNet``. Activation checkpointing (`with_cp`) and freezing (`frozen_stages`,
-    `norm_eval`) cover the layer attention of a block as they cover the block.
+    `norm_eval`) cover the layer attention of a block as they cover the block. A `norm_cfg` with requires_grad=False
+    does not reach the branches: a fresh one starts at zero, and behind a norm fixed at zero nothing would ever learn.
 
     Args:
         depth: 18, 34, 50, 101 or 152.
@@ -95,7 +97,8 @@ class MRLAResNet(ResNet):
         **kwargs: those of mmdet's ``ResNet``.
 
     Raises:
-        InputError: for an unknown variant or one whose heads do not divide the channels of a stage.
+        InputError: for an unknown variant, one whose heads do not divide the channels of a stage, or an argument of
+            ``ResNet`` that this depth cannot have.
 
     Example:
         >>> import torch
@@ -121,10 +124,24 @@ class MRLAResNet(ResNet):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=32)
+        if layer_attention is None:
+            layer_attention = dict(type="MRLALight", head_channels=32)
+        self.layer_attention = layer_attention
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
+        self.check(depth, **kwargs)
         super().__init__(depth, **kwargs)
+
+    @classmethod
+    def check(cls, depth: int, *, num_stages: int = 4, frozen_stages: int = -1, **kwargs: object) -> None:
+        """Raise InputError for arguments that mmdet's ResNet ends on with an error that does not name them."""
+        if depth not in cls.arch_settings:
+            raise InputError(f"depth={depth!r} is unknown; use one of {', '.join(map(str, cls.arch_settings))}")
+        if frozen_stages > num_stages:
+            raise InputError(f"frozen_stages={frozen_stages} is more than num_stages={num_stages}")
+        for name in ("dcn", "plugins"):
+            if cls.arch_settings[depth][0] is BasicBlock and kwargs.get(name):
+                raise InputError(f"{name} needs bottleneck blocks, which depth={depth} does not have; use 50 or more")
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage, its blocks exchanged for those with layer attention."""
@@ -133,7 +150,7 @@ class MRLAResNet(ResNet):
             return LayerAttentionResidual(
                 self.layer_attention,
                 channels,
-                norm_cfg=self.norm_cfg,
+                norm_cfg={**self.norm_cfg, "requires_grad": True},
                 drop_path=self.attention_drop_path,
                 zero_init=self.zero_init_attention,
                 first_in_stage=first_in_stage,

@@ -247,5 +247,5 @@ class MRLAViT(ViT):
 
     def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
         """Run a block and its layer attention on tokens (B, E + H * W, C); the memory is reset where a stage starts."""
-        layer = self.layers[index]
-        return layer.mrla(layer(x), x, None if index in self.starts else memory, grid=grid)
+        out, _ = super().run_block(index, x, None, grid)
+        return self.layers[index].mrla(out, x, None if index in self.starts else memory, grid=grid)

@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mrla_mm.datasets.class_folders import check_class_folders, check_same_folders
 from mrla_mm.datasets.coco_file import load_annotations
 from mrla_mm.datasets.config_parts import check_head_sizes, is_local, leaf_datasets, shorten
+from mrla_mm.datasets.evaluators import check_evaluator
 from mrla_mm.errors import InputError
 
 
@@ -40,7 +41,7 @@ def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
                 check_head_sizes(cfg.model, len(classes), where=f"{phase} data set")
             if is_coco(dataset) and is_local(dataset):
                 labels.setdefault(phase, check_coco(dataset, classes, phase))
-        check_evaluator(cfg.get(f"{phase}_evaluator"), phase)
+        check_evaluator(cfg.get(f"{phase}_evaluator"), phase, annotation_files(loader["dataset"]))
     if {"train", "val"} <= set(labels):
         check_same_labels(labels["train"], labels["val"])
     check_same_folders(folders.get("train"), folders.get("val"))
@@ -77,7 +78,7 @@ def class_names(dataset: Mapping) -> list[str] | None:
     """Return the class names a data set is built with, None if it has none.
 
     Raises:
-        InputError: they are a single string, which would be taken for its letters.
+        InputError: they are no list of names; a single string would be taken for its letters.
     """
     classes = (dataset.get("metainfo") or {}).get("classes")
     if classes is None:
@@ -88,7 +89,19 @@ def class_names(dataset: Mapping) -> list[str] | None:
         raise InputError(
             f"metainfo.classes={classes!r} is one string; write a tuple, metainfo=dict(classes=({classes!r},))"
         )
+    if classes is not None and (not isinstance(classes, list | tuple | set) or not classes):
+        raise InputError(f"metainfo.classes={classes!r} must be a tuple of names, such as ('cat', 'dog')")
     return None if classes is None else list(classes)
+
+
+def annotation_path(dataset: Mapping) -> Path:
+    """Return where a data set's annotation file lies."""
+    return Path(dataset.get("data_root") or "") / dataset.get("ann_file", "")
+
+
+def annotation_files(dataset: Mapping) -> list[Path]:
+    """Return the annotation files of the COCO data sets inside wrappers."""
+    return [annotation_path(leaf) for leaf in leaf_datasets(dataset) if is_coco(leaf) and is_local(leaf)]
 
 
 def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
@@ -98,7 +111,7 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
         InputError: see `check_datasets`.
     """
     root = Path(dataset.get("data_root") or "")
-    ann_file = root / dataset.get("ann_file", "")
+    ann_file = annotation_path(dataset)
     if not ann_file.is_file():
         raise InputError(missing_file(ann_file, root, phase))
     folder = root / (dataset.get("data_prefix") or {}).get("img", "")
@@ -110,7 +123,27 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     labels = check_categories([c["name"] for c in content["categories"]], classes, ann_file)
     if "annotations" in content and training:
         check_not_filtered_out(content, classes, dataset.get("filter_cfg") or {}, ann_file)
+    if loads_masks(dataset.get("pipeline") or ()):
+        check_masks(content, classes, ann_file)
     return labels
+
+
+def loads_masks(pipeline: Sequence) -> bool:
+    """Whether a pipeline reads the masks of the annotations."""
+    return any("LoadAnnotations" in str(step.get("type")) and step.get("with_mask") for step in pipeline)
+
+
+def check_masks(content: Mapping, classes: Sequence[str], ann_file: Path) -> None:
+    """Raise InputError for the first object that mmdet would use and that has no mask: it ends there on a KeyError."""
+    wanted = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
+    for number, entry in enumerate(content.get("annotations", ())):
+        used = entry["category_id"] in wanted and entry["area"] > 0 and min(entry["bbox"][2:]) >= 1
+        mask = entry.get("segmentation")
+        if used and not entry.get("ignore") and not (mask and isinstance(mask, list | dict)):
+            raise InputError(
+                f"{ann_file}: annotations[{number}] has segmentation={mask!r}, but the pipeline loads masks. Give each "
+                "object its polygons or run lengths, or use a detector of boxes alone (faster_rcnn_*, retinanet_*)"
+            )
 
 
 def missing_file(path: Path, root: Path, phase: str) -> str:
@@ -197,16 +230,3 @@ def check_not_filtered_out(content: Mapping, classes: Sequence[str], filters: Ma
             f"{ann_file}: all images are filtered out ({counts}): none with objects has a short side of at least "
             f"{filters.get('min_size', 0)} pixels. Lower train_dataloader.dataset.filter_cfg.min_size"
         )
-
-
-def check_evaluator(evaluator: Mapping | Sequence | None, phase: str) -> None:
-    """Raise InputError if an evaluator's own annotation file is missing or broken."""
-    for metric in evaluator if isinstance(evaluator, list | tuple) else [evaluator or {}]:
-        path = metric.get("ann_file")
-        if path is None or "://" in path or (metric.get("backend_args") or {}).get("backend", "local") != "local":
-            continue
-        if not Path(path).is_file():
-            raise InputError(
-                f"{phase}_evaluator: annotation file {path} does not exist; set {phase}_evaluator.ann_file to the file "
-                f"of {phase}_dataloader (data_root=... in --cfg-options moves both)"
-            )

@@ -1,15 +1,19 @@
 """A look into a COCO annotation file that tells what is wrong with it; large sound ones are not parsed."""
 
 import json
+import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mrla_mm.errors import InputError
 
 PARSE_LIMIT = 64 * 2**20  # bytes; COCO's own training file has 450 MB, which takes a Python parser half a minute
-KEYS = {"images": ("id", "file_name", "height", "width"), "annotations": ("id", "image_id", "category_id", "bbox")}
-KEYS["categories"] = ("id", "name")
+KEYS = {
+    "images": ("id", "file_name", "height", "width"),
+    "annotations": ("id", "image_id", "category_id", "bbox", "area"),
+    "categories": ("id", "name"),
+}
 
 
 def read_annotations(path: Path, *, needed: Sequence[str] = tuple(KEYS)) -> dict:
@@ -30,17 +34,51 @@ def read_annotations(path: Path, *, needed: Sequence[str] = tuple(KEYS)) -> dict
         raise InputError(
             f"annotation file {path} holds a {type(content).__name__}, not COCO's object with {list(KEYS)}"
         )
-    for key in needed:
-        entries = content.get(key)
-        if not isinstance(entries, list):
+    for key in KEYS:
+        if key not in needed and key not in content:
+            continue
+        if not isinstance(content.get(key), list):
             raise InputError(f"annotation file {path} has no list {key!r}, which the COCO format demands")
-        for number, entry in enumerate(entries):
-            missing = [field for field in KEYS[key] if not isinstance(entry, dict) or field not in entry]
-            if missing:
-                raise InputError(
-                    f"annotation file {path}: {key}[{number}] lacks {missing}, which the COCO format demands"
-                )
+        check_entries(content[key], key, path)
     return content
+
+
+def check_entries(entries: Sequence, key: str, path: Path) -> None:
+    """Raise InputError naming the first entry of a list that mmdet or pycocotools could not use."""
+    seen = set()
+    for number, entry in enumerate(entries):
+        missing = [field for field in KEYS[key] if not isinstance(entry, dict) or field not in entry]
+        if missing:
+            raise InputError(f"annotation file {path}: {key}[{number}] lacks {missing}, which the COCO format demands")
+        if fault := fault_of(entry, key):
+            raise InputError(f"annotation file {path}: {key}[{number}] has {fault}")
+        if entry["id"] in seen:
+            raise InputError(f"annotation file {path}: two of its {key} have the id {entry['id']!r}; ids must differ")
+        seen.add(entry["id"])
+
+
+def fault_of(entry: Mapping, key: str) -> str | None:
+    """Return which value of an entry with all its keys is of a wrong kind, or None."""
+    ids = [field for field in KEYS[key] if field.endswith("id")]
+    if field := next((field for field in ids if not isinstance(entry[field], int | str)), None):
+        return f"{field}={entry[field]!r}, which is no id"
+    if key == "images":
+        if not isinstance(entry["file_name"], str):
+            return f"file_name={entry['file_name']!r}, which is no string"
+        if not all(is_number(entry[side]) and entry[side] > 0 for side in ("width", "height")):
+            return f"width={entry['width']!r} and height={entry['height']!r}; they are the image's pixels"
+    if key == "annotations":
+        bbox = entry["bbox"]
+        if not (isinstance(bbox, list) and len(bbox) == 4 and all(map(is_number, bbox))):
+            return f"bbox={bbox!r}; it must be [x, y, width, height] in pixels"
+        if not is_number(entry["area"]):
+            return f"area={entry['area']!r}; it must be a number of pixels"
+    return None
+
+
+def is_number(value: object) -> bool:
+    """Whether a JSON value is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def glance(path: Path) -> dict | None:

@@ -4,11 +4,12 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 
+from mrla_mm.datasets.config_parts import shorten
 from mrla_mm.errors import InputError
 
 # The last bytes of a whole file; decoders fill what is cut off with grey or noise and say nothing.
 END_MARKERS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
-TAIL = 4096  # some writers append a few bytes behind the end marker
+TAIL = 4096  # where the end marker is looked for first: some writers append a few bytes behind it
 
 
 def leaves(dataset: object) -> Iterator[object]:
@@ -61,7 +62,8 @@ def check_objects(dataset: object, phase: str) -> None:
         if len(leaf) and "instances" in leaf.get_data_info(0) and not any(info["instances"] for info in infos):
             raise InputError(
                 f"{phase} data: none of the {len(leaf)} images of {leaf.ann_file} has an object of the classes "
-                f"{tuple(leaf.metainfo.get('classes', ()))}; class names must equal the file's categories"
+                f"{shorten(leaf.metainfo.get('classes', ()))}; class names must equal the file's categories, and boxes "
+                "be [x, y, width, height] in pixels, inside the image and of some area"
             )
 
 
@@ -77,7 +79,21 @@ def fault_of(path: str) -> str | None:
         tail = file.read()
     if not start:
         return "the file is empty"
-    return "the file is cut off" if END_MARKERS.get(start, b"") not in tail else None
+    whole = END_MARKERS.get(start, b"") in tail or has_end_marker(path)
+    return None if whole else "the file is cut off"
+
+
+def has_end_marker(path: str) -> bool:
+    """Whether an image's end marker is anywhere in the file: phones append whole videos behind it.
+
+    In a JPEG only what follows the start of its first scan counts, since the thumbnail before it has one of its own.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    at = 2
+    while data[:2] == b"\xff\xd8" and data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")  # a segment's length counts its own two bytes
+    return data.find(END_MARKERS[data[:2]], at) >= 0
 
 
 def unreadable(path: str, reason: str) -> str:

@@ -4,11 +4,12 @@ One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D
 the stage.
 """
 
+from mrla_mm.ops.dispatch import Choice, choose_path
+from mrla_mm.ops.gating import Affine, LightWeights
+from mrla_mm.ops.operators import depthwise_value, global_average, light, weighted_sum
 from mrla_mm.ops.reference import (
-    depthwise_value,
     expand_heads,
     feature_map,
-    global_average,
     light_attention,
     light_gate,
     linear_attention,
@@ -16,14 +17,18 @@ from mrla_mm.ops.reference import (
     project,
     softmax_scores,
     split_heads,
-    weighted_sum,
 )
 
 __all__ = [
+    "Affine",
+    "Choice",
+    "LightWeights",
+    "choose_path",
     "depthwise_value",
     "expand_heads",
     "feature_map",
     "global_average",
+    "light",
     "light_attention",
     "light_gate",
     "linear_attention",

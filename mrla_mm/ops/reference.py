@@ -112,6 +112,16 @@ def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     return out
 
 
+def affine_residual(x: Tensor, out: Tensor, scale: Tensor, offset: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Residual branch with frozen statistics, y = x + keep (scale o + offset).
+
+    Shapes:
+        x and out (B, C, H, W), scale and offset (C,), keep (B,) or None for 1 -> (B, C, H, W).
+    """
+    branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
+    return x + (branch if keep is None else keep.to(x.dtype)[:, None, None, None] * branch)
+
+
 def feature_map(pooled: Tensor) -> Tensor:
     """Positive feature map phi = elu + 1 of linear attention, without cancellation for negative input: any shape."""
     return torch.where(pooled > 0, pooled + 1, pooled.clamp(max=0).exp())

@@ -8,8 +8,9 @@ from mmdet.models import ResNet
 from mmengine.registry import MODELS
 from torch import nn
 
-from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import MRLAResNet
+
+from .common import count, gradients, wake
 
 VARIANTS = [
     dict(type="MRLALight", head_channels=16),
@@ -20,24 +21,6 @@ VARIANTS = [
 ]
 VARIANT_IDS = ["light", "light-output", "base", "mla", "linear"]
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
-
-
-def count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def wake(backbone: nn.Module) -> nn.Module:
-    """Leave the identity start, so that layer attention takes part in outputs and gradients."""
-    for module in backbone.modules():
-        if isinstance(module, LayerAttentionResidual):
-            nn.init.uniform_(module.norm.weight, 0.5, 1.0)
-    return backbone
-
-
-def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    backbone.zero_grad()
-    sum((level**2).sum() for level in backbone(image)).backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -150,6 +133,15 @@ def test_every_trainable_parameter_gets_a_gradient_when_stages_are_frozen():
             assert (gradient is None) == name.startswith(("conv1", "bn1", "layer1")), (variant, name)
 
 
+def test_branches_learn_although_the_norms_of_the_blocks_are_frozen():
+    """Caffe-style configs freeze all norms; a branch behind a norm that stays at zero would be dead weight."""
+    norm_cfg = dict(type="BN", requires_grad=False)
+    backbone = MRLAResNet(layer_attention=VARIANTS[0], norm_cfg=norm_cfg, frozen_stages=1, **SMALL)
+    found = gradients(backbone, torch.randn(2, 3, 64, 64))
+    assert found["layer2.0.bn1.weight"] is None and found["layer1.0.mrla.norm.weight"] is None
+    assert all(found[f"layer{stage}.0.mrla.norm.weight"].abs().max() > 0 for stage in (2, 3, 4))
+
+
 OPTIONS = {
     "caffe": dict(style="caffe"),
     "deep_stem": dict(deep_stem=True, avg_down=True),
@@ -200,13 +192,18 @@ def test_zero_init_attention_can_be_turned_off():
         (dict(layer_attention=dict(type="MRLALight", head_channels=48)), "channels=256.*head_channels=48"),
         (dict(layer_attention=dict(type="MRLALight", heads=4)), "heads"),
         (dict(layer_attention="MRLALight"), "'MRLALight' is unknown"),
+        (dict(layer_attention={}), "None is unknown"),
         (dict(attention_drop_path=1.5), "1.5"),
         (dict(norm_cfg=dict(type="IN")), "InstanceNorm2d has no weight"),
+        (dict(depth=20), "depth=20 is unknown; use one of 18, 34, 50, 101, 152"),
+        (dict(frozen_stages=5), "frozen_stages=5.*num_stages=4"),
+        (dict(depth=34, dcn=dict(type="DCN"), stage_with_dcn=(False, True, True, True)), "dcn needs bottleneck.*34"),
+        (dict(depth=18, plugins=[dict(cfg=dict(type="ContextBlock"), position="after_conv1")]), "plugins needs.*18"),
     ],
 )
 def test_bad_values_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        MRLAResNet(50, **options)
+        MRLAResNet(**{"depth": 50, **options})
 
 
 def test_a_registered_variant_of_a_user_works():

@@ -83,10 +83,36 @@ def test_a_single_image_and_a_threshold_that_nothing_reaches(demo, checkpoint, i
     np.testing.assert_array_equal(drawn, cv2.resize(original, drawn.shape[1::-1], interpolation=cv2.INTER_CUBIC))
 
 
-def test_an_unreadable_image_is_named_and_the_others_are_kept(demo, checkpoint, images, tmp_path, capsys):
+def test_images_of_any_depth_and_name_give_a_picture_each(demo, checkpoint, images, tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
-    (folder / "broken.jpg").write_bytes(b"no picture")
+    image = cv2.imread(str(next(images.iterdir())))
+    cv2.imwrite(str(folder / "a.jpg"), image)
+    cv2.imwrite(str(folder / "a.png"), image[..., 0])
+    cv2.imwrite(str(folder / "b.png"), np.dstack([image, image[..., :1]]))
+    cv2.imwrite(str(folder / "c.PNG"), image.astype(np.uint16) * 257)
+    assert demo(folder, CONFIG, checkpoint, "--out-dir", tmp_path / "out", "--score-thr", 0.99) == 0
+    pictures = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert pictures == {"a.jpg.png", "a.png.png", "b.png", "c.png"}
+    results = json.loads((tmp_path / "out/predictions.json").read_text())
+    assert [each["image"] for each in results] == ["a.jpg", "a.png", "b.png", "c.PNG"]
+
+
+def test_the_input_is_never_overwritten(demo, checkpoint, images, tmp_path, capsys):
+    path = tmp_path / "picture.png"
+    cv2.imwrite(str(path), cv2.imread(str(next(images.iterdir()))))
+    before = path.read_bytes()
+    for source in (path, tmp_path):
+        assert demo(source, CONFIG, checkpoint, "--out-dir", tmp_path / "elsewhere/..") == 2
+        assert "would overwrite" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"no picture", b""])
+def test_an_unreadable_image_is_named_and_the_others_are_kept(demo, checkpoint, images, tmp_path, capsys, content):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "broken.jpg").write_bytes(content)
     good = next(images.iterdir())
     (folder / "good.jpg").write_bytes(good.read_bytes())
     assert demo(folder, CONFIG, checkpoint, "--out-dir", tmp_path / "out") == 2
@@ -109,10 +135,11 @@ def test_wrong_arguments_end_with_one_message(demo, checkpoint, images, tmp_path
         ((images, CONFIG, torn), "torn.pth cannot be read"),
         ((images, CONFIG, other), "does not fit the model"),
         ((images, CONFIG, checkpoint, "--score-thr", "2"), "--score-thr 2"),
+        ((images, CONFIG, checkpoint, "--out-dir", torn), "torn.pth cannot be made"),
         ((images, CONFIG, checkpoint, "--device", "cuda:99"), "--device cuda:99 cannot be used"),
     ]
     for arguments, message in cases:
-        assert demo(*arguments, "--out-dir", tmp_path / "out") == 2, arguments
+        assert demo("--out-dir", tmp_path / "out", *arguments) == 2, arguments
         printed = capsys.readouterr().err
         assert message in printed
         assert "Traceback" not in printed

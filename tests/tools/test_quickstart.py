@@ -61,11 +61,13 @@ def test_a_finished_training_is_kept_until_something_changes(module, tmp_path, m
     def trained(arguments, log_file, *, shown):
         runs.append(arguments)
         folder = Path(arguments[arguments.index("--work-dir") + 1])
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "epoch_8.pth").touch()
         (folder / "last_checkpoint").write_text(str(folder / "epoch_8.pth"))
 
     monkeypatch.setattr(module, "run_tool", trained)
+
+    (tmp_path / "work").mkdir()
 
     def train(*arguments):
         args = module.parse_args([*arguments, "--data", str(tmp_path / "data")])
@@ -78,6 +80,28 @@ def test_a_finished_training_is_kept_until_something_changes(module, tmp_path, m
     for number, change in enumerate((["--fresh"], ["--seed", "3"], ["--num-train", "9"], ["--epochs", "3"]), 2):
         assert train(*change)[1] == "training finished", change
         assert len(runs) == number
+    for number, damaged in enumerate(("", "[]", "{}"), 6):
+        (tmp_path / "work/quickstart.json").write_text(damaged)
+        assert train()[1] == "training finished", damaged
+        assert len(runs) == number
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--seed", "-1"], "--seed -1: give a number from 0"),
+        (["--seed", str(2**32)], "--seed 4294967296"),
+        (["--epochs", "0"], "--epochs 0: give a positive number"),
+        (["--num-train", "0"], "num_train=0"),
+        (["--work-dir", __file__], "test_quickstart.py cannot be made"),
+    ],
+)
+def test_wrong_arguments_end_before_anything_is_done(module, arguments, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as caught:
+        module.main([*arguments, "--data", "data"])
+    assert expected in str(caught.value)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_tool_that_fails_is_reported_with_the_end_of_its_output(module, tmp_path, capfd):

@@ -1,0 +1,9 @@
+# CeiT-T with MRLA-light on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts at zero.
+_base_ = "./ceit_tiny_8xb128.py"
+model = dict(
+    backbone=dict(
+        type="MRLACeiT",
+        layer_attention=dict(type="MRLALight", head_channels=16),
+        zero_init_attention=False,
+    )
+)

@@ -1,0 +1,182 @@
+"""Fused layer attention for autograd: what is kept for backward, whichever path computes the maps.
+
+Light keeps x and the history, base keeps the values; both besides only tensors of a few numbers per channel. Products,
+gated values and normalised maps are recomputed or never needed. A second derivative is not implemented and raises.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mrla_mm.ops import folded, library
+from mrla_mm.ops.gating import (
+    Affine,
+    LightWeights,
+    fold_light,
+    per_sample,
+    pooled_gate,
+    times,
+    unfold_light,
+    wide,
+)
+
+
+def kernels(path: str) -> ModuleType:
+    """Module whose functions compute the maps' part of a path."""
+    if path == "triton":
+        from mrla_mm.ops import triton
+
+        return triton
+    return library if torch.compiler.is_compiling() else folded
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """Layout the maps are computed in, that of x where it is one of the two dense ones."""
+    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.channels_last
+    return torch.contiguous_format
+
+
+def like(tensor: Tensor | None, x: Tensor) -> Tensor | None:
+    """Tensor in the precision and the layout of x; itself if it is so already."""
+    return None if tensor is None else tensor.to(x.dtype).contiguous(memory_format=memory_format(x))
+
+
+def cast(gradient: Tensor | None, tensor: Tensor | None) -> Tensor | None:
+    """Gradient in the precision of its tensor."""
+    return None if gradient is None or tensor is None else gradient.to(tensor.dtype)
+
+
+class LightFunction(torch.autograd.Function):
+    """y = [x +] keep (scale (gate dw(x) + lambda p) + offset); see `gating` for the derivation."""
+
+    @staticmethod
+    def forward(ctx, path, heads, x, previous, query, key, value, history_scale, scale, offset, keep):
+        """Compute y (B, C, H, W); the residual is added if there is a scale."""
+        weights = LightWeights(query, key, value, history_scale)
+        affine = None if scale is None else Affine(scale, offset, keep)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            pooled = None if query is None else kernels(path).pool(x)  # (B, C)
+            gate = None if query is None else pooled_gate(pooled, weights, heads)  # (B, G)
+            coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
+            out = kernels(path).light_forward(x, previous, coefficients, residual=scale is not None)
+        ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, pooled, gate)
+        ctx.path = path
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Compute the gradients of all tensors but keep."""
+        x, previous, *parameters, scale, offset, keep, pooled, gate = ctx.saved_tensors
+        weights, run = LightWeights(*parameters), kernels(ctx.path)
+        affine = None if scale is None else Affine(scale, offset, keep)
+        residual = scale is not None
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            grad = like(grad, x)
+            coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
+            needs_sums = any(ctx.needs_input_grad[4:10]) or gate is not None
+            if needs_sums:
+                sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
+                constant, by_weights, by_scale, by_offset = unfold_light(x, pooled, gate, weights, affine, sums)
+            else:
+                constant, by_weights, by_scale, by_offset = None, LightWeights(), None, None
+            history = ctx.needs_input_grad[3]
+            by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
+        by_weights = [cast(g, parameter) for g, parameter in zip(by_weights, parameters, strict=True)]
+        return None, None, by_x, by_previous, *by_weights, cast(by_scale, scale), cast(by_offset, offset), None
+
+
+class SumFunction(torch.autograd.Function):
+    """y = [x +] keep (scale sum_s a_s v_s + offset), each value read once in either direction."""
+
+    @staticmethod
+    def forward(ctx, path, x, scale, offset, keep, scores, *values):
+        """Compute y (B, C, H, W); x is there if there is a scale."""
+        channels = values[0].shape[1]
+        with torch.autocast(device_type=values[0].device.type, enabled=False):
+            weights, shift = sum_coefficients(scores, scale, offset, keep, channels)
+            out = kernels(path).sum_forward(x, weights, shift, values)
+        ctx.save_for_backward(scale, offset, keep, scores, *values)
+        ctx.path = path
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Compute the gradients of all tensors but keep."""
+        scale, offset, keep, scores, *values = ctx.saved_tensors
+        channels, run = values[0].shape[1], kernels(ctx.path)
+        with torch.autocast(device_type=grad.device.type, enabled=False):
+            grad = like(grad, values[0])
+            weights, _ = sum_coefficients(scores, scale, offset, keep, channels)
+            sums, by_values = run.sum_backward(grad, weights, values)  # (B, C, T)
+            by_scale = by_offset = None
+            factors = per_sample(keep)
+            if scale is not None:
+                gates = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)  # (B, C, T)
+                by_scale = times((sums * gates).sum(-1), factors).sum(0)
+                by_offset = times(run.pool(grad) * (grad.shape[2] * grad.shape[3]), factors).sum(0)
+                sums = sums * times(wide(scale), factors).expand(sums.shape[:2]).unsqueeze(-1)
+            by_scores = sums.unflatten(1, (scores.shape[1], -1)).sum(2)  # (B, G, T)
+        by_x = grad if scale is not None else None
+        return None, by_x, cast(by_scale, scale), cast(by_offset, offset), None, by_scores.to(scores.dtype), *by_values
+
+
+def sum_coefficients(
+    scores: Tensor, scale: Tensor | None, offset: Tensor | None, keep: Tensor | None, channels: int
+) -> tuple[Tensor, Tensor | None]:
+    """Factor of each value, keep scale score (B, C, T), and what is added, keep offset (B or 1, C) or None."""
+    weights = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)
+    if scale is None:
+        return weights.contiguous(), None
+    factors = times(wide(scale), per_sample(keep))
+    return (weights * factors.expand(weights.shape[:2]).unsqueeze(-1)).contiguous(), torch.atleast_2d(
+        times(wide(offset), per_sample(keep))
+    )
+
+
+class PoolFunction(torch.autograd.Function):
+    """Average over the grid, whose gradient is a constant on the grid and takes no memory."""
+
+    @staticmethod
+    def forward(ctx, path, x):
+        """Average (B, C, H, W) -> (B, C)."""
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        return kernels(path).pool(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Spread the gradient over the grid."""
+        height, width = ctx.shape[2:]
+        return None, (grad / (height * width)).to(ctx.dtype)[:, :, None, None].expand(ctx.shape)
+
+
+def light(
+    path: str, x: Tensor, previous: Tensor | None, weights: LightWeights, *, heads: int, affine: Affine | None
+) -> Tensor:
+    """Fused MRLA-light by one of the paths, the residual and the affine included if there is one."""
+    layout = memory_format(x)
+    x = x.contiguous(memory_format=layout)
+    scale, offset, keep = affine or (None, None, None)
+    return LightFunction.apply(path, heads, x, like(previous, x), *weights, scale, offset, keep)
+
+
+def weighted_sum(
+    path: str, scores: Tensor, values: Sequence[Tensor], *, x: Tensor | None, affine: Affine | None
+) -> Tensor:
+    """Fused sum of scored values by one of the paths; x is added if there is an affine."""
+    layout = memory_format(values[-1])
+    last = values[-1].contiguous(memory_format=layout)
+    scale, offset, keep = affine or (None, None, None)
+    x = like(x, last) if affine is not None else None
+    return SumFunction.apply(path, x, scale, offset, keep, scores, *(like(v, last) for v in values[:-1]), last)
+
+
+def global_average(path: str, x: Tensor) -> Tensor:
+    """Average over the grid by one of the paths."""
+    return PoolFunction.apply(path, x.contiguous(memory_format=memory_format(x)))

@@ -1,0 +1,301 @@
+"""Folded and Triton against the equations in float64: values, every gradient, every precision, awkward shapes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mrla_mm.errors import InputError
+from mrla_mm.ops import Affine, LightWeights, choose_path, folded, fused, light, operators, weighted_sum
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 48, 14, 13)]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(
+    not (torch.cuda.is_available() or INTERPRETED),
+    reason="Triton needs a GPU or TRITON_INTERPRET=1; test_triton_interpreted runs these in a process of its own",
+)
+PATHS = ["folded", pytest.param("triton", marks=needs_triton)]
+LIGHT = {
+    "full": {},
+    "linear": dict(projection="linear"),
+    "no history": dict(history=False),
+    "lambda 1": dict(learned=False),
+    "ungated": dict(gated=False),
+    "identity value": dict(value=False),
+    "identity value alone": dict(value=False, gated=False, learned=False),
+}
+AFFINE = ["none", "frozen", "dropped"]
+
+
+def device():
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def draw_affine(kind, batch, channels):
+    if kind == "none":
+        return {}
+    found = dict(scale=torch.randn(channels), offset=torch.randn(channels))
+    return found | ({"keep": torch.arange(batch).remainder(2).add(0.25)} if kind == "dropped" else {})
+
+
+def draw_light(shape, *, affine, projection="conv1d", history=True, learned=True, gated=True, value=True):
+    """Named float64 tensors for one light attention with heads of 4 channels."""
+    torch.manual_seed(0)
+    channels = shape[1]
+    found = dict(x=torch.randn(shape) + torch.randn(*shape[:2], 1, 1))
+    found |= {"previous": torch.randn(shape)} if history else {}
+    if gated:
+        size = (1, 1, 5) if projection == "conv1d" else (channels, channels)
+        found |= dict(query=torch.randn(size), key=torch.randn(size) * 0.5)
+    found |= {"value": torch.randn(channels, 1, 3, 3)} if value else {}
+    found |= {"history_scale": torch.randn(channels)} if history and learned else {}
+    return {name: t.double() for name, t in (found | draw_affine(affine, *shape[:2])).items()}
+
+
+def draw_sum(shape, *, depth, affine):
+    """Named float64 tensors for a weighted sum with heads of 4 channels."""
+    torch.manual_seed(0)
+    found = dict(scores=torch.rand(shape[0], shape[1] // 4, depth))
+    found |= {"x": torch.randn(shape)} if affine != "none" else {}
+    found |= {f"value{s}": torch.randn(shape) for s in range(depth)}
+    return {name: t.double() for name, t in (found | draw_affine(affine, *shape[:2])).items()}
+
+
+def affine_of(t):
+    return Affine(t["scale"], t["offset"], t.get("keep")) if "scale" in t else None
+
+
+def run_light(t):
+    weights = LightWeights(*(t.get(name) for name in LightWeights._fields))
+    return light(t["x"], t.get("previous"), weights, heads=t["x"].shape[1] // 4, affine=affine_of(t))
+
+
+def run_sum(t):
+    values = [value for name, value in t.items() if name.startswith("value")]
+    return weighted_sum(t["scores"], values, x=t.get("x"), affine=affine_of(t))
+
+
+def results(function, tensors, *, path, dtype, layout, monkeypatch):
+    """Output and all gradients by one path; feature maps in dtype, parameters in at least float32."""
+    monkeypatch.setenv("MRLA_OPS", path)
+    leaves = {}
+    for name, tensor in tensors.items():
+        maps = tensor.dim() == 4 and tensor.shape[-1] > 1 and name != "value"
+        leaf = tensor.to(device(), dtype if maps or dtype == torch.float64 else torch.float32)
+        leaf = leaf.contiguous(memory_format=LAYOUTS[layout]) if maps else leaf
+        leaves[name] = leaf.detach().requires_grad_(name != "keep")
+    out = function(leaves)
+    wanted = [name for name in leaves if name != "keep"]
+    torch.manual_seed(1)
+    cotangent = torch.randn(out.shape, dtype=torch.float64).to(out)
+    gradients = torch.autograd.grad(out, [leaves[name] for name in wanted], cotangent)
+    return {"output": out.detach()} | dict(zip(wanted, gradients, strict=True))
+
+
+def compare(function, tensors, *, path, dtype, layout, monkeypatch):
+    # The reference starts from what the path is given, so that rounding the input is nobody's error.
+    maps = {name: t.to(dtype).double() if t.dim() == 4 and name != "value" else t for name, t in tensors.items()}
+    expected = results(function, maps, path="reference", dtype=torch.float64, layout=layout, monkeypatch=monkeypatch)
+    found = results(function, maps, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
+    assert found["output"].dtype == dtype
+    assert found["output"].stride() == found["x" if "x" in found else "value0"].stride()
+    for name, wanted in expected.items():
+        got = found[name].double()
+        error = (got - wanted).norm() / wanted.norm().clamp_min(1e-3)
+        assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e}"
+
+
+def dtypes_of(path):
+    return [torch.float64] * (path == "folded") + [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Fill every buffer that the fused paths allocate with NaN, so that what nothing writes shows."""
+
+    def poison(make):
+        def call(*args, **kwargs):
+            made = make(*args, **kwargs)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        return call
+
+    monkeypatch.setattr(torch, "empty", poison(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("affine", AFFINE)
+@pytest.mark.parametrize("variant", LIGHT)
+def test_light_variants(variant, affine, layout, path, monkeypatch):
+    tensors = draw_light((2, 20, 4, 5), affine=affine, **LIGHT[variant])
+    dtype = torch.float64 if path == "folded" else torch.float32
+    compare(run_light, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_light_precisions_and_shapes(shape, layout, path, monkeypatch):
+    for affine in ("none", "dropped"):
+        tensors = draw_light(shape, affine=affine)
+        for dtype in dtypes_of(path):
+            compare(run_light, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("affine", AFFINE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_weighted_sum(shape, affine, layout, path, monkeypatch):
+    for depth, dtypes in ((1, dtypes_of(path)[:1]), (5, dtypes_of(path))):
+        tensors = draw_sum(shape, depth=depth, affine=affine)
+        for dtype in dtypes:
+            compare(run_sum, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
+
+
+def test_chunks_of_the_batch_are_all_computed(monkeypatch):
+    monkeypatch.setattr(folded, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
+    tensors = draw_light((5, 20, 6, 5), affine="dropped")
+    assert [s.stop - s.start for s in folded.chunks(tensors["x"])] == [2, 2, 2]
+    compare(run_light, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
+    tensors = draw_sum((5, 20, 6, 5), depth=3, affine="dropped")
+    compare(run_sum, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("path", PATHS)
+def test_small_weights_survive_beside_the_residual_in_half_precision(path, dtype, monkeypatch):
+    """A branch worth 1/100 of x: weights folded into a centre tap of 1 would be rounded to a few values."""
+    monkeypatch.setenv("MRLA_OPS", path)
+    torch.manual_seed(0)
+    x, value = torch.randn(2, 8, 6, 5).to(device(), dtype), torch.randn(8, 1, 3, 3).to(device())
+    scale, offset = torch.full((8,), 3e-3).to(device()), torch.zeros(8).to(device())
+    y = light(x, None, LightWeights(value=value), heads=1, affine=Affine(scale, offset)).double()
+    branch = torch.nn.functional.conv2d(x.double(), value.double(), padding=1, groups=8) * scale[:, None, None].double()
+    rounded = (x.double() + branch).to(dtype).double()
+    assert (y - rounded).norm() < 0.5 * (rounded - x.double() - branch).norm()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_maps_of_other_strides_and_precision_are_taken(path, monkeypatch):
+    tensors = draw_light((2, 20, 4, 5), affine="frozen")
+    expected = results(
+        run_light, tensors, path="reference", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch
+    )["output"]
+    monkeypatch.setenv("MRLA_OPS", path)
+    odd = {name: t.float().to(device()) for name, t in tensors.items()}
+    odd["x"] = odd["x"].permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    odd["previous"] = odd["previous"].double()
+    torch.testing.assert_close(run_light(odd).double(), expected.to(device()), atol=1e-5, rtol=1e-5)
+
+
+def test_gradcheck(monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    for function, tensors in (
+        (run_light, draw_light((2, 4, 2, 3), affine="dropped")),
+        (run_sum, draw_sum((2, 4, 2, 3), depth=2, affine="dropped")),
+    ):
+        names = [name for name in tensors if name != "keep"]
+        keep = {"keep": tensors["keep"]}
+        leaves = tuple(tensors[name].requires_grad_() for name in names)
+        call = lambda *values, f=function, k=keep, n=names: f(dict(zip(n, values, strict=True)) | k)  # noqa: E731
+        assert torch.autograd.gradcheck(call, leaves, check_undefined_grad=False)
+
+
+def test_second_derivative_raises(monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    tensors = draw_light((1, 4, 2, 3), affine="none")
+    tensors["x"].requires_grad_()
+    (first,) = torch.autograd.grad(run_light(tensors).pow(2).sum(), tensors["x"], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_light_keeps_x_and_history_and_nothing_else_of_their_size(monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    drawn = draw_light((2, 20, 9, 8), affine="dropped")
+    tensors = {name: t.requires_grad_(name != "keep") for name, t in drawn.items()}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        run_light(tensors)
+    maps = [t.data_ptr() for t in kept if t.numel() >= tensors["x"].numel()]
+    assert sorted(maps) == sorted([tensors["x"].data_ptr(), tensors["previous"].data_ptr()])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_runs_its_own_kernels(path, monkeypatch):
+    """The dispatch's choice is what runs: the map functions of that path and of no other."""
+    module = folded if path == "folded" else fused.kernels("triton")
+    names, calls = {"light_forward", "light_sums", "light_backward", "sum_forward", "sum_backward"}, set()
+    for name in names:
+        function = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=function, n=name, **k: calls.add(n) or f(*a, **k))
+    for function, tensors in (
+        (run_light, draw_light((2, 20, 4, 5), affine="none")),
+        (run_sum, draw_sum((2, 20, 4, 5), depth=2, affine="none")),
+    ):
+        dtype = torch.float32
+        results(function, tensors, path=path, dtype=dtype, layout="contiguous", monkeypatch=monkeypatch)
+        results(function, tensors, path="reference", dtype=dtype, layout="contiguous", monkeypatch=monkeypatch)
+    assert calls == names
+
+
+def test_the_reference_runs_without_the_fused_operators(monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "reference")
+    monkeypatch.setattr(operators, "fused", None)
+    run_light(draw_light((2, 20, 4, 5), affine="frozen"))
+    run_sum(draw_sum((2, 20, 4, 5), depth=2, affine="frozen"))
+
+
+def test_dispatch_gives_its_reasons(monkeypatch):
+    x = torch.zeros(1, 4, 2, 2)
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    assert choose_path(x) == ("folded", "the tensor is not on a GPU")
+    for path in ("reference", "folded"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        assert choose_path(x) == (path, "MRLA_OPS asks for it")
+    monkeypatch.setenv("MRLA_OPS", "fast")
+    with pytest.raises(InputError, match="MRLA_OPS='fast' is unknown; use one of reference, folded, triton"):
+        choose_path(x)
+    monkeypatch.setenv("MRLA_OPS", "triton")
+    with pytest.raises(InputError, match="MRLA_OPS=triton cannot run here: .*float64"):
+        choose_path(x.double())
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(InputError, match="MRLA_OPS=triton cannot run here: Triton does not run on cpu"):
+        choose_path(x)
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    with pytest.raises(InputError, match="no floating-point type"):
+        choose_path(x.long())
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU, to ask the dispatch where there is none."""
+
+    device = torch.device("cuda")
+
+
+def test_gpu_tensors_take_triton_where_it_can_run(monkeypatch):
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
+    monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: True)
+    assert choose_path(gpu) == ("triton", "the tensor is on a GPU")
+    assert choose_path(gpu.double()) == ("folded", "the kernels do not compute in torch.float64")
+    monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: False)
+    assert choose_path(gpu) == ("folded", "Triton with torch >= 2.6 is not installed")
+
+
+@pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="this process runs the Triton tests itself")
+def test_triton_interpreted():
+    """Run this file's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "triton and not interpreted", __file__]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " skipped" not in done.stdout.splitlines()[-1]
