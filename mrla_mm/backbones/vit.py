@@ -86,6 +86,8 @@ class ViT(VisionTransformer):
         InputError: for a value that cannot work, naming it.
     """
 
+    key_layout = "deit"  # of the files its weights are published in, see mrla_mm.weights
+
     def __init__(
         self,
         arch: str | dict,
@@ -158,11 +160,15 @@ class ViT(VisionTransformer):
         return super()._format_output(x, hw)
 
     def init_weights(self) -> None:
-        """Initialise as mmpretrain does, and the extra tokens as DeiT does."""
-        for token in (self.cls_token, self.dist_token):
-            if token is not None:
-                trunc_normal_(token, std=0.02)  # first, for pretrained weights to replace it
-        super().init_weights()
+        """Initialise as mmpretrain does, and the extra tokens as DeiT does.
+
+        Tokens and positions come first, for pretrained weights to replace them: mmpretrain draws the positions last,
+        over those just loaded if `init_cfg` is a list.
+        """
+        for parameter in (self.cls_token, self.dist_token, self.pos_embed):
+            if parameter is not None:
+                trunc_normal_(parameter, std=0.02)
+        super(VisionTransformer, self).init_weights()
 
     def _freeze_stages(self) -> None:
         """Freeze as `frozen_stages` says."""

@@ -27,9 +27,9 @@ class KeyLayout:
     """Names of a published family of files beside ours; without entries, the two are the same.
 
     Attributes:
-        blocks: pattern of the part of our keys that names a block.
+        blocks: pattern of the part of our keys and theirs that names a block.
         parts: beginnings of our keys within a block, and theirs.
-        others: beginnings of our keys outside blocks, and theirs.
+        others: beginnings of our keys outside blocks and of the names of blocks, and theirs.
         heads: beginnings of our classifiers' keys, the `head.` of the whole model included, and theirs.
         scale_shape: shape of a lambda in the release.
         entry: entry of a released file that holds the state dict.
@@ -84,7 +84,7 @@ class KeyLayout:
     def rename_inside(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
         """Rename what follows the block's name in a key, or the beginning of a key that is in no block."""
         block = re.match(self.blocks, key)
-        return block[0] + rename(key[block.end() :], parts) if block else rename(key, others)
+        return rename(block[0], others) + rename(key[block.end() :], parts) if block else rename(key, others)
 
     def from_base(self, key: str) -> str:
         """Return a key with our name of a stage for that of the release's base models."""
@@ -120,5 +120,20 @@ LAYOUTS = {
         heads={"head.fc.": "fc."},
         scale_shape=(-1, 1, 1),
         base_stages=True,
+    ),
+    "deit": KeyLayout(
+        blocks=r"(layers|blocks)\.\d+\.",
+        parts={
+            **PROJECTIONS,
+            "mrla.norm.": "mrla.normx.",
+            "mrla.history_norm.": "mrla.normo.",
+            "ln1.": "norm1.",
+            "ln2.": "norm2.",
+            "ffn.layers.0.0.": "mlp.fc1.",
+            "ffn.layers.1.": "mlp.fc2.",
+        },
+        others={"layers.": "blocks.", "patch_embed.projection.": "patch_embed.proj.", "ln1.": "norm."},
+        heads={"head.layers.head.": "head.", "head.layers.head_dist.": "head_dist."},
+        entry="model",
     ),
 }

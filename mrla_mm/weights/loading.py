@@ -144,10 +144,13 @@ def match(module: nn.Module, state: Mapping[str, Tensor], report: LoadReport) ->
     for key, tensor in state.items():
         if key not in own:
             (report.unexpected if key.partition(".")[0] in parts else report.unused).append(key)
-        elif tensor.shape != own[key].shape:
-            report.mismatched.append(f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model")
-        else:
+        elif tensor.shape == own[key].shape:
             loadable[key] = tensor
+        elif fits_resized(module, key, tensor):
+            loadable[key] = tensor
+            report.resized.append(f"{key} {tuple(tensor.shape)} to {tuple(own[key].shape)}")
+        else:
+            report.mismatched.append(f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model")
     report.matched = list(loadable)
     optional = OPTIONAL | plugin_names(module)
     plain = not any(ATTENTION in key for key in state)
@@ -164,6 +167,21 @@ def match(module: nn.Module, state: Mapping[str, Tensor], report: LoadReport) ->
         start = "as an exact identity" if is_identity(module) else "from random weights"
         report.notes.append(f"plain weights: layer attention starts {start}")
     return loadable
+
+
+def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
+    """Whether a tensor is a positional embedding that mmpretrain's transformers resize to theirs when they load it."""
+    parent, _, name = key.rpartition(".")
+    owner = module.get_submodule(parent)
+    prepare = getattr(owner, "_prepare_pos_embed", None)
+    if name != "pos_embed" or prepare is None:
+        return False
+    state = {name: tensor}
+    try:
+        prepare(state, "")
+    except (AssertionError, RuntimeError, ValueError):
+        return False
+    return state[name].shape == owner.pos_embed.shape
 
 
 def plugin_names(module: nn.Module) -> set[str]:

@@ -1,0 +1,172 @@
+"""Files of timm, DeiT and the authors' DeiT code in the vision transformers, distilled ones and other grids too."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+
+from mrla_mm.backbones import MRLAViT, ViT
+from mrla_mm.errors import InputError
+from mrla_mm.weights import convert, load_weights, read_checkpoint
+
+DIM, HIDDEN, DEPTH, CLASSES = 32, 64, 4, 5
+ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=HIDDEN)
+LIGHT, BASE = dict(type="MRLALight", head_channels=16), dict(type="MRLABase", head_channels=16)
+
+
+def build(attention=LIGHT, cls=MRLAViT, **more):
+    options = dict(img_size=64, patch_size=16) | more
+    return cls(ARCH, attention, stage_blocks=2, **options) if cls is MRLAViT else cls(ARCH, **options)
+
+
+def deit(variant=None, distilled=False):
+    """Return a state dict with the names of timm's DeiT, and for a variant those of the authors' code besides."""
+    shapes = {"cls_token": (1, 1, DIM), "pos_embed": (1, 17 + distilled, DIM)}
+    shapes |= {"patch_embed.proj.weight": (DIM, 3, 16, 16), "patch_embed.proj.bias": (DIM,)}
+    norms, linear = ["norm"], {"head": (CLASSES, DIM)}
+    if distilled:
+        shapes["dist_token"] = (1, 1, DIM)
+        linear["head_dist"] = (CLASSES, DIM)
+    for block in (f"blocks.{index}" for index in range(DEPTH)):
+        norms += [f"{block}.norm1", f"{block}.norm2"]
+        linear |= {f"{block}.attn.qkv": (3 * DIM, DIM), f"{block}.attn.proj": (DIM, DIM)}
+        linear |= {f"{block}.mlp.fc1": (HIDDEN, DIM), f"{block}.mlp.fc2": (DIM, HIDDEN)}
+        if variant is not None:
+            shapes |= {f"{block}.mrla.mrla.{name}.weight": (1, 1, 3) for name in ("Wq", "Wk")}
+            shapes[f"{block}.mrla.mrla.Wv.weight"] = (DIM, 1, 3, 3)
+            norms.append(f"{block}.mrla.normx")
+        if variant == "light":
+            shapes[f"{block}.mrla.lambda_t"] = (DIM,)
+            norms.append(f"{block}.mrla.normo")
+    for name in norms:
+        shapes |= {f"{name}.weight": (DIM,), f"{name}.bias": (DIM,)}
+    for name, shape in linear.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
+
+
+def save(tmp_path, content):
+    torch.save(content, tmp_path / "deit.pth")
+    return tmp_path / "deit.pth"
+
+
+@pytest.mark.parametrize("distilled", [False, True], ids=["", "distilled"])
+@pytest.mark.parametrize(("variant", "attention"), [("light", LIGHT), ("base", BASE)])
+def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attention, distilled, tmp_path):
+    released = deit(variant, distilled)
+    path = save(tmp_path, {"model": released})
+    report = load_weights(model := build(attention, with_dist_token=distilled), path)
+    assert len(report.matched) == len(model.state_dict()) == len(released) - 2 - 2 * distilled
+    assert not (report.faults() or report.fresh or report.additional or report.unused or report.resized)
+    ours, _, left = convert(path, build(attention, with_dist_token=distilled), target="mrla_mm", folder=tmp_path)
+    theirs, _, more = convert(ours, build(attention, with_dist_token=distilled), target="release", folder=tmp_path)
+    assert not left and not more
+    back = read_checkpoint(theirs)["model"]
+    assert {key: value.numpy().tobytes() for key, value in back.items()} == {
+        key: value.numpy().tobytes() for key, value in released.items()
+    }
+    heads = {key for key in read_checkpoint(ours)["state_dict"] if key.startswith("head.")}
+    names = ["head", "head_dist"] if distilled else ["head"]
+    assert heads == {f"head.layers.{name}.{kind}" for name in names for kind in ("weight", "bias")}
+
+
+def test_every_name_lands_where_it_belongs(tmp_path):
+    released = deit("light", distilled=True)
+    load_weights(model := build(with_dist_token=True), save(tmp_path, released))
+    names = {
+        "cls_token": "cls_token",
+        "dist_token": "dist_token",
+        "patch_embed.projection.weight": "patch_embed.proj.weight",
+        "ln1.weight": "norm.weight",
+        "layers.2.ln1.weight": "blocks.2.norm1.weight",
+        "layers.2.ln2.bias": "blocks.2.norm2.bias",
+        "layers.2.attn.qkv.weight": "blocks.2.attn.qkv.weight",
+        "layers.2.ffn.layers.0.0.weight": "blocks.2.mlp.fc1.weight",
+        "layers.2.ffn.layers.1.weight": "blocks.2.mlp.fc2.weight",
+        "layers.2.mrla.attention.query.weight": "blocks.2.mrla.mrla.Wq.weight",
+        "layers.2.mrla.attention.key.weight": "blocks.2.mrla.mrla.Wk.weight",
+        "layers.2.mrla.attention.value.weight": "blocks.2.mrla.mrla.Wv.weight",
+        "layers.2.mrla.attention.history_scale": "blocks.2.mrla.lambda_t",
+        "layers.2.mrla.norm.weight": "blocks.2.mrla.normx.weight",
+        "layers.2.mrla.history_norm.bias": "blocks.2.mrla.normo.bias",
+    }
+    state = model.state_dict()
+    assert all(torch.equal(state[ours], released[theirs]) for ours, theirs in names.items())
+
+
+def reference(state, image):
+    """Compute a plain DeiT's class token from timm's names, in its own few lines."""
+    import torch.nn.functional as F
+
+    def linear(x, name):
+        return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
+
+    def norm(x, name):
+        return F.layer_norm(x, (DIM,), state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
+
+    patches = F.conv2d(image, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=16)
+    x = patches.flatten(2).transpose(1, 2)
+    x = torch.cat([state["cls_token"].expand(len(x), -1, -1), x], 1) + state["pos_embed"]
+    for block in (f"blocks.{index}" for index in range(DEPTH)):
+        qkv = linear(norm(x, f"{block}.norm1"), f"{block}.attn.qkv")
+        q, k, v = qkv.unflatten(2, (3, 2, DIM // 2)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(2, 3) * (DIM // 2) ** -0.5).softmax(-1)
+        x = x + linear((scores @ v).transpose(1, 2).flatten(2), f"{block}.attn.proj")
+        x = x + linear(F.gelu(linear(norm(x, f"{block}.norm2"), f"{block}.mlp.fc1")), f"{block}.mlp.fc2")
+    return norm(x, "norm")[:, 0]
+
+
+@pytest.mark.parametrize("cls", [MRLAViT, ViT])
+def test_plain_deit_files_keep_their_outputs(cls, tmp_path):
+    """Warm start: with fresh branches the model computes what the file's DeiT computes."""
+    state = deit()
+    report = load_weights(model := build(cls=cls).eval(), save(tmp_path, {"model": state}))
+    assert not report.faults() and report.heads == ["head.layers.head.weight", "head.layers.head.bias"]
+    assert ("starts as an exact identity" in report.table()) == (cls is MRLAViT)
+    image = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(model(image)[-1], reference(state, image), rtol=1e-5, atol=1e-5)
+
+
+def test_positions_of_another_grid_are_resized_and_reported(tmp_path):
+    path = save(tmp_path, deit())
+    report = load_weights(model := build(img_size=96), path)
+    assert report.resized == ["pos_embed (1, 17, 32) to (1, 37, 32)"] and not report.faults()
+    state, original = model.state_dict()["pos_embed"], deit()["pos_embed"]
+    assert torch.equal(state[:, :1], original[:, :1]) and state[:, 1:].std() > 0.01
+    assert "pos. embedding resized      1  pos_embed" in report.table()
+
+
+def test_a_file_with_class_token_in_a_model_without(tmp_path):
+    options = dict(with_cls_token=False, out_type="featmap")
+    report = load_weights(model := build(**options), save(tmp_path, deit()))
+    assert report.unused == ["cls_token"] and report.resized == ["pos_embed (1, 17, 32) to (1, 16, 32)"]
+    assert torch.equal(model.state_dict()["pos_embed"], deit()["pos_embed"][:, 1:])
+
+
+def test_a_distilled_model_needs_a_distilled_file(tmp_path):
+    with pytest.raises(InputError, match="1 keys of the model are not in the file: dist_token"):
+        load_weights(build(with_dist_token=True), save(tmp_path, deit()))
+
+
+def test_a_file_with_larger_patches_does_not_fit(tmp_path):
+    with pytest.raises(InputError, match=r"patch_embed.projection.weight \(32, 3, 16, 16\) in the file"):
+        load_weights(build(patch_size=8), save(tmp_path, deit()))
+
+
+def test_light_and_base_files_are_told_apart(tmp_path):
+    with pytest.raises(InputError, match="layers.0.mrla.attention.history_scale"):
+        load_weights(build(BASE), save(tmp_path, deit("light")))
+    with pytest.raises(InputError, match=r"layers.0.mrla.\w+"):
+        load_weights(build(LIGHT), save(tmp_path, deit("base")))
+
+
+@pytest.mark.parametrize("wrap", [lambda cfg: cfg, lambda cfg: [cfg]], ids=["dict", "list"])
+def test_initialising_leaves_loaded_positions_alone(wrap, tmp_path):
+    """mmpretrain would draw new positions over those of the file if init_cfg is a list."""
+    path = save(tmp_path, deit())
+    init_cfg = wrap(dict(type="Pretrained", checkpoint=str(path)))
+    cfg = dict(type="MRLAViT", arch=ARCH, layer_attention=LIGHT, img_size=64, init_cfg=init_cfg)
+    model = MODELS.build(cfg)
+    model.init_weights()
+    assert torch.equal(model.state_dict()["pos_embed"], deit()["pos_embed"])
