@@ -51,6 +51,20 @@ def write_coco(root, images=6, size=(96, 64), names=None):
     return root
 
 
+def write_class_folders(root, classes=("bird", "cat", "dog"), images=(8, 4), size=(48, 64)):
+    """Write a classification set in ImageNet's folder layout, a bright square of the class's colour in each image."""
+    rng = np.random.default_rng(0)
+    for split, count in zip(("train", "val"), images, strict=True):
+        for label, name in enumerate(classes):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                image = rng.integers(0, 60, (*size, 3), dtype=np.uint8)
+                image[8:40, 8:40, label % 3] = 250
+                cv2.imwrite(str(folder / f"{index}.jpg"), image)
+    return root
+
+
 @pytest.fixture(scope="session")
 def coco_root(tmp_path_factory):
     """A small intact COCO-format set, to be read only."""

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmcv.cnn.bricks import DropPath
 from mmengine.config import Config
 from mmengine.registry import init_default_scope
+from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import MRLAResNet
@@ -95,3 +97,61 @@ def test_heads_of_16_channels_as_the_published_base_weights_have():
     cfg = load("retinanet_r50_mrla_base_1x")
     cfg.merge_from_dict({"model.backbone.layer_attention.head_channels": 16})
     assert build(cfg).backbone.layer1[0].mrla.attention.heads == 16
+
+
+RESNET_RECIPES = {
+    "resnet50_8xb32": (50, None, 25_557_032),
+    "resnet50_mla_8xb32": (50, "MLA", 25_723_348),
+    "resnet50_mrla_light_coslr_lbs_8xb32": (50, "MRLALight", 25_738_452),
+    "resnet50_mrla_light_8xb32": (50, "MRLALight", 25_738_452),
+    "resnet50_mrla_base_8xb32": (50, "MRLABase", 25_723_348),
+    "resnet101_mrla_light_8xb32": (101, "MRLALight", 44_939_646),
+    "resnet101_mrla_base_8xb32": (101, "MRLABase", None),
+    "resnet152_mrla_light_8xb32": (152, "MRLALight", 60_767_784),
+    "resnet152_mrla_base_8xb32": (152, "MRLABase", None),
+}
+
+
+def own(part: dict) -> dict:
+    """A part of a config without the scope that mmengine notes in what comes from another package."""
+    return {key: value for key, value in part.items() if key != "_scope_"}
+
+
+def test_the_list_of_resnet_recipes_is_complete():
+    assert {path.stem for path in (CONFIGS / "imagenet").glob("resnet*.py")} == set(RESNET_RECIPES)
+
+
+@pytest.mark.parametrize("name", RESNET_RECIPES)
+def test_resnet_recipe_is_the_papers(name):
+    """Appendix B.1: 100 epochs of SGD from 0.1 on 256 images, decay 1e-4, steps of 30; only layer attention dropped."""
+    from mmpretrain.registry import MODELS
+
+    depth, variant, parameters = RESNET_RECIPES[name]
+    cfg = load(f"imagenet/{name}")
+    assert own(cfg.optim_wrapper.optimizer) == dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
+    assert cfg.train_cfg.max_epochs == 100 and cfg.train_dataloader.batch_size == 32
+    assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=256)
+    kinds = [step.type for step in cfg.train_dataloader.dataset.pipeline]
+    assert kinds == ["LoadImageFromFile", "RandomResizedCrop", "RandomFlip", "PackInputs"]
+    cosine = "coslr" in name
+    if cosine:
+        assert own(cfg.param_scheduler) == dict(type="CosineAnnealingLR", T_max=100, by_epoch=True, begin=0, end=100)
+    else:
+        assert own(cfg.param_scheduler) == dict(type="MultiStepLR", by_epoch=True, milestones=[30, 60, 90], gamma=0.1)
+    assert cfg.model.head.loss.type == ("LabelSmoothLoss" if cosine else "CrossEntropyLoss")
+    init_default_scope("mmpretrain")
+    with torch.device("cpu" if variant is None else "meta"):
+        model = MODELS.build(cfg.model).train()
+    assert parameters is None or sum(p.numel() for p in model.parameters()) == parameters
+    branches = [m for m in model.modules() if isinstance(m, LayerAttentionResidual)]
+    drops = {m.drop_prob for m in model.modules() if isinstance(m, DropPath) and m.drop_prob}
+    if variant is None:
+        assert not branches and not drops
+        return
+    assert model.backbone.depth == depth and {type(b.attention).__name__ for b in branches} == {variant}
+    assert all(b.drop_path.drop_prob == 0.2 for b in branches) and drops == {0.2}
+    assert len([m for m in model.modules() if isinstance(m, DropPath) and m.drop_prob]) == len(branches)
+    assert {b.attention.channels // b.attention.heads for b in branches} == {32}
+    assert all(p.requires_grad for p in model.parameters()) and all(
+        m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d)
+    )

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mrla_mm.datasets.config_parts import check_head_sizes, is_local, shorten
+from mrla_mm.datasets.config_parts import check_head_sizes, head_sizes, is_local, shorten
 from mrla_mm.errors import InputError
 
 LAYOUT = "expected is a folder for each class with its images (<data_root>/<split>/<class>/*.jpg, as ImageNet has it)"
@@ -37,7 +37,10 @@ def check_class_folders(dataset: Mapping, model: Mapping, phase: str) -> list[st
     classes = class_names(dataset, kind)
     if ann_file:
         largest = check_list(root / ann_file, classes, phase)
-        check_head_sizes(model, len(classes) if classes else largest + 1, where=f"{phase} data set")
+        if classes:
+            check_head_sizes(model, len(classes), where=f"{phase} data set")
+        elif small := [f"{path}={size}" for path, size in head_sizes(model) if size <= largest]:
+            raise InputError(f"{phase} data: {root / ann_file} has labels up to {largest}, but {', '.join(small)}")
         return None
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     check_folder_names(names, classes, folder, phase)

@@ -1,0 +1,107 @@
+"""As documented: pre-train on a class-folder set, evaluate, convert, and train a detector from the file, on a CPU."""
+
+import json
+
+import pytest
+import torch
+from mmengine.config import Config
+
+from mrla_mm.weights import read_checkpoint
+
+from ..conftest import ROOT, tiny_options, write_class_folders
+
+pytestmark = pytest.mark.smoke
+RECIPE = ROOT / "configs/imagenet/resnet50_mrla_light_8xb32.py"
+DETECTOR = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
+NARROW = [
+    "model.backbone.depth=18",
+    "model.backbone.base_channels=16",
+    "model.backbone.layer_attention.head_channels=16",
+]
+
+
+def recipe_options(root):
+    """Shrink the recipe to seconds: three classes, images of 48 pixels, a ResNet-18 with a quarter of the channels."""
+    options = [f"data_root={root}", *NARROW, "model.head.in_channels=128", "model.head.num_classes=3"]
+    options += ["model.head.topk=1", "train_cfg.max_epochs=1", "default_hooks.logger.interval=1"]
+    options.append("train_dataloader.dataset.pipeline.1.scale=48")
+    for phase in ("train", "val", "test"):
+        options.append(f"{phase}_dataloader.dataset.metainfo.classes=(bird,cat,dog)")
+        options += [
+            f"{phase}_dataloader.{key}" for key in ("batch_size=8", "num_workers=0", "persistent_workers=False")
+        ]
+    for phase in ("val", "test"):
+        options += [f"{phase}_dataloader.dataset.pipeline.{key}" for key in ("1.scale=56", "2.crop_size=48")]
+        options.append(f"{phase}_evaluator.topk=1")
+    return options
+
+
+def figures(folder):
+    """Return the last logged figures of a run."""
+    (file,) = folder.glob("2*/vis_data/scalars.json")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_pretrain_convert_detect(coco_root, tmp_path, run_tool, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = write_class_folders(tmp_path / "pets")
+    code, errors = run_tool("train", RECIPE, "--work-dir", "pre", "--cfg-options", *recipe_options(root))
+    assert code == 0, errors
+    losses = [line["loss"] for line in figures(tmp_path / "pre") if "loss" in line]
+    assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
+    trained = figures(tmp_path / "pre")[-1]["accuracy/top1"]
+
+    test = ["pre/epoch_1.pth", "--work-dir", "test", "--out", "p.pkl", "--cfg-options", *recipe_options(root)]
+    code, errors = run_tool("test", RECIPE, *test)
+    assert code == 0, errors
+    (logged,) = (tmp_path / "test").glob("2*/2*.json")
+    assert json.loads(logged.read_text())["accuracy/top1"] == trained
+
+    recipe = f"pre/{RECIPE.name}"  # the config as it ran, which mmengine keeps beside the checkpoints
+    code, errors = run_tool("convert_weights", "pre/epoch_1.pth", recipe, "--out-dir", "out", "--name", "mine")
+    assert code == 0, errors
+    (converted,) = (tmp_path / "out").glob("mine-*.pth")
+
+    options = [*tiny_options("retinanet", coco_root), *NARROW, "model.neck.in_channels=[16,32,64,128]"]
+    options += ["train_cfg.max_epochs=1", "train_dataloader.dataset.indices=2", "val_dataloader.dataset.indices=1"]
+    options = [option for option in options if not option.startswith("model.backbone.init_cfg")]
+    # One step of zero length leaves the weights that the run started from.
+    options += [f"model.backbone.init_cfg.checkpoint={converted}", "optim_wrapper.optimizer.lr=0.0"]
+    code, errors = run_tool("train", DETECTOR, "--work-dir", "det", "--cfg-options", *options)
+    assert code == 0, errors
+    assert Config.fromfile(tmp_path / f"det/{DETECTOR.name}").model.backbone.norm_eval
+    classifier = read_checkpoint("pre/epoch_1.pth")["state_dict"]
+    detector = read_checkpoint("det/epoch_1.pth")["state_dict"]
+    backbone = [key for key in classifier if key.startswith("backbone.")]
+    assert len(backbone) == len([key for key in detector if key.startswith("backbone.")]) == 192
+    assert all(torch.equal(classifier[key], detector[key]) for key in backbone)
+    assert any("mrla" in key and detector[key].any() for key in backbone)
+    log = next((tmp_path / "det").glob("2*/2*.log")).read_text()
+    assert f"MRLAResNet loads {converted}" in log and "matched                   192" in log
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [(b"<html>Not found</html>", "are a web page"), (b"PK\x03\x04 cut", "are cut off")],
+    ids=["page", "cut"],
+)
+def test_a_bad_file_ends_the_run_before_it_starts(content, expected, coco_root, tmp_path, run_tool, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.pth").write_bytes(content)
+    options = [option for option in tiny_options("retinanet", coco_root) if ".init_cfg" not in option]
+    code, errors = run_tool(
+        "train", DETECTOR, "--work-dir", "det", "--cfg-options", *options, "model.backbone.init_cfg.checkpoint=w.pth"
+    )
+    assert code == 2 and errors.strip().splitlines()[-1].startswith("error: model.backbone.init_cfg: weights w.pth")
+    assert expected in errors and not (tmp_path / "det").exists()
+
+
+def test_a_wrong_architecture_ends_the_run_before_training(coco_root, tmp_path, run_tool, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"features.0.weight": torch.ones(3)}, "w.pth")
+    options = [option for option in tiny_options("retinanet", coco_root) if ".init_cfg" not in option]
+    code, errors = run_tool(
+        "train", DETECTOR, "--work-dir", "det", "--cfg-options", *options, "model.backbone.init_cfg.checkpoint=w.pth"
+    )
+    assert code == 2 and "do not fit MRLAResNet, nothing was loaded" in errors and "Traceback" not in errors
+    assert "First keys of the file: features.0.weight" in errors and not list(tmp_path.glob("det/*.pth"))
