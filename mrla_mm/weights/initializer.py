@@ -1,16 +1,19 @@
 """`init_cfg=dict(type="Pretrained", checkpoint=...)` of this package's modules: strict, and with a report.
 
 mmengine's own initializer loads whatever matches, be it nothing, with a warning among others. For modules of other
-packages it stays as it is.
+packages it stays as it is, but that nothing at all matched is an error for them too.
 """
 
+import torch
 from mmengine.logging import print_log
 from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import nn
 
 from mrla_mm.errors import InputError
+from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.loading import load_weights
+from mrla_mm.weights.states import find_state, sample
 
 _load_leniently = PretrainedInit.__call__
 
@@ -51,12 +54,32 @@ def initialize_from_file(initializer: PretrainedInit, module: nn.Module) -> None
     if not is_ours(module):
         if options not in ({}, {"strict": True, "entry": None}):
             raise InputError(f"init_cfg of {type(module).__name__}: strict and entry are for mrla_mm's backbones")
-        _load_leniently(initializer, module)
+        load_as_mmengine(initializer, module)
         return
     report = load_weights(module, initializer.checkpoint, prefix=initializer.prefix, **options)
     print_log(report.table(), logger="current")
     if hasattr(module, "_params_init_info"):
         update_init_info(module, init_info=f"Pretrained: loaded from {initializer.checkpoint}")
+
+
+def load_as_mmengine(initializer: PretrainedInit, module: nn.Module) -> None:
+    """Load as mmengine does.
+
+    Raises:
+        InputError: no name of the file is one of the module's, and no tensor of it changed.
+    """
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    _load_leniently(initializer, module)
+    after = module.state_dict()
+    if any(not torch.equal(tensor, after[key]) for key, tensor in before.items()):
+        return
+    source = find_state(read_checkpoint(initializer.checkpoint), prefix=initializer.prefix or "")
+    if not source.state.keys() & after.keys():
+        raise InputError(
+            f"weights {initializer.checkpoint} have nothing for {type(module).__name__}: its first keys are "
+            f"{sample(after)}, those of the file {sample(source.state)}. Choose another file, or name the prefix that "
+            'the module has in it, such as init_cfg=dict(..., prefix="backbone.")'
+        )
 
 
 def is_ours(module: nn.Module) -> bool:

@@ -37,7 +37,8 @@ def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | N
     Args:
         checkpoint: what a weight file holds: a state dict, or a mapping with one under an entry of `ENTRIES`.
         entry: take the state dict under this entry, whatever its name.
-        prefix: take the keys below this prefix; by default those below `backbone.` if there are any, else all.
+        prefix: take the keys below this prefix; an empty one takes all; by default those below
+            `backbone.` if there are any, else all.
 
     Raises:
         InputError: there is no state dict, or nothing below the prefix.
@@ -49,7 +50,7 @@ def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | N
     words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
     words += [f"not {name}" for name in ENTRIES if isinstance(checkpoint.get(name), Mapping) and name not in entries]
     words += [f"prefix {wrapper}" for wrapper in wrappers]
-    if prefix is not None and not prefix.endswith("."):
+    if prefix and not prefix.endswith("."):
         prefix += "."
     if prefix is None and any(key.startswith(BACKBONE) for key in state):
         prefix = BACKBONE

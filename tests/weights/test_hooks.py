@@ -9,7 +9,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import nn
 
-from mrla_mm.backbones import MRLAResNet
+from mrla_mm.backbones import MRLAResNet, ViT
 from mrla_mm.errors import InputError
 
 from .conftest import plain_resnet
@@ -119,3 +119,19 @@ def test_resuming_takes_the_runs_own_checkpoint_only(tmp_path):
 
 def test_hook_is_registered_at_the_root():
     assert HOOKS.get("CheckpointCheckHook") is not None
+
+
+def test_positions_of_another_grid_pass(tmp_path):
+    """mmpretrain's transformers resize positions when they load, whichever way they are loaded."""
+
+    class Classifier(BaseModel):
+        def __init__(self, size):
+            super().__init__()
+            arch = dict(embed_dims=16, num_layers=1, num_heads=1, feedforward_channels=16)
+            self.backbone = ViT(arch, img_size=size, patch_size=16)
+
+        def forward(self, *images, mode):
+            return self.backbone(torch.stack(images))[-1]
+
+    path = save(tmp_path, Classifier(64).state_dict())
+    runner(tmp_path, Classifier(32), load_from=path).test()

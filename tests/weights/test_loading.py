@@ -284,13 +284,16 @@ def test_subclasses_are_strict(trained, tmp_path):
 
 
 def test_backbones_of_other_packages_load_as_before(tmp_path):
-    """mmdet's ResNet keeps mmengine's lenience and its prefix, and refuses options that it would ignore."""
+    """mmdet's ResNet keeps mmengine's lenience and its prefix; loading nothing, and idle options, are errors."""
     state = plain_resnet()
     path = save(tmp_path, {"state_dict": prefixed(drop("layer4.")(state), "backbone.")})
     init_cfg = dict(type="Pretrained", checkpoint=str(path), prefix="backbone.")
     plain = ResNet(18, base_channels=16, init_cfg=init_cfg)
     plain.init_weights()
     assert torch.equal(plain.state_dict()["layer3.0.conv1.weight"], state["layer3.0.conv1.weight"])
+    del init_cfg["prefix"]
+    with pytest.raises(InputError, match="have nothing for ResNet.*those of the file backbone.conv1.weight.*prefix="):
+        ResNet(18, init_cfg=init_cfg).init_weights()
     with pytest.raises(InputError, match="strict and entry are for mrla_mm's backbones"):
         ResNet(18, init_cfg=dict(init_cfg, strict=False)).init_weights()
 
