@@ -132,6 +132,11 @@ class MRLAEfficientNet(EfficientNet):
         )
         self._freeze_stages()
 
+    @property
+    def unbuilt_parts(self) -> tuple[str, ...]:
+        """Beginnings of the keys of the layers behind the last of `out_indices`, which a whole model's file has."""
+        return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
+
     def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:
         """Exchange the blocks of a layer for those with layer attention."""
         blocks, first_in_stage = [], True

@@ -140,10 +140,12 @@ def match(module: nn.Module, state: Mapping[str, Tensor], report: LoadReport) ->
     """Compare a state dict in our names with a module, fill the report, and return what can be loaded."""
     own = module.state_dict()
     parts = {key.partition(".")[0] for key in own}
+    unbuilt = tuple(getattr(module, "unbuilt_parts", ()))  # beginnings of keys, where part of a list is not built
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
-            (report.unexpected if key.partition(".")[0] in parts else report.unused).append(key)
+            has_part = key.partition(".")[0] in parts and not key.startswith(unbuilt)
+            (report.unexpected if has_part else report.unused).append(key)
         elif tensor.shape == own[key].shape:
             loadable[key] = tensor
         elif fits_resized(module, key, tensor):

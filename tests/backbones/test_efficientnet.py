@@ -7,6 +7,8 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.backbones import MRLAEfficientNet
+from mrla_mm.errors import InputError
+from mrla_mm.weights import load_weights
 from tests.attention import reference
 
 from .common import assert_same_with_gradients, batch_norm, branches, count, wake
@@ -173,3 +175,14 @@ def test_norm_eval_keeps_every_norm_in_evaluation(norm_type):
 def test_bad_values_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         MRLAEfficientNet(**options)
+
+
+def test_a_classifiers_file_loads_though_a_detector_builds_fewer_layers(tmp_path):
+    """The last convolution, which no detector uses, is dropped knowingly; the file of another size is still refused."""
+    path = tmp_path / "b0.pth"
+    torch.save(MRLAEfficientNet("b0").state_dict(), path)
+    report = load_weights(MRLAEfficientNet("b0", out_indices=(3, 4, 5)), path)
+    assert report.unused and all(key.startswith("layers.6.") for key in report.unused)
+    assert not report.missing and not report.unexpected
+    with pytest.raises(InputError, match="do not fit"):
+        load_weights(MRLAEfficientNet("b1", out_indices=(3, 4, 5)), path)
