@@ -12,6 +12,7 @@ from mrla_mm.ops import Affine, LightWeights, choose_path, folded, fused, light,
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 48, 14, 13)]
+INTERPRETED_SHAPES = [(2, 12, 1, 5), (1, 4, 33, 35)]  # the second needs several tiles
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_triton = pytest.mark.skipif(
@@ -19,6 +20,10 @@ needs_triton = pytest.mark.skipif(
     reason="Triton needs a GPU or TRITON_INTERPRET=1; test_triton_interpreted runs these in a process of its own",
 )
 PATHS = ["folded", pytest.param("triton", marks=needs_triton)]
+PATHS_AND_SHAPES = [("folded", shape) for shape in SHAPES] + [
+    pytest.param("triton", shape, marks=needs_triton)
+    for shape in (SHAPES if torch.cuda.is_available() else INTERPRETED_SHAPES)
+]
 LIGHT = {
     "full": {},
     "linear": dict(projection="linear"),
@@ -109,8 +114,31 @@ def compare(function, tensors, *, path, dtype, layout, monkeypatch):
         assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e}"
 
 
+def slow(path, shape):
+    return path == "triton" and INTERPRETED and shape[2] > 8
+
+
 def dtypes_of(path):
     return [torch.float64] * (path == "folded") + [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter_with_new_numpy():
+    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
+    if not INTERPRETED:
+        yield
+        return
+    from triton.runtime import interpreter
+
+    original = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
+    yield
+    interpreter._patch_lang_tensor = original
 
 
 @pytest.fixture(autouse=True)
@@ -133,27 +161,26 @@ def poisoned(monkeypatch):
 @pytest.mark.parametrize("affine", AFFINE)
 @pytest.mark.parametrize("variant", LIGHT)
 def test_light_variants(variant, affine, layout, path, monkeypatch):
-    tensors = draw_light((2, 20, 4, 5), affine=affine, **LIGHT[variant])
+    tensors = draw_light((2, 12, 3, 4), affine=affine, **LIGHT[variant])
     dtype = torch.float64 if path == "folded" else torch.float32
     compare(run_light, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
 def test_light_precisions_and_shapes(shape, layout, path, monkeypatch):
     for affine in ("none", "dropped"):
         tensors = draw_light(shape, affine=affine)
-        for dtype in dtypes_of(path):
+        for dtype in dtypes_of(path)[: 1 if slow(path, shape) else None]:
             compare(run_light, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("affine", AFFINE)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
 def test_weighted_sum(shape, affine, layout, path, monkeypatch):
-    for depth, dtypes in ((1, dtypes_of(path)[:1]), (5, dtypes_of(path))):
+    several = dtypes_of(path)[: 1 if slow(path, shape) else None]
+    for depth, dtypes in ((1, several[:1]), (11, several)):  # 11 values take the Triton kernels two launches
         tensors = draw_sum(shape, depth=depth, affine=affine)
         for dtype in dtypes:
             compare(run_sum, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
@@ -168,8 +195,10 @@ def test_chunks_of_the_batch_are_all_computed(monkeypatch):
     compare(run_sum, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("path", "dtype"),
+    [("folded", torch.bfloat16), ("folded", torch.float16), pytest.param("triton", torch.float16, marks=needs_triton)],
+)
 def test_small_weights_survive_beside_the_residual_in_half_precision(path, dtype, monkeypatch):
     """A branch worth 1/100 of x: weights folded into a centre tap of 1 would be rounded to a few values."""
     monkeypatch.setenv("MRLA_OPS", path)
@@ -288,6 +317,34 @@ def test_gpu_tensors_take_triton_where_it_can_run(monkeypatch):
     assert choose_path(gpu.double()) == ("folded", "the kernels do not compute in torch.float64")
     monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: False)
     assert choose_path(gpu) == ("folded", "Triton with torch >= 2.6 is not installed")
+
+
+SIGNATURES = {  # types of what a half-precision launch passes, by the names of a kernel's arguments
+    "weights_ptr": "*fp32", "taps_ptr": "*fp32", "slope_ptr": "*fp32", "shift_ptr": "*fp32", "start_ptr": "*fp32",
+    "by_taps_ptr": "*fp32", "by_slope_ptr": "*fp32", "by_shift_ptr": "*fp32", "sums_ptr": "*fp32",
+}  # fmt: skip
+FLAGS = dict(TAPS=9, FLIP=1, RESIDUAL=1, HISTORY=1, SHIFT=1, SCALED=1, COUNT=8, START=1, BLOCK_C=4, BLOCK_S=256)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kernel", ["pool_kernel", "apply_kernel", "sums_kernel", "sum_kernel", "sum_backward_kernel"])
+def test_kernels_compile_for_a_gpu(kernel):
+    """Compile to PTX for compute capability 9.0, which needs no GPU: the interpreter accepts more than the compiler."""
+    compiler = pytest.importorskip("triton.compiler", reason="Triton is not installed")
+    from triton.backends.compiler import GPUTarget
+
+    function = getattr(fused.kernels("triton"), kernel)
+    signature, constants = {}, {}
+    for name in function.arg_names:
+        if name in FLAGS:
+            signature[name], constants[name] = "constexpr", FLAGS[name]
+        elif name.endswith("_ptr") or name[1:].isdigit():
+            signature[name] = SIGNATURES.get(name, "*fp16")
+        else:
+            signature[name] = "i32"
+    source = compiler.ASTSource(function, signature, constexprs=constants)
+    compiled = compiler.compile(source, target=GPUTarget("cuda", 90, 32))
+    assert ".visible .entry" in compiled.asm["ptx"]
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="this process runs the Triton tests itself")

@@ -1,0 +1,54 @@
+"""The benchmark tool end to end, on networks small enough for seconds."""
+
+import json
+import os
+
+import pytest
+
+from mrla_mm.ops import reference
+
+
+@pytest.fixture
+def bench(run_tool, tmp_path, monkeypatch):
+    """Return `bench(*argv)`: exit code, stderr and the tables of the report."""
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+
+    def call(*argv):
+        small = ["--size", "64", "64", "--batch-size", "2", "--rounds", "1", "--device", "cpu", "--out", tmp_path]
+        code, err = run_tool("benchmark", *argv, *small)
+        report = tmp_path / "report.json"
+        return code, err, json.loads(report.read_text())["tables"] if report.exists() else None
+
+    return call
+
+
+def test_paths_of_a_backbone(bench):
+    code, err, tables = bench("models", "--depth", "18", "--attention", "base", "--norm", "batch")
+    assert not code, err
+    rows = tables["train, eager"]
+    assert [row["path"] for row in rows] == ["plain", "straightforward", "reference", "folded"]
+    assert rows[0]["time ratio"] == rows[0]["memory ratio"] == 1
+    assert rows[1]["MiB"] >= rows[3]["MiB"] > rows[0]["MiB"] > 0
+    assert all(row["ms"] > 0 and row["images/s"] > 0 for row in rows)
+    assert "MRLA_OPS" not in os.environ
+
+
+def test_branch(bench):
+    code, err, tables = bench("branch", "--paths", "folded")
+    assert not code, err
+    (rows,) = tables.values()
+    assert len(rows) == 4
+    assert all(0 < row["share of bandwidth"] < 2 for row in rows)
+
+
+def test_a_wrong_path_is_not_timed(bench, monkeypatch):
+    monkeypatch.setattr(reference, "light_gate", lambda query, key: (query * key).sum(-1))
+    code, err, tables = bench("models", "--depth", "18", "--paths", "folded")
+    assert code and tables is None
+    assert "folded differs from the reference" in err
+
+
+def test_refusals(bench):
+    assert "suite 'speed' is unknown" in bench("speed")[1]
+    code, err, _ = bench("models", "--config", "configs/retinanet_r50_1x.py")
+    assert code and "compare an MRLAResNet with plain ResNet" in err
