@@ -147,7 +147,7 @@ def test_zero_init_attention_can_be_turned_off(family):
         (dict(type="MRLAHeavy"), "MRLAHeavy.*MLA.*MRLABase"),
         (dict(type="MRLALight", head_channels=7), "cannot be cut into heads of head_channels=7"),
         (dict(type="MRLALight", heads=4), "heads"),
-        ("MRLALight", "'MRLALight' is unknown"),
+        ("MRLALight", "layer_attention='MRLALight' must be a dict"),
     ],
 )
 def test_bad_attention_is_named(family, attention, message):

@@ -191,7 +191,7 @@ def test_zero_init_attention_can_be_turned_off():
         (dict(layer_attention=dict(type="ResNet")), "'ResNet' is unknown"),
         (dict(layer_attention=dict(type="MRLALight", head_channels=48)), "channels=256.*head_channels=48"),
         (dict(layer_attention=dict(type="MRLALight", heads=4)), "heads"),
-        (dict(layer_attention="MRLALight"), "'MRLALight' is unknown"),
+        (dict(layer_attention="MRLALight"), "layer_attention='MRLALight' must be a dict"),
         (dict(layer_attention={}), "None is unknown"),
         (dict(attention_drop_path=1.5), "1.5"),
         (dict(norm_cfg=dict(type="IN")), "InstanceNorm2d has no weight"),
