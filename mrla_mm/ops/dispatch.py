@@ -4,7 +4,8 @@
     folded      plain PyTorch too, but gate, lambda, normalisation and residual are folded into few passes over memory
     triton      the same passes as Triton kernels
 
-The environment variable MRLA_OPS forces one of the three; without it CUDA tensors take Triton and all others folded.
+The environment variable MRLA_OPS forces one of the three; without it CUDA tensors take Triton, where a trial shows that
+it works, and all others folded.
 """
 
 import os
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.errors import InputError
+from mrla_mm.ops.probe import why_triton_fails
 
 PATHS = ("reference", "folded", "triton")
 ENVIRONMENT = "MRLA_OPS"
@@ -92,6 +94,8 @@ def choose_path(x: Tensor) -> Choice:
     if wanted == "triton" or (not wanted and x.device.type == "cuda"):
         obstacle = obstacle or why_not_triton(x)
         if not wanted:
+            if not obstacle and why_triton_fails(x.device):
+                obstacle = "the Triton kernels do not work there"
             return Choice("folded", obstacle) if obstacle else Choice("triton", "the tensor is on a GPU")
     if obstacle:
         raise InputError(f"{ENVIRONMENT}={wanted} cannot run here: {obstacle}; unset {ENVIRONMENT}")

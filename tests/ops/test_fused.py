@@ -9,6 +9,7 @@ import torch
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, LightWeights, choose_path, folded, fused, light, operators, weighted_sum
+from mrla_mm.ops.probe import why_triton_fails
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 48, 14, 13)]
@@ -313,10 +314,35 @@ def test_gpu_tensors_take_triton_where_it_can_run(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
     gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
     monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: True)
+    monkeypatch.setattr("mrla_mm.ops.dispatch.why_triton_fails", lambda device: "no C compiler")
+    assert choose_path(gpu) == ("folded", "the Triton kernels do not work there")
+    monkeypatch.setattr("mrla_mm.ops.dispatch.why_triton_fails", lambda device: "")
     assert choose_path(gpu) == ("triton", "the tensor is on a GPU")
     assert choose_path(gpu.double()) == ("folded", "the kernels do not compute in torch.float64")
     monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: False)
     assert choose_path(gpu) == ("folded", "Triton with torch >= 2.6 is not installed")
+
+
+@needs_triton
+def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
+    """Right kernels pass; one that raises or miscomputes is found, named in a warning, and random states are kept."""
+    kernels = fused.kernels("triton")
+    state = torch.get_rng_state()
+    assert why_triton_fails.__wrapped__(device()) == ""
+    assert torch.equal(torch.get_rng_state(), state)
+    for name in ("pool", "light_forward", "sum_forward"):
+        good = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *a, f=good, **k: f(*a, **k) + 0.1)
+        with pytest.warns(UserWarning, match="folded path .*they compute wrong numbers"):
+            assert why_triton_fails.__wrapped__(device()) == "they compute wrong numbers"
+        monkeypatch.setattr(kernels, name, good)
+
+    def no_compiler(*args, **kwargs):
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(kernels, "light_sums", no_compiler)
+    with pytest.warns(UserWarning, match="RuntimeError: Failed to find C compiler"):
+        assert "C compiler" in why_triton_fails.__wrapped__(device())
 
 
 SIGNATURES = {  # types of what a half-precision launch passes, by the names of a kernel's arguments

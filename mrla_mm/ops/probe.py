@@ -1,0 +1,61 @@
+"""Whether the Triton kernels work where they are about to run: they are tried once, on a few numbers.
+
+Triton builds its launchers while the program runs. That needs a C compiler and a driver it knows, and many a machine
+that trains well without Triton has neither; training then goes on by the folded path, with a warning.
+"""
+
+import warnings
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from mrla_mm.ops import folded
+from mrla_mm.ops.gating import Coefficients
+
+
+def numbers(*shape: int, device: torch.device, phase: float) -> Tensor:
+    """Numbers between -1 and 1 that look random and leave every random state alone."""
+    count = torch.Size(shape).numel()
+    return torch.sin(torch.arange(count, dtype=torch.float32, device=device) * 12.9898 + phase).view(shape)
+
+
+def outcomes(kernels, device: torch.device) -> list[Tensor]:
+    """What each of the kernels makes of the same small maps."""
+    x, grad, history = (numbers(2, 5, 3, 4, device=device, phase=phase) for phase in (0.0, 1.0, 2.0))
+    per_channel = [numbers(1, 5, device=device, phase=phase) for phase in (3.0, 4.0)]
+    coefficients = Coefficients(numbers(2, 5, 9, device=device, phase=5.0), *per_channel)
+    weights = numbers(2, 5, 2, device=device, phase=6.0)
+    sums, gradients = kernels.sum_backward(grad, weights, [x, history])
+    return [
+        kernels.pool(x),
+        kernels.light_forward(x, history, coefficients, residual=True),
+        *kernels.light_sums(grad, x, history, 9, shift=True),
+        *kernels.light_backward(grad, coefficients, None, residual=True, history=True),
+        kernels.sum_forward(x, weights, per_channel[0], [x, history]),
+        sums,
+        *gradients,
+    ]
+
+
+@torch.compiler.assume_constant_result
+@cache
+def why_triton_fails(device: torch.device) -> str:
+    """Reason why the kernels do not work on a device, or an empty string; tried once per process."""
+    from mrla_mm.ops import triton
+
+    try:
+        with torch.no_grad():
+            pairs = zip(outcomes(triton, device), outcomes(folded, device), strict=True)
+            wrong = not all(torch.allclose(found, wanted, rtol=1e-3, atol=1e-3) for found, wanted in pairs)
+    except Exception as error:  # whatever a compiler, a driver or Triton itself may raise
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    else:
+        reason = "they compute wrong numbers" if wrong else ""
+    if reason:
+        warnings.warn(
+            f"layer attention runs by its folded path on {device}, because its Triton kernels do not work there "
+            f"({reason}). MRLA_OPS=folded chooses that path without this warning",
+            stacklevel=2,
+        )
+    return reason
