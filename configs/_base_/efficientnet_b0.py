@@ -5,7 +5,7 @@ efficientnet_b0 = dict(
     type="PlainEfficientNet",
     arch="b0",
     out_indices=(2, 3, 4, 5),
-    conv_cfg=None,
+    conv_cfg=dict(type="Conv2d"),
     norm_cfg=dict(type="BN", eps=1e-5),
     norm_eval=True,
     init_cfg=dict(type="Pretrained", checkpoint="torchvision://efficientnet_b0.imagenet1k_v1"),

@@ -83,7 +83,7 @@ class PlainEfficientNet(EfficientNet):
     """EfficientNet without layer attention that loads torchvision's weights, strictly and with a report.
 
     mmdet's takes those of mmpretrain alone. torchvision's pad every side alike and, up to B4, have norms of eps 1e-5:
-    they need ``conv_cfg=None, norm_cfg=dict(type="BN", eps=1e-5)``.
+    they need ``conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5)``.
 
     Args:
         arch: "b0" to "b8", or the EdgeTPU models "es", "em", "el", which torchvision does not have.

@@ -46,7 +46,7 @@ def torchvision_doubts(backbone: nn.Module) -> list[str]:
     """Return in words which arguments of a backbone are not those of torchvision's weights; no shape tells them."""
     found = []
     if (backbone.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
-        found.append("pads unlike them: set conv_cfg=None")
+        found.append("pads unlike them: set conv_cfg.type=Conv2d")
     expected = 1e-3 if backbone.arch in ("b5", "b6", "b7") else 1e-5
     if backbone.norm_cfg.get("eps", 1e-5) != expected:
         found.append(f"has norms of another eps: set norm_cfg.eps={expected}")

@@ -15,7 +15,7 @@ from mrla_mm.weights.loading import layout_of
 from ..test_configs import load
 
 STAGES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 5, 5: 7, 6: 8}  # mmdet's layers end where these of torchvision's features do
-SETTINGS = dict(conv_cfg=None, norm_cfg=dict(type="BN", eps=1e-5))
+SETTINGS = dict(conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5))
 
 
 @pytest.fixture(scope="module", params=["b0", "b1"])
@@ -79,6 +79,16 @@ def test_the_detectors_start_as_torchvisions_model(suffix, arch, original, path)
     assert report.notes == (["plain weights: layer attention starts as an exact identity"] if suffix else [])
 
 
+def test_the_readmes_options_give_the_settings_of_our_classifiers():
+    """Those of the ImageNet recipes, which are mmdet's defaults."""
+    cfg = load("mask_rcnn_efficientnet_b1_mrla_light_1x")
+    options = {"conv_cfg.type": "Conv2dAdaptivePadding", "norm_cfg.eps": 1e-3, "init_cfg": None}
+    cfg.merge_from_dict({f"model.backbone.{key}": value for key, value in options.items()})
+    init_default_scope("mmdet")
+    backbone, defaults = MODELS.build(cfg.model.backbone), MRLAEfficientNet("b1")
+    assert (backbone.conv_cfg, backbone.norm_cfg) == (defaults.conv_cfg, defaults.norm_cfg)
+
+
 def test_a_whole_backbone_uses_every_feature(arch, original, path):
     backbone = MRLAEfficientNet(arch, out_indices=tuple(STAGES), **SETTINGS)
     report = load_weights(backbone, path)
@@ -102,9 +112,9 @@ def test_names_and_shapes_of_every_size(size):
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        (dict(SETTINGS, conv_cfg=dict(type="Conv2dAdaptivePadding")), ["conv_cfg=None"]),
+        (dict(SETTINGS, conv_cfg=dict(type="Conv2dAdaptivePadding")), ["conv_cfg.type=Conv2d"]),
         (dict(SETTINGS, norm_cfg=dict(type="BN", eps=1e-3)), ["norm_cfg.eps=1e-05"]),
-        ({}, ["conv_cfg=None", "norm_cfg.eps=1e-05"]),
+        ({}, ["conv_cfg.type=Conv2d", "norm_cfg.eps=1e-05"]),
     ],
     ids=["padding", "eps", "defaults"],
 )
