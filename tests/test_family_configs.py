@@ -5,13 +5,14 @@ import re
 
 import pytest
 import torch
-from mmdet.models.backbones import EfficientNet
+import torchvision
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import init_default_scope
 
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, PVTv2
+from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, PlainEfficientNet, PVTv2
 from mrla_mm.necks import DroppedAveragePooling, SimpleFeaturePyramid
+from mrla_mm.weights.files import remote_url
 
 from .test_configs import CONFIGS, load
 from .test_deit_configs import TINY_ARCH, draw_image, variant_of
@@ -48,7 +49,11 @@ IMAGENET = {
     "efficientnet_b1_mrla_light_8xb96": 7_815_996,
     "efficientnet_b1_mrla_base_8xb96": 7_814_188,
 }
-FAMILIES = {"ceit": (CeiT, MRLACeiT), "pvtv2": (PVTv2, MRLAPVTv2), "efficientnet": (EfficientNet, MRLAEfficientNet)}
+FAMILIES = {
+    "ceit": (CeiT, MRLACeiT),
+    "pvtv2": (PVTv2, MRLAPVTv2),
+    "efficientnet": (PlainEfficientNet, MRLAEfficientNet),
+}
 BRANCHES = {"ceit": 12, "pvtv2": 8, "efficientnet_b0": 9, "efficientnet_b1": 16}
 SIZES = {"t": "tiny", "s": "small", "b0": "b0", "b1": "b1"}
 
@@ -100,6 +105,9 @@ def test_detection_config(name):
         lr = 0.01 if name.startswith("retinanet") else 0.02
         assert optimizer == dict(type="SGD", lr=lr, momentum=0.9, weight_decay=1e-4)
         assert backbone.norm_eval and backbone.drop_path_rate == 0
+        size = re.search("b[01]", name)[0].upper()  # the file, for its name's hash is checked and mmengine's is old
+        weights = torchvision.models.get_weight(f"EfficientNet_{size}_Weights.IMAGENET1K_V1")
+        assert remote_url(checkpoint) == weights.url
     elif family_of(name) == "pvtv2":
         assert optimizer == dict(type="AdamW", lr=1e-4, weight_decay=1e-4)
     else:

@@ -1,7 +1,7 @@
 """Backbones with layer attention, registered in the root registry so that every OpenMMLab scope finds them."""
 
 from mrla_mm.backbones.ceit import CeiT, MRLACeiT
-from mrla_mm.backbones.efficientnet import MRLAEfficientNet
+from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet
 from mrla_mm.backbones.layer_decay import LayerDecayOptimWrapperConstructor
 from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
@@ -16,5 +16,6 @@ __all__ = [
     "MRLAResNet",
     "MRLAViT",
     "PVTv2",
+    "PlainEfficientNet",
     "ViT",
 ]

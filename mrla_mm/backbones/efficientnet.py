@@ -79,18 +79,60 @@ class MRLAMBConvLayer(Sequential):
 
 
 @MODELS.register_module()
-class MRLAEfficientNet(EfficientNet):
+class PlainEfficientNet(EfficientNet):
+    """EfficientNet without layer attention that loads torchvision's weights, strictly and with a report.
+
+    mmdet's takes those of mmpretrain alone. torchvision's pad every side alike and, up to B4, have norms of eps 1e-5:
+    they need ``conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5)``.
+
+    Args:
+        arch: "b0" to "b8", or the EdgeTPU models "es", "em", "el", which torchvision does not have.
+        **kwargs: those of mmdet's ``EfficientNet``.
+
+    Raises:
+        InputError: for an unknown arch, or more frozen stages than are built for `out_indices`.
+    """
+
+    key_layout = "efficientnet"  # of the files its weights are published in, see mrla_mm.weights
+
+    def __init__(self, arch: str = "b0", **kwargs: object) -> None:
+        if arch not in self.arch_settings:
+            raise InputError(f"arch={arch!r} is unknown; use one of {', '.join(self.arch_settings)}")
+        super().__init__(arch, **kwargs)
+        if self.frozen_stages > len(self.layers):
+            raise InputError(
+                f"frozen_stages={self.frozen_stages} but out_indices={tuple(self.out_indices)} needs only "
+                f"{len(self.layers)} stages; freeze at most these"
+            )
+        self.arch = arch
+        self._freeze_stages()
+
+    @property
+    def unbuilt_parts(self) -> tuple[str, ...]:
+        """Beginnings of the keys of the layers behind the last of `out_indices`, which a whole model's file has."""
+        return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
+
+    def train(self, mode: bool = True) -> "PlainEfficientNet":
+        """Switch mode as mmdet's EfficientNet does, for every kind of batch norm, and return the module."""
+        super().train(mode)
+        if mode and self.norm_eval:
+            evaluate_batch_norms(self)
+        return self
+
+
+@MODELS.register_module()
+class MRLAEfficientNet(PlainEfficientNet):
     """EfficientNet whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
 
-    Takes every argument of mmdet's ``EfficientNet``. Layer attention follows the blocks that have a shortcut, and only
-    those; it is dropped in training together with its block (`drop_path_rate`). Checkpointing (`with_cp`) and freezing
-    (`frozen_stages`, `norm_eval`) cover it as they cover the block.
+    Layer attention follows the blocks that have a shortcut, and only those; it is dropped in training together with
+    its block (`drop_path_rate`). Checkpointing (`with_cp`) and freezing (`frozen_stages`, `norm_eval`) cover it as
+    they cover the block.
 
     Args:
         arch: "b0" to "b8", or the EdgeTPU models "es", "em", "el".
         layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=8)`` by default.
         zero_init_attention: start each branch as an exact identity, so that plain weights keep their meaning.
-        **kwargs: those of mmdet's ``EfficientNet``.
+        **kwargs: those of `PlainEfficientNet`.
 
     Raises:
         InputError: for an unknown arch or variant, heads that do not divide the channels of a stage, or more frozen
@@ -116,14 +158,7 @@ class MRLAEfficientNet(EfficientNet):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
-        if arch not in self.arch_settings:
-            raise InputError(f"arch={arch!r} is unknown; use one of {', '.join(self.arch_settings)}")
         super().__init__(arch, **kwargs)
-        if self.frozen_stages > len(self.layers):
-            raise InputError(
-                f"frozen_stages={self.frozen_stages} but out_indices={tuple(self.out_indices)} needs only "
-                f"{len(self.layers)} stages; freeze at most these"
-            )
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
         self.zero_init_attention = zero_init_attention
         # mmengine's list passes init_weights on to the branches; the first and last layers are single convolutions
@@ -131,11 +166,6 @@ class MRLAEfficientNet(EfficientNet):
             self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer for layer in self.layers
         )
         self._freeze_stages()
-
-    @property
-    def unbuilt_parts(self) -> tuple[str, ...]:
-        """Beginnings of the keys of the layers behind the last of `out_indices`, which a whole model's file has."""
-        return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
 
     def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:
         """Exchange the blocks of a layer for those with layer attention."""
@@ -156,10 +186,3 @@ class MRLAEfficientNet(EfficientNet):
             zero_init=self.zero_init_attention,
             first_in_stage=first_in_stage,
         )
-
-    def train(self, mode: bool = True) -> "MRLAEfficientNet":
-        """Switch mode as mmdet's EfficientNet does, for every kind of batch norm, and return the module."""
-        super().train(mode)
-        if mode and self.norm_eval:
-            evaluate_batch_norms(self)
-        return self

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
+from mrla_mm.weights.efficientnet import torchvision_names
 
 ATTENTION = ".mrla."  # within a block's name, what belongs to its layer attention
 LAMBDA = "mrla.attention.history_scale"
@@ -34,6 +35,8 @@ class KeyLayout:
         scale_shape: shape of a lambda in the release.
         entry: entry of a released file that holds the state dict.
         base_stages: the release's base models have `stages.0.` where ours, and its light ones, have `layer1.`.
+        variants: types of layer attention that the release has; without any, only plain files have these names.
+        trunk: first name of their keys that are all in `others`: one that is not is of a model of another size.
     """
 
     blocks: str = r"(?!)"
@@ -43,6 +46,8 @@ class KeyLayout:
     scale_shape: tuple[int, ...] = (-1,)
     entry: str = "state_dict"
     base_stages: bool = False
+    variants: tuple[str, ...] = ("MRLALight", "MRLABase")
+    trunk: str | None = None
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Rename the tensors of any accepted layout to ours; return those of the backbone and those of the head."""
@@ -70,8 +75,9 @@ class KeyLayout:
         Raises:
             InputError: the release has no such variant.
         """
-        if variant not in (None, "MRLALight", "MRLABase"):
-            raise InputError(f"the authors' layout exists for MRLALight and MRLABase, not for {variant}")
+        if variant is not None and variant not in self.variants:
+            known = " and ".join(self.variants) or "plain backbones of this kind"
+            raise InputError(f"the authors' layout exists for {known}, not for {variant}")
         released = {}
         for key, tensor in backbone.items():
             name = self.rename_inside(key, self.parts, self.others)
@@ -112,6 +118,13 @@ def inverted(names: Mapping[str, str]) -> dict[str, str]:
     return {new: old for old, new in names.items()}
 
 
+def efficientnet_layout(backbone: nn.Module) -> KeyLayout:
+    """Return the layout of torchvision's EfficientNet of a backbone's size."""
+    names = torchvision_names(backbone.layer_setting)
+    return KeyLayout(others=names, heads={"head.fc.": "classifier.1."}, variants=(), trunk="features")
+
+
+# A layout, or what makes that of a backbone where the names depend on its size.
 LAYOUTS = {
     None: KeyLayout(),
     "resnet": KeyLayout(
@@ -136,4 +149,5 @@ LAYOUTS = {
         heads={"head.layers.head.": "head.", "head.layers.head_dist.": "head_dist."},
         entry="model",
     ),
+    "efficientnet": efficientnet_layout,
 }

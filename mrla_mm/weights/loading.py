@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
+from mrla_mm.weights.efficientnet import torchvision_doubts
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, LAYOUTS, KeyLayout
 from mrla_mm.weights.provenance import compare_attention, trained_attention
@@ -107,7 +108,7 @@ def load_weights(
     layout = layout_of(module)
     state, head = layout.to_ours(source.state)
     report = LoadReport(type(module).__name__, str(location), source.origin, heads=[*source.heads, *head])
-    loadable = match(module, state, report)
+    loadable = match(module, state, report, trunk=layout.trunk)
     differences = compare_attention(getattr(module, "layer_attention", None), trained_attention(checkpoint))
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
@@ -121,7 +122,12 @@ def load_weights(
 
 
 def doubts(module: nn.Module, layout: KeyLayout, state: Mapping[str, Tensor]) -> list[str]:
-    """Return what a file that matches may still be wrong about: the authors' base ResNets have heads of 16 channels."""
+    """Return what a file that matches may still be wrong about, in words.
+
+    The authors' base ResNets have heads of 16 channels; torchvision's EfficientNets pad unlike mmdet's.
+    """
+    if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
+        return torchvision_doubts(module)
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
     if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
         return [
@@ -133,13 +139,19 @@ def doubts(module: nn.Module, layout: KeyLayout, state: Mapping[str, Tensor]) ->
 
 def layout_of(module: nn.Module) -> KeyLayout:
     """Return the key layout of a backbone's published files."""
-    return LAYOUTS[getattr(module, "key_layout", None)]
+    layout = LAYOUTS[getattr(module, "key_layout", None)]
+    return layout(module) if callable(layout) else layout
 
 
-def match(module: nn.Module, state: Mapping[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
-    """Compare a state dict in our names with a module, fill the report, and return what can be loaded."""
+def match(
+    module: nn.Module, state: Mapping[str, Tensor], report: LoadReport, *, trunk: str | None = None
+) -> dict[str, Tensor]:
+    """Compare a state dict in our names with a module, fill the report, and return what can be loaded.
+
+    A key that still begins with the layout's `trunk` is unexpected, not one of a part that the module lacks.
+    """
     own = module.state_dict()
-    parts = {key.partition(".")[0] for key in own}
+    parts = {key.partition(".")[0] for key in own} | {trunk}
     unbuilt = tuple(getattr(module, "unbuilt_parts", ()))  # beginnings of keys, where part of a list is not built
     loadable = {}
     for key, tensor in state.items():

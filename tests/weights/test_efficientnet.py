@@ -1,0 +1,174 @@
+"""torchvision's EfficientNets in this package's: every tensor finds its place, and the features are torchvision's."""
+
+import pytest
+import torch
+import torchvision
+from mmdet.registry import MODELS
+from mmengine.registry import init_default_scope
+from torch import nn
+
+from mrla_mm.backbones import MRLAEfficientNet, PlainEfficientNet
+from mrla_mm.errors import InputError
+from mrla_mm.weights import convert, load_weights, read_checkpoint
+from mrla_mm.weights.loading import layout_of
+
+from ..test_configs import load
+
+STAGES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 5, 5: 7, 6: 8}  # mmdet's layers end where these of torchvision's features do
+SETTINGS = dict(conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5))
+
+
+@pytest.fixture(scope="module", params=["b0", "b1"])
+def arch(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def original(arch):
+    """torchvision's model with random weights and statistics."""
+    torch.manual_seed(0)
+    model = getattr(torchvision.models, f"efficientnet_{arch}")().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor, low in ((module.running_mean, -0.5), (module.running_var, 0.5)):
+                nn.init.uniform_(tensor, low, low + 1)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+            module.num_batches_tracked.fill_(7)
+        elif getattr(module, "bias", None) is not None:
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    return model
+
+
+@pytest.fixture(scope="module")
+def path(arch, original, tmp_path_factory):
+    file = tmp_path_factory.mktemp("efficientnet") / f"{arch}.pth"
+    torch.save(original.state_dict(), file)
+    return file
+
+
+@torch.no_grad()
+def check_features(backbone, original, indices):
+    image, features = torch.randn(2, 3, 97, 65), []
+    x = image
+    for part in original.features:
+        features.append(x := part(x))
+    for index, level in zip(indices, backbone.eval()(image), strict=True):
+        expected = features[STAGES[index]]
+        assert expected.std() > 0.1
+        torch.testing.assert_close(level, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("suffix", ["", "_mrla_light", "_mrla_base"])
+def test_the_detectors_start_as_torchvisions_model(suffix, arch, original, path):
+    """As the configs build them, weights aside: all of the backbone matches, the last convolution has no use."""
+    cfg = load(f"retinanet_efficientnet_{arch}{suffix}_1x").model.backbone
+    cfg.init_cfg.checkpoint = str(path)
+    init_default_scope("mmdet")
+    backbone = MODELS.build(cfg)
+    backbone.init_weights()
+    check_features(backbone, original, (2, 3, 4, 5))
+    report = load_weights(MODELS.build(cfg), path)
+    theirs = original.state_dict()
+    assert report.heads == ["head.fc.weight", "head.fc.bias"]
+    assert sorted(report.unused) == sorted(key for key in report.unused if key.startswith("layers.6."))
+    assert len(report.unused) == sum(key.startswith("features.8.") for key in theirs) == 6
+    assert len(report.matched) == len(theirs) - 2 - 6
+    assert bool(report.fresh) == bool(suffix) and all(".mrla." in key for key in report.fresh)
+    assert not report.faults() and not report.additional
+    assert report.notes == (["plain weights: layer attention starts as an exact identity"] if suffix else [])
+
+
+def test_the_readmes_options_give_the_settings_of_our_classifiers():
+    """Those of the ImageNet recipes, which are mmdet's defaults."""
+    cfg = load("mask_rcnn_efficientnet_b1_mrla_light_1x")
+    options = {"conv_cfg.type": "Conv2dAdaptivePadding", "norm_cfg.eps": 1e-3, "init_cfg": None}
+    cfg.merge_from_dict({f"model.backbone.{key}": value for key, value in options.items()})
+    init_default_scope("mmdet")
+    backbone, defaults = MODELS.build(cfg.model.backbone), MRLAEfficientNet("b1")
+    assert (backbone.conv_cfg, backbone.norm_cfg) == (defaults.conv_cfg, defaults.norm_cfg)
+
+
+def test_a_whole_backbone_uses_every_feature(arch, original, path):
+    backbone = MRLAEfficientNet(arch, out_indices=tuple(STAGES), **SETTINGS)
+    report = load_weights(backbone, path)
+    assert not report.unused and len(report.matched) == len(original.state_dict()) - 2
+    check_features(backbone, original, STAGES)
+
+
+@pytest.mark.parametrize("size", ["b2", "b3", "b4", "b5", "b6", "b7"])
+def test_names_and_shapes_of_every_size(size):
+    with torch.device("meta"):
+        theirs = getattr(torchvision.models, f"efficientnet_{size}")().state_dict()
+    plain = PlainEfficientNet(size)
+    layout = layout_of(plain)
+    state, head = layout.to_ours(theirs)
+    assert {key: value.shape for key, value in state.items()} == {k: v.shape for k, v in plain.state_dict().items()}
+    assert set(head) == {"head.fc.weight", "head.fc.bias"}
+    back = layout.to_release(state, head, None)
+    assert back.keys() == theirs.keys() and all(back[key] is theirs[key] for key in theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (dict(SETTINGS, conv_cfg=dict(type="Conv2dAdaptivePadding")), ["conv_cfg.type=Conv2d"]),
+        (dict(SETTINGS, norm_cfg=dict(type="BN", eps=1e-3)), ["norm_cfg.eps=1e-05"]),
+        ({}, ["conv_cfg.type=Conv2d", "norm_cfg.eps=1e-05"]),
+    ],
+    ids=["padding", "eps", "defaults"],
+)
+def test_settings_that_are_not_torchvisions_are_noted(options, advice, path, arch):
+    """Neither changes a shape, and either changes the features: the report says so, for such files alone."""
+    backbone = PlainEfficientNet(arch, **options)
+    notes = load_weights(backbone, path).notes
+    assert len(notes) == len(advice) and all(text in note for text, note in zip(advice, notes, strict=True))
+    ours = path.with_name("ours.pth")
+    torch.save(backbone.state_dict(), ours)
+    assert not load_weights(PlainEfficientNet(arch, **options), ours).notes
+
+
+def test_eps_of_the_large_sizes(tmp_path):
+    """torchvision builds B5 to B7 with another eps than the smaller ones."""
+    for size in ("b4", "b5"):
+        with torch.device("meta"):
+            model = getattr(torchvision.models, f"efficientnet_{size}")()
+        eps = {module.eps for module in model.modules() if isinstance(module, nn.BatchNorm2d)}
+        state = {key: torch.zeros(value.shape) for key, value in model.state_dict().items()}
+        torch.save(state, tmp_path / "w.pth")
+        cfg = dict(type="BN", eps=eps.pop())
+        assert not load_weights(PlainEfficientNet(size, conv_cfg=None, norm_cfg=cfg), tmp_path / "w.pth").notes
+
+
+def test_another_size_is_refused(arch, path):
+    """B1 differs from B0 by more blocks alone, so a part of its file would fit."""
+    other = dict(b0="b1", b1="b0")[arch]
+    for backbone in (MRLAEfficientNet(other, out_indices=(2, 3, 4, 5)), MRLAEfficientNet("es")):
+        with pytest.raises(InputError, match="nothing was loaded"):
+            load_weights(backbone, path)
+
+
+def test_a_files_names_come_back_to_the_same_bytes(arch, path, tmp_path):
+    """Classifier included; of layer attention no file in torchvision's names exists, and none is made up."""
+    ours, _, left = convert(path, MRLAEfficientNet(arch, **SETTINGS), target="mrla_mm", folder=tmp_path)
+    assert not left
+    theirs, _, left = convert(ours, MRLAEfficientNet(arch, **SETTINGS), target="release", folder=tmp_path)
+    assert not left
+    original, back = read_checkpoint(path), read_checkpoint(theirs)["state_dict"]
+    assert original.keys() == back.keys() and all(torch.equal(back[key], original[key]) for key in original)
+    trained = tmp_path / "trained.pth"
+    torch.save(MRLAEfficientNet(arch).state_dict(), trained)
+    with pytest.raises(InputError, match="exists for plain backbones of this kind, not for MRLALight"):
+        convert(trained, MRLAEfficientNet(arch), target="release", folder=tmp_path)
+
+
+@pytest.mark.parametrize("size", ["b1", "es"])
+def test_our_own_checkpoints_keep_their_names(size, tmp_path):
+    """A classifier's, as mmengine saves it, loads with nothing left over, layer attention included."""
+    model = MRLAEfficientNet(size)
+    state = {f"backbone.{key}": value for key, value in model.state_dict().items()}
+    torch.save({"state_dict": state | {"head.fc.weight": torch.zeros(2, 1280)}}, tmp_path / "w.pth")
+    report = load_weights(loaded := MRLAEfficientNet(size, zero_init_attention=False), tmp_path / "w.pth")
+    assert report.heads == ["head.fc.weight"] and len(report.matched) == len(state)
+    assert not (report.faults() or report.fresh or report.unused or report.notes)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())
