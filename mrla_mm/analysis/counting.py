@@ -19,7 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FREE = set(
@@ -35,7 +37,7 @@ FREE = set(
 )
 PER_RESULT = {
     **dict.fromkeys(("mul", "div", "addcmul", "addcdiv", "square", "pow", "lerp", "reciprocal"), 1),
-    **dict.fromkeys(("gelu", "silu", "mish", "leaky_relu", "hardsigmoid", "_softmax", "_prelu_kernel"), 1),
+    **dict.fromkeys(("gelu", "silu", "mish", "leaky_relu", "hardsigmoid", "_softmax", "_safe_softmax"), 1),
     **dict.fromkeys(("mean", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d"), 1),
     **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit_no_training"), 1),
     **dict.fromkeys(("_native_batch_norm_legit", "_batch_norm_no_update", "batch_norm"), 1),
@@ -61,9 +63,8 @@ def added_product(args: tuple, out: Tensor) -> int:
     return out.numel() * args[1].shape[-1]
 
 
-def token_attention(args: tuple, out: object) -> int:
-    """Multiply-adds of fused attention: q (..., L, D), k (..., S, D), v (..., S, E)."""
-    query, key, value = args[:3]
+def token_attention(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Multiply-adds of attention over tokens: q (..., L, D), k (..., S, D), v (..., S, E)."""
     scores = query.numel() // query.shape[-1] * key.shape[-2]
     return scores * (query.shape[-1] + value.shape[-1] + 2)
 
@@ -99,16 +100,6 @@ SPECIAL: dict[str, Callable] = {
     **dict.fromkeys(("var", "var_mean", "std", "linalg_vector_norm"), variance),
     "native_layer_norm": layer_norm,
     "native_group_norm": group_norm,
-    **dict.fromkeys(
-        (
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_fused_attention_overrideable",
-        ),
-        token_attention,
-    ),
 }
 
 
@@ -119,11 +110,10 @@ def kind_of(name: str, args: tuple) -> str:
         return "depthwise convolutions" if depthwise else "convolutions"
     if SPECIAL.get(name) in (matrix_product, added_product):
         return "matrix products"
-    if SPECIAL.get(name) is token_attention:
-        return "attention over tokens"
     if "norm" in name:
         return "norms"
-    return "elementwise products" if name in ("mul", "addcmul", "div", "addcdiv", "square", "pow") else "other"
+    products = ("mul", "addcmul", "div", "addcdiv", "square", "pow")
+    return "elementwise products" if name in products else "activations, pooling, resizing"
 
 
 class OperationCounter(TorchDispatchMode):
@@ -150,16 +140,20 @@ class OperationCounter(TorchDispatchMode):
         self._model = model
         self._running = [""]
         self._handles = []
+        self._tokens = TokenAttentionCounter(self)
+        self._paused = False
 
     def __enter__(self) -> "OperationCounter":
         """Start counting, and listening to which module runs."""
         for name, module in self._model.named_modules():
             self._handles.append(module.register_forward_pre_hook(self._enter_module(name)))
             self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
+        self._tokens.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         """Stop counting and listening."""
+        self._tokens.__exit__(*error)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -171,10 +165,22 @@ class OperationCounter(TorchDispatchMode):
     def _leave_module(self, module, args, out) -> None:
         self._running.pop()
 
+    @contextmanager
+    def counted_as(self, kind: str, count: int) -> Iterator[None]:
+        """Count what runs inside as one operation of the module that runs."""
+        self.counts[self._running[-1], kind] += count
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operator and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self._paused:
+            return out
         name = func._schema.name.split("::")[1]
         name = name if name in FREE else name.rstrip("_")
         first = out[0] if isinstance(out, tuple | list) and out else out
@@ -192,6 +198,23 @@ class OperationCounter(TorchDispatchMode):
         if count:
             self.counts[self._running[-1], kind_of(name, args)] += count
         return out
+
+
+class TokenAttentionCounter(TorchFunctionMode):
+    """Count attention over tokens as one operation: which operators it becomes depends on device and version."""
+
+    def __init__(self, counter: OperationCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a function, and count it if it is attention."""
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        tensors = [*args[:3], *(kwargs[name] for name in ("query", "key", "value")[len(args) :])]
+        with self._counter.counted_as("attention over tokens", token_attention(*tensors)):
+            return func(*args, **kwargs)
 
 
 def is_view(func) -> bool:
