@@ -35,15 +35,21 @@ def parse_args(argv):
         prog="get_flops.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", nargs="?", help="config file, or package::name of a packed one")
-    parser.add_argument("--shape", type=int, nargs=2, metavar=("H", "W"), help="image (default: 800 1280; classifiers 224 224)")
+    parser.add_argument(
+        "--shape", type=int, nargs=2, metavar=("H", "W"), help="image (default: 800 1280; classifiers 224 224)"
+    )
     parser.add_argument("--compare", metavar="CONFIG2", help="config of a second model; its difference to the first")
     parser.add_argument("--max-depth", type=int, default=2, help="levels of modules to show (default: 2)")
-    parser.add_argument("--device", choices=["meta", "cpu"], default="meta", help="cpu: compute for real (default: meta)")
+    parser.add_argument(
+        "--device", choices=["meta", "cpu"], default="meta", help="cpu: compute for real (default: meta)"
+    )
     parser.add_argument("--paper", action="store_true", help="every model of the paper's tables that the package has")
     parser.add_argument("--only", metavar="TEXT", help="with --paper: models whose name contains this")
     parser.add_argument("--resolution", action="store_true", help="what MRLA-light adds to CeiT-T, by image size")
     parser.add_argument("--depth", action="store_true", help="MLA, base and light by the depth of a stage")
-    parser.add_argument("--out-dir", type=Path, default=Path("work_dirs/complexity"), help="folder for tables and plots")
+    parser.add_argument(
+        "--out-dir", type=Path, default=Path("work_dirs/complexity"), help="folder for tables and plots"
+    )
     parser.add_argument(
         "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
     )
@@ -90,7 +96,9 @@ def show_config(args):
     other, _ = count(args.compare, args)
     for name, model in ((args.config, found), (args.compare, other)):
         print(f"{name}: {model.total_parameters:,} parameters, {model.total / 1e9:.3f} G multiply-adds")
-    print(f"\nsecond minus first:\n\n{as_markdown(complexity.comparison_rows(found, other, max_depth=args.max_depth))}\n")
+    print(
+        f"\nsecond minus first:\n\n{as_markdown(complexity.comparison_rows(found, other, max_depth=args.max_depth))}\n"
+    )
     print(as_markdown(complexity.kind_rows(found, other)))
 
 

@@ -20,9 +20,10 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops.dispatch import ENVIRONMENT
 
 RULE = (
-    "Unit: multiply-adds (G = 10^9), for one image. Counted: every multiply-add and every elementwise product, quotient or "
-    "square; additions, comparisons, exponentials and movements of data are free. Models are in eval mode; two-stage "
-    "detectors get as many proposals as their test_cfg allows (1000), their masks 100, and pooling the regions is free."
+    "Unit: multiply-adds (G = 10^9), for one image. Counted: every multiply-add and every elementwise product, quotient "
+    "or square; additions, comparisons, exponentials and movements of data are free. Models are in eval mode; "
+    "two-stage detectors get as many proposals as their test_cfg allows (1000), their masks 100, and pooling the "
+    "regions is free."
 )
 
 

@@ -11,7 +11,7 @@ The unit is one multiply-add, or one elementwise product, quotient or square. Wh
     mean, average pooling          1 a result
     interpolation                  bilinear 4, bicubic 16 a result
 
-Additions, comparisons, exponentials and movements of data are free. Of tensors of integers nothing counts.
+Additions, comparisons, exponentials and movements of data are free, and so is all that is done to integers.
 """
 
 import math
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-FREE = set(
-    """abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_min
+FREE_NAMES = """
+    abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_min
     clamp_max clone constant_pad_nd copy cos cumsum elu embedding empty empty_like empty_permuted empty_strided eq erf
     exp eye fill flip floor full full_like gather ge gt index index_put index_select isfinite isnan le lift_fresh
     linspace log log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max max_pool2d_with_indices
@@ -33,8 +33,9 @@ FREE = set(
     ones_like rand randn reflection_pad2d relu repeat repeat_interleave resize roll round rsqrt rsub scalar_tensor
     scatter select_scatter sigmoid sign sin slice_scatter sort sqrt stack sub sum tanh threshold topk tril triu unbind
     uniform upsample_nearest1d upsample_nearest2d where zero zeros zeros_like _to_copy _unsafe_view
-    _local_scalar_dense set_ max_pool2d view_copy contiguous split_with_sizes_copy""".split()
-)
+    _local_scalar_dense set_ max_pool2d view_copy contiguous split_with_sizes_copy
+"""
+FREE = frozenset(FREE_NAMES.split())
 PER_RESULT = {
     **dict.fromkeys(("mul", "div", "addcmul", "addcdiv", "square", "pow", "lerp", "reciprocal"), 1),
     **dict.fromkeys(("gelu", "silu", "mish", "leaky_relu", "hardsigmoid", "_softmax", "_safe_softmax"), 1),

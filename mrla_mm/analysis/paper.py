@@ -114,12 +114,12 @@ NOTES = """\
 "over plain" is the difference to the plain model above, which the choice of what else to count leaves alone.
 
 * Base and MLA. The paper gives Mask R-CNN R50 + base +13.91 G over plain. By the rule above it is about a tenth of
-  that: the depthwise convolutions are those of light (+1.01), the weighted sums over layers read t values at layer t,
-  T (T + 1) / 2 in a stage of T layers (+0.28, or +0.56 if product and sum count apart: about +1.7 in all), and batch
-  norm +0.11. Even MLA, which computes every value anew at every layer, stays near +3. No rule was looked for that gives
-  the paper's figure; the same holds for its +0.5 B (base) and +0.7 B (MLA) on ResNet-50 at 224 x 224.
-* Totals of detectors. The mask head's transposed convolution does 5.1 G multiply-adds; counted at each element of its
-  output it would be 20.6 G, 15.4 G more, which is most of what the paper's totals exceed ours by.
+  that: the depthwise convolutions are those of light (+1.01), the weighted sums over layers read t values at layer
+  t, T (T + 1) / 2 in a stage of T layers (+0.28, or +0.56 if product and sum count apart: about +1.7 in all), and
+  batch norm +0.11. Even MLA, which makes every value anew at every layer, stays near +3. No rule was looked for
+  that gives the paper's figure; the same holds for its +0.5 B (base) and +0.7 B (MLA) on ResNet-50 at 224 x 224.
+* Totals of detectors. The mask head's transposed convolution does 5.1 G multiply-adds; counted at each element of
+  its output it would be 20.6 G, 15.4 G more, which is most of what the paper's totals exceed ours by.
 * PVTv2. mmdet's PVTv2 with a 1000-class head has more parameters than the paper says; without the head B0 has 3.41 M."""
 
 
