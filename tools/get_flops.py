@@ -121,7 +121,7 @@ def show_paper(args):
     for row in rows:
         plain = paper.plain_row(row)
         lines.append(paper.compare(row, counted_once(row), counted_once(plain) if plain else None))
-    write(args.out_dir / "paper.md", f"{complexity.RULE}\n\n{as_markdown(lines)}\n\n{paper.NOTES}\n")
+    write(args.out_dir / "paper.md", f"{complexity.RULE}\n\n{as_markdown(lines)}\n\n{paper.NOTES}")
 
 
 def show_resolution(args):

@@ -120,7 +120,8 @@ NOTES = """\
   that gives the paper's figure; the same holds for its +0.5 B (base) and +0.7 B (MLA) on ResNet-50 at 224 x 224.
 * Totals of detectors. The mask head's transposed convolution does 5.1 G multiply-adds; counted at each element of
   its output it would be 20.6 G, 15.4 G more, which is most of what the paper's totals exceed ours by.
-* PVTv2. mmdet's PVTv2 with a 1000-class head has more parameters than the paper says; without the head B0 has 3.41 M."""
+* PVTv2. mmdet's PVTv2 with a 1000-class head has more parameters than the paper says; without the head B0 has 3.41 M.
+"""
 
 
 def compare(row: PaperRow, found: Complexity, plain: Complexity | None) -> dict[str, str]:

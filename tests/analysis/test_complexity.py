@@ -163,7 +163,7 @@ def test_an_operator_that_the_rule_does_not_name_is_reported():
     "backbone",
     [
         dict(type="MRLAViT", arch="deit-tiny", img_size=64, out_type="featmap"),
-        dict(type="MRLACeiT", arch="tiny"),
+        dict(type="MRLACeiT", arch="ceit-tiny"),
         dict(type="MRLAPVTv2", arch="b0"),
         dict(type="MRLAEfficientNet", arch="b0"),
         dict(type="MRLAResNet", depth=18, layer_attention=dict(type="LinearRLA", head_channels=16)),
