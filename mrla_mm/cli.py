@@ -34,6 +34,7 @@ EXTRA_KEYS = {
     "tta_model",
     "tta_pipeline",
 }
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 RUNNER_KEYS = set(inspect.signature(Runner.__init__).parameters) - {"self", "cfg"}
 
 
@@ -89,6 +90,23 @@ def locate_config(name: str) -> str:
     close = difflib.get_close_matches(path.name, siblings, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(close)} in {path.parent}?" if close else "give the path of a .py config file"
     raise InputError(f"config file {path} does not exist; {hint}")
+
+
+def find_images(source: str | Path) -> list[Path]:
+    """Return the image file that the user names, or those of the folder, in order of their names.
+
+    Raises:
+        InputError: there is no such file or folder, or the folder holds no image.
+    """
+    source = Path(source)
+    if source.is_file():
+        return [source]
+    if not source.is_dir():
+        raise InputError(f"input {source} does not exist: give an image file or a folder of images")
+    images = sorted(path for path in source.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    if not images:
+        raise InputError(f"folder {source} holds no image: {', '.join(IMAGE_SUFFIXES)} files are looked for")
+    return images
 
 
 def load_config(args: argparse.Namespace) -> Config:

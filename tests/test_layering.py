@@ -18,7 +18,7 @@ ALLOWED = {
     "weights": set(),
     "compat": set(),
     "datasets": set(),
-    "analysis": set(),
+    "analysis": {"attention", "ops"},
 }
 ROOMS = [room for room in ALLOWED if (PACKAGE / room).is_dir()]
 

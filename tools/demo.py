@@ -24,8 +24,6 @@ from mrla_mm import cli
 from mrla_mm.analysis.gallery import draw_detections
 from mrla_mm.errors import InputError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-
 
 def parse_args(argv):
     """Parse the command line."""
@@ -37,23 +35,6 @@ def parse_args(argv):
     parser.add_argument("--score-thr", type=float, default=0.3, help="leave out detections that score lower")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     return parser.parse_args(argv)
-
-
-def find_images(source):
-    """Return the image files that the user means, in order of their names.
-
-    Raises:
-        InputError: there is no such file or folder, or the folder holds no image.
-    """
-    source = Path(source)
-    if source.is_file():
-        return [source]
-    if not source.is_dir():
-        raise InputError(f"input {source} does not exist: give an image file or a folder of images")
-    images = sorted(path for path in source.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
-    if not images:
-        raise InputError(f"folder {source} holds no image: {', '.join(IMAGE_SUFFIXES)} files are looked for")
-    return images
 
 
 def make_out_dir(path, images):
@@ -137,7 +118,7 @@ def main(argv=None):
     args = parse_args(argv)
     if not 0 <= args.score_thr <= 1:
         raise InputError(f"--score-thr {args.score_thr}: give a number from 0 to 1")
-    images = find_images(args.input)
+    images = cli.find_images(args.input)
     out_dir = make_out_dir(args.out_dir, images)
     model = load_detector(args.config, args.checkpoint, device=args.device)
     stems = Counter(path.stem for path in images)

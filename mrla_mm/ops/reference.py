@@ -13,6 +13,7 @@ least single precision, autocast or not: it is tiny, and its scores decide about
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,11 @@ def global_average(x: Tensor) -> Tensor:
     return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
+def without_autocast(like: Tensor) -> AbstractContextManager:
+    """Context in which a tensor's device computes in the precision it is given; meta tensors know no autocast."""
+    return nullcontext() if like.is_meta else torch.autocast(device_type=like.device.type, enabled=False)
+
+
 def project(pooled: Tensor, weight: Tensor) -> Tensor:
     """Query or key projection of pooled channels.
 
@@ -33,7 +39,7 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
         pooled (B, C), weight (1, 1, k) or (E, C) -> (B, C) or (B, E).
     """
     weight = weight.to(pooled.dtype)
-    with torch.autocast(device_type=pooled.device.type, enabled=False):
+    with without_autocast(pooled):
         if weight.dim() == 2:
             return F.linear(pooled, weight)  # (B, E)
         return F.conv1d(pooled.unsqueeze(1), weight, padding=weight.shape[-1] // 2).squeeze(1)  # (B, C)

@@ -1,0 +1,219 @@
+"""Recorded layer-attention weights are those the layers used: applied to the values, they give the layers' output."""
+
+import csv
+
+import pytest
+import torch
+from torch import nn
+
+from mrla_mm.analysis import layer_attention_plots as plots
+from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention.tokens import to_map
+from mrla_mm.backbones import MRLAEfficientNet, MRLAResNet, MRLAViT
+from mrla_mm.errors import InputError
+
+
+def randomise(model):
+    """Give norms and lambda values at which every path counts; return the model in eval mode, double precision."""
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.3, generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.3, 1.2, generator=generator)
+            nn.init.normal_(module.bias, 0, 0.3, generator=generator)
+    for name, parameter in model.named_parameters():
+        if name.endswith("history_scale"):
+            nn.init.uniform_(parameter, -0.5, 1.5, generator=generator)
+        elif ".attention." in name:
+            nn.init.normal_(parameter, 0, 0.6, generator=generator)
+    return model.double().eval()
+
+
+def resnet(variant, norm="BN", **arguments):
+    norm_cfg = dict(type="GN", num_groups=4) if norm == "GN" else dict(type="BN")
+    attention = dict(type=variant, head_channels=4, **arguments)
+    torch.manual_seed(0)
+    return randomise(
+        MRLAResNet(
+            18, attention, base_channels=8, stem_channels=8, num_stages=2, strides=(1, 2), dilations=(1, 1),
+            out_indices=(0, 1), norm_cfg=norm_cfg, norm_eval=False,
+        )
+    )  # fmt: skip
+
+
+def vit(variant, **arguments):
+    arch = dict(embed_dims=16, num_layers=6, num_heads=2, feedforward_channels=32)
+    attention = dict(type=variant, head_channels=8, **arguments)
+    torch.manual_seed(0)
+    return randomise(MRLAViT(arch, attention, img_size=32, patch_size=8, stage_blocks=3, out_type="featmap"))
+
+
+def listen(model, picture):
+    """Run a model; return the recorder and what each branch was given and its attention gave, by branch name."""
+    given, outs, handles = {}, {}, []
+    branches = {name: m for name, m in model.named_modules() if isinstance(m, LayerAttentionResidual)}
+
+    def keep(name):
+        def hook(branch, args, kwargs, result):
+            given[name] = (*args[:2], kwargs.get("grid"))
+
+        return hook
+
+    def keep_out(name):
+        return lambda attention, args, result: outs.__setitem__(name, (args[0], result[0]))
+
+    for name, branch in branches.items():
+        handles.append(branch.register_forward_hook(keep(name), with_kwargs=True))
+        handles.append(branch.attention.register_forward_hook(keep_out(name)))
+    with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
+        model(picture)
+    for handle in handles:
+        handle.remove()
+    return recorder, branches, given, outs
+
+
+@pytest.fixture
+def picture():
+    return torch.rand(2, 3, 40, 56, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def applied(recorder, branches, outs, stage, index, from_own=False):
+    """Sum over the layers of recorded weight times value, for a layer of a stage."""
+    total = 0
+    for weight, name in zip(recorder.last[stage[index]], stage, strict=False):
+        # MLA's layers make the values of earlier layers with their own convolution
+        maker = branches[stage[index] if from_own else name].attention
+        total = total + weight * maker.project_value(outs[name][0])
+    return total
+
+
+@pytest.mark.parametrize("build", [resnet, vit])
+@pytest.mark.parametrize("variant", ["MRLABase", "MLA", "LinearRLA"])
+@torch.no_grad()
+def test_softmax_rows_sum_to_one_and_give_the_output(build, variant, picture):
+    recorder, branches, _, outs = listen(build(variant), picture)
+    for stage in recorder.stages():
+        torch.testing.assert_close(stage.weights.nansum(-1), torch.ones(stage.weights.shape[:2]))
+        assert stage.weights.isnan().equal(torch.ones_like(stage.weights).triu(1).bool())
+        assert stage.weights[:, -1].std() > 1e-3, "uniform weights would prove nothing"
+        for index, name in enumerate(stage.layers):
+            found = applied(recorder, branches, outs, stage.layers, index, from_own=variant == "MLA")
+            torch.testing.assert_close(found, outs[name][1])
+
+
+@pytest.mark.parametrize("build", [resnet, vit])
+@pytest.mark.parametrize("previous", ["output", "none"])
+@torch.no_grad()
+def test_implied_weights_of_light_give_its_output(build, previous, picture):
+    recorder, branches, _, outs = listen(build("MRLALight", previous=previous), picture)
+    for stage in recorder.stages():
+        for index, name in enumerate(stage.layers):
+            torch.testing.assert_close(applied(recorder, branches, outs, stage.layers, index), outs[name][1])
+    earlier = stage.weights[:, -1, :-1]
+    assert (earlier.abs().max() > 1e-3) == (previous == "output")
+
+
+def without_values(branches, given, stage):
+    """Outputs of a stage's layers if all values were zero, x and gates as they were: what is not a value's work."""
+    rests, shortcut = {}, given[stage[0]][1]
+    for name in stage:
+        rests[name] = branches[name].attention.history_scale[:, None, None] * shortcut
+        shortcut = given[name][0] + branches[name].norm(rests[name])
+    return rests
+
+
+@torch.no_grad()
+def test_implied_weights_through_the_shortcut_of_a_resnet(picture):
+    recorder, branches, given, outs = listen(resnet("MRLALight"), picture)
+    for stage in recorder.stages():
+        rests = without_values(branches, given, stage.layers)
+        for index, name in enumerate(stage.layers):
+            found = applied(recorder, branches, outs, stage.layers, index) + rests[name]
+            torch.testing.assert_close(found, outs[name][1])
+        assert recorder.last[stage.layers[1]][0].abs().min() > 1e-4, "nothing was handed on"
+
+
+@torch.no_grad()
+def test_implied_weights_through_the_shortcut_of_a_vit(picture):
+    recorder, branches, given, outs = listen(vit("MRLALight"), picture)
+    for stage in recorder.stages():
+        handed_on = 0  # what the values made of the last layer's output
+        for index, name in enumerate(stage.layers):
+            branch, (_, shortcut, grid) = branches[name], given[name]
+            norm, scale = branch.history_norm, branch.attention.history_scale[:, None, None]
+            factor = (norm(shortcut) - norm.bias) / (shortcut - shortcut.mean(-1, keepdim=True))
+            rest = to_map(norm(shortcut)[:, 1:], grid) - to_map(factor[:, 1:], grid) * handed_on
+            handed_on = applied(recorder, branches, outs, stage.layers, index)
+            torch.testing.assert_close(handed_on + scale * rest, outs[name][1])
+        assert recorder.last[stage.layers[1]][0].abs().max() > 1e-2, "nothing was handed on"
+
+
+@torch.no_grad()
+def test_group_norm_hands_on_with_its_own_statistics(picture):
+    recorder, branches, given, outs = listen(resnet("MRLALight", norm="GN"), picture)
+    first, second = recorder.stages()[0].layers
+    norm, out = branches[first].norm, outs[first][1]
+    plain = nn.GroupNorm(norm.num_groups, norm.num_channels, affine=False).double()(out)
+    groups = out.unflatten(1, (norm.num_groups, -1))
+    centred = (groups - groups.mean((2, 3, 4), keepdim=True)).flatten(1, 2)
+    slope = (plain / centred).mean((2, 3)) * norm.weight * branches[second].attention.history_scale
+    expected = slope[:, :, None, None] * recorder.last[first][0]
+    torch.testing.assert_close(recorder.last[second][0], expected)
+
+
+@torch.no_grad()
+def test_a_fresh_branch_hands_nothing_on(picture):
+    model = MRLAResNet(
+        18, dict(type="MRLALight", head_channels=32), num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,)
+    ).eval()
+    recorder, *_ = listen(model, picture.float())
+    weights = recorder.stages()[0].weights
+    assert weights[:, 1, 0].eq(0).all() and weights[:, 0, 0].gt(0).all()
+
+
+@torch.no_grad()
+def test_means_over_images_and_restarts(picture):
+    model = resnet("MRLABase")
+    alone = []
+    for image in picture.split(1):
+        with LayerAttentionRecorder(model) as recorder:
+            model(image)
+        alone.append(recorder.stages()[1].weights)
+    with LayerAttentionRecorder(model) as recorder:
+        for image in picture.split(1):
+            model(image)
+    torch.testing.assert_close(recorder.stages()[1].weights, sum(alone) / 2, equal_nan=True)
+    assert (alone[0] - alone[1]).nan_to_num().abs().max() > 1e-6
+    assert not any(branch._forward_hooks for branch in model.modules())
+
+
+def test_layers_of_efficientnet_stages_and_models_without_any():
+    model = MRLAEfficientNet("b0", layer_attention=dict(type="MRLABase", head_channels=8)).eval()
+    with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
+        model(torch.rand(1, 3, 64, 64))
+    assert [len(stage.layers) for stage in recorder.stages()] == [1, 1, 2, 2, 3]
+    with pytest.raises(InputError, match="Conv2d has no layer attention"):
+        LayerAttentionRecorder(nn.Conv2d(3, 3, 1))
+
+
+@torch.no_grad()
+def test_pictures_and_table(tmp_path, picture):
+    import cv2
+
+    model = resnet("MRLALight")
+    with LayerAttentionRecorder(model) as recorder:
+        model(picture)
+    stages = recorder.stages()
+    overview = plots.plot_overview(stages, tmp_path / "new/overview.png")
+    heads = plots.plot_stage(stages[1], 2, tmp_path / "stage2.png", max_heads=3)
+    assert min(cv2.imread(str(overview)).shape[:2]) > 150 and min(cv2.imread(str(heads)).shape[:2]) > 150
+    rows = list(csv.DictReader(plots.write_csv(stages, tmp_path / "scores.csv").open()))
+    assert len(rows) == sum(stage.weights.shape[0] * 3 for stage in stages)
+    last = rows[-1]
+    assert (last["stage"], last["layer"], last["attends_to"], last["layer_name"]) == ("2", "2", "2", "layer2.1.mrla")
+    assert float(last["weight"]) == pytest.approx(float(stages[1].weights[-1, 1, 1]), rel=1e-5)
+    assert plots.stage_title(2, stages[1]) == "stage 2: layer2, blocks 0-1"
+    assert plots.shown_heads(64, 3) == [0, 32, 63] and plots.shown_heads(2, 16) == [0, 1]
