@@ -21,3 +21,4 @@ model = dict(
 )
 optim_wrapper = dict(_delete_=True, **_base_.layer_decay)
 auto_scale_lr = dict(enable=True, base_batch_size=16)
+default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

@@ -6,3 +6,4 @@ _base_ = [
 ]
 model = dict(backbone=dict(_delete_=True, **_base_.efficientnet_b0), neck=dict(in_channels=[24, 40, 112, 320]))
 auto_scale_lr = dict(enable=True, base_batch_size=16)
+default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

@@ -35,4 +35,4 @@ param_scheduler = [
 ]
 train_cfg = dict(by_epoch=True, max_epochs=350, val_interval=1)
 auto_scale_lr = dict(enable=True, base_batch_size=768)
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best="auto"))
+default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook", max_keep_ckpts=3, save_best="auto"))

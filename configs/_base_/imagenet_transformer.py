@@ -32,4 +32,4 @@ param_scheduler = [
     dict(type="CosineAnnealingLR", eta_min_ratio=1e-2, by_epoch=True, begin=5, end=300),
 ]
 auto_scale_lr = dict(enable=True)  # base_batch_size is 1024; fewer images take a smaller step
-default_hooks = dict(checkpoint=dict(max_keep_ckpts=3, save_best="auto"))
+default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook", max_keep_ckpts=3, save_best="auto"))

@@ -47,5 +47,5 @@ param_scheduler = [
 ]
 default_hooks = dict(
     logger=dict(type="LoggerHook", interval=50),
-    checkpoint=dict(type="CheckpointHook", interval=1, max_keep_ckpts=2),
+    checkpoint=dict(type="AtomicCheckpointHook", interval=1, max_keep_ckpts=2),
 )

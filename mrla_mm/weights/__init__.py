@@ -1,5 +1,6 @@
-"""Weights: reading files safely, strict loading with a report, key layouts, and the checks before a run."""
+"""Weights: reading and writing files safely, strict loading with a report, key layouts, and the checks before a run."""
 
+from mrla_mm.weights.checkpointing import AtomicCheckpointHook
 from mrla_mm.weights.checks import check_weights
 from mrla_mm.weights.conversion import convert
 from mrla_mm.weights.files import read_checkpoint
@@ -9,6 +10,7 @@ from mrla_mm.weights.loading import LoadReport, load_weights
 from mrla_mm.weights.publishing import publishable, save_published, stem_of
 
 __all__ = [
+    "AtomicCheckpointHook",
     "CheckpointCheckHook",
     "LoadReport",
     "StrictPretrained",
