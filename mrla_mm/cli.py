@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import gc
 import inspect
 import os
 import sys
@@ -259,4 +260,7 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     except InputError as error:
         print(f"error: {message_of(error)}", file=sys.stderr, flush=True)  # noqa: T201
         return 2
+    if torch.distributed.is_initialized():
+        gc.collect()  # the wrapped model holds the process group; its threads may abort a process that ends under them
+        torch.distributed.destroy_process_group()
     return 0

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,11 @@ def config_path(name):
 
 def environment():
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    own = dict(PYTHONPATH=os.pathsep.join(paths), PYTHON=sys.executable, OMP_NUM_THREADS="1", PORT=str(port))
+    return {**os.environ, **own}
 
 
 def command(tool, *argv):
