@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mrla_mm.ops.folded import chunks
+from mrla_mm.ops.folded import chunks, on_grid
 from mrla_mm.ops.fused import light_gradients, light_values, like, memory_format
-from mrla_mm.ops.gating import Affine, LightWeights
+from mrla_mm.ops.gating import Affine, LightWeights, fold_slope
 
 
 class FrozenNorm(NamedTuple):
@@ -72,16 +72,16 @@ class LightBlockEnd(torch.autograd.Function):
         norm, weights, affine = FrozenNorm(*tensors[:4], ctx.eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         needs_c, needs_shortcut, _, _, *needs_norm = ctx.needs_input_grad[4:10]
         previous, needs_small = shortcut if ctx.history else None, any(ctx.needs_input_grad[10:])
-        needs = dict(small=needs_small, history=ctx.history and needs_shortcut)
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x = activate(c, shortcut, norm)
-            by_x, by_previous, by_small = light_gradients(
-                ctx.path, like(grad, c), x, previous, pooled, gate, weights, affine, **needs
+            x, grad = activate(c, shortcut, norm), like(grad, c)
+            by_sum, _, by_small = light_gradients(
+                ctx.path, grad, x, previous, pooled, gate, weights, affine, small=needs_small, history=False
             )
-            by_sum = torch.ops.aten.threshold_backward.grad_input(by_x, x, 0, grad_input=by_x)  # through ReLU
+            torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place
             by_c, by_weight, by_bias = norm.gradients(by_sum, c, [needs_c, *needs_norm])
-            by_shortcut = by_sum if by_previous is None else by_previous.add_(by_sum)
-        return None, None, None, None, by_c, by_shortcut, None, None, by_weight, by_bias, *by_small, None
+            if ctx.history and needs_shortcut:
+                by_sum.addcmul_(grad, on_grid(fold_slope(c, weights, affine), grad))  # now the shortcut's
+        return None, None, None, None, by_c, by_sum, None, None, by_weight, by_bias, *by_small, None
 
 
 def light_block_end(
