@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, depthwise_value, global_average, project, split_heads
+from mrla_mm.ops import Affine, FrozenNorm, depthwise_value, global_average, project, split_heads
 
 Memory = tuple | None  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
 
@@ -111,6 +111,18 @@ class LayerAttention(nn.Module):
         """Attend: x and shortcut (B, C, H, W) and the stage's memory -> out (B, C, H, W) and the new memory.
 
         A variant that takes an affine returns x + keep (scale out + offset) for out when it is given one.
+        """
+        raise NotImplementedError
+
+    @property
+    def takes_block_end(self) -> bool:
+        """Whether `end_block` can do what leads from the block's last convolution to x, too."""
+        return False
+
+    def end_block(self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine) -> Tensor:
+        """Attend to x = relu(norm(c) + shortcut): what forward returns for x, the shortcut and an affine, as `out`.
+
+        For a variant with `takes_block_end`, which has no memory then. Shapes: two (B, C, H, W) -> (B, C, H, W).
         """
         raise NotImplementedError
 

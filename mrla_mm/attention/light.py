@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, LightWeights, light, light_attention, light_gate
+from mrla_mm.ops import Affine, FrozenNorm, LightWeights, light, light_attention, light_block_end, light_gate
 
 
 class LightMemory(NamedTuple):
@@ -77,6 +77,17 @@ class MRLALight(LayerAttention):
         else:
             out = light(x, history, self.weights(), heads=self.heads, affine=affine)  # (B, C, H, W)
         return out, LightMemory(out) if self.previous == "output" else None
+
+    @property
+    def takes_block_end(self) -> bool:
+        """Whether `end_block` computes what forward does: as `takes_affine`, unless forward is no longer this one."""
+        return self.takes_affine and getattr(self.forward, "__func__", None) is MRLALight.forward
+
+    def end_block(self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine) -> Tensor:
+        """Attend to the block's output without keeping it for backward; the contract of `LayerAttention`."""
+        self.check(c, None, shortcut)
+        history = self.previous == "shortcut"
+        return light_block_end(c, shortcut, norm, self.weights(), heads=self.heads, affine=affine, history=history)
 
     @property
     def uses_shortcut(self) -> bool:

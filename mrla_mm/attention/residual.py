@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, choose_path
+from mrla_mm.ops import Affine, FrozenNorm, choose_path
 
 
 def variants() -> dict[str, type[LayerAttention]]:
@@ -39,6 +39,17 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
         return known[cfg["type"]](channels, first_in_stage=first_in_stage, **arguments)
     except TypeError as error:
         raise InputError(f"layer_attention {dict(cfg)} does not fit {cfg['type']}: {error}") from error
+
+
+def is_frozen(norm: nn.Module) -> bool:
+    """Whether a norm is a batch norm that uses its running statistics, a fixed function of each number."""
+    return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
+
+
+def is_heard(module: nn.Module) -> bool:
+    """Whether a hook listens to what goes into a module or comes out of it."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 class LayerAttentionResidual(BaseModule):
@@ -125,9 +136,24 @@ class LayerAttentionResidual(BaseModule):
         They can if the norm is a batch norm with frozen statistics, and nobody listens to norm or attention.
         """
         norm, attention = self.norm, self.attention
-        frozen = type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
-        heard = norm._forward_hooks or norm._forward_pre_hooks or attention._forward_hooks
-        return attention.takes_affine and frozen and not heard
+        heard = is_heard(norm) or attention._forward_hooks or attention._backward_hooks
+        return attention.takes_affine and is_frozen(norm) and not heard
+
+    def can_end_block(self, c: Tensor, shortcut: Tensor, norm: nn.Module, relu: nn.Module) -> bool:
+        """Whether `end_block` can stand for relu(norm(c) + shortcut) and forward.
+
+        It can if forward would fold, the attention knows how, the block's norm has frozen statistics too, and nobody
+        listens to any module on the way. A compiler chooses by itself what to keep and what to compute again.
+        """
+        plain = is_frozen(norm) and type(relu) is nn.ReLU and c.dtype == shortcut.dtype
+        heard = any(is_heard(module) for module in (norm, relu, self, self.attention))
+        ours = plain and not heard and self.can_fold() and self.attention.takes_block_end
+        return ours and not torch.compiler.is_compiling() and choose_path(c).path != "reference"
+
+    def end_block(self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+        """Compute relu(norm(c) + shortcut) with the attention added: two (B, C, H, W) -> (B, C, H, W)."""
+        frozen = FrozenNorm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
+        return self.attention.end_block(c, shortcut, frozen, self.affine(c))
 
     def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
         """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import LayerAttentionResidual, Memory
@@ -29,20 +29,32 @@ class _MRLABlock:
 
     def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.mrla(self.relu(self.residual(x) + shortcut), shortcut, memory)
-
-    def residual(self, x: Tensor) -> Tensor:
-        """Convolve, normalise and activate in turn, plugins behind each step; the last step is not activated."""
-        for step in range(1, self.num_convs + 1):
-            x = getattr(self, f"norm{step}")(getattr(self, f"conv{step}")(x))
-            if step < self.num_convs:
-                x = self.relu(x)
+        last = self.num_convs
+        for step in range(1, last):
+            x = self.relu(self.norm(step)(self.conv(step)(x)))
             x = self.run_plugins(x, step)
-        return x
+        x, norm = self.conv(last)(x), self.norm(last)
+        if not self.plugins_behind(last) and self.mrla.can_end_block(x, shortcut, norm, self.relu):
+            return self.mrla.end_block(x, shortcut, norm), None
+        x = self.run_plugins(norm(x), last)
+        return self.mrla(self.relu(x + shortcut), shortcut, memory)
+
+    def conv(self, step: int) -> nn.Module:
+        """Convolution of a step, counted from 1."""
+        return getattr(self, f"conv{step}")
+
+    def norm(self, step: int) -> nn.Module:
+        """Norm behind a convolution."""
+        return getattr(self, f"norm{step}")
+
+    def plugins_behind(self, step: int) -> list[str]:
+        """Names of the plugins that mmdet's block built behind a convolution."""
+        return getattr(self, f"after_conv{step}_plugin_names") if self.plugins else []
 
     def run_plugins(self, x: Tensor, step: int) -> Tensor:
-        """Run the plugins that mmdet's block built behind a convolution, if any."""
-        return self.forward_plugin(x, getattr(self, f"after_conv{step}_plugin_names")) if self.plugins else x
+        """Run the plugins behind a convolution, if any."""
+        names = self.plugins_behind(step)
+        return self.forward_plugin(x, names) if names else x
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):

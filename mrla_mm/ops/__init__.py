@@ -4,9 +4,10 @@ One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D
 the stage.
 """
 
+from mrla_mm.ops.block_end import FrozenNorm
 from mrla_mm.ops.dispatch import Choice, choose_path
 from mrla_mm.ops.gating import Affine, LightWeights
-from mrla_mm.ops.operators import depthwise_value, global_average, light, weighted_sum
+from mrla_mm.ops.operators import depthwise_value, global_average, light, light_block_end, weighted_sum
 from mrla_mm.ops.reference import (
     expand_heads,
     feature_map,
@@ -22,6 +23,7 @@ from mrla_mm.ops.reference import (
 __all__ = [
     "Affine",
     "Choice",
+    "FrozenNorm",
     "LightWeights",
     "choose_path",
     "depthwise_value",
@@ -30,6 +32,7 @@ __all__ = [
     "global_average",
     "light",
     "light_attention",
+    "light_block_end",
     "light_gate",
     "linear_attention",
     "linear_state",

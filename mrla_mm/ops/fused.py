@@ -50,6 +50,46 @@ def cast(gradient: Tensor | None, tensor: Tensor | None) -> Tensor | None:
     return None if gradient is None or tensor is None else gradient.to(tensor.dtype)
 
 
+def light_values(
+    path: str, heads: int, x: Tensor, previous: Tensor | None, weights: LightWeights, affine: Affine | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Light attention of x, and what of its gate backward needs: y (B, C, H, W), pooled (B, C), gate (B, G)."""
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        pooled = None if weights.query is None else kernels(path).pool(x)
+        gate = None if weights.query is None else pooled_gate(pooled, weights, heads)
+        coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
+        out = kernels(path).light_forward(x, previous, coefficients, residual=affine is not None)
+    return out, pooled, gate
+
+
+def light_gradients(
+    path: str,
+    grad: Tensor,
+    x: Tensor,
+    previous: Tensor | None,
+    pooled: Tensor | None,
+    gate: Tensor | None,
+    weights: LightWeights,
+    affine: Affine | None,
+    *,
+    small: bool,
+    history: bool,
+) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """Gradients of `light_values`: of x, of the history if wanted, and of weights, scale and offset if small."""
+    run, residual = kernels(path), affine is not None
+    scale, offset, _ = affine or (None, None, None)
+    constant, by_small = None, (LightWeights(), None, None)
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
+        if small or gate is not None:
+            sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
+            constant, *by_small = unfold_light(x, pooled, gate, weights, affine, sums)
+        by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
+    by_weights, by_scale, by_offset = by_small
+    pairs = zip([*by_weights, by_scale, by_offset], [*weights, scale, offset], strict=True)
+    return by_x, by_previous, [cast(gradient, tensor) for gradient, tensor in pairs]
+
+
 class LightFunction(torch.autograd.Function):
     """y = [x +] keep (scale (gate dw(x) + lambda p) + offset); see `gating` for the derivation."""
 
@@ -58,11 +98,7 @@ class LightFunction(torch.autograd.Function):
         """Compute y (B, C, H, W); the residual is added if there is a scale."""
         weights = LightWeights(query, key, value, history_scale)
         affine = None if scale is None else Affine(scale, offset, keep)
-        with torch.autocast(device_type=x.device.type, enabled=False):
-            pooled = None if query is None else kernels(path).pool(x)  # (B, C)
-            gate = None if query is None else pooled_gate(pooled, weights, heads)  # (B, G)
-            coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
-            out = kernels(path).light_forward(x, previous, coefficients, residual=scale is not None)
+        out, pooled, gate = light_values(path, heads, x, previous, weights, affine)
         ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, pooled, gate)
         ctx.path = path
         return out
@@ -71,23 +107,13 @@ class LightFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of all tensors but keep."""
-        x, previous, *parameters, scale, offset, keep, pooled, gate = ctx.saved_tensors
-        weights, run = LightWeights(*parameters), kernels(ctx.path)
+        x, previous, *weights, scale, offset, keep, pooled, gate = ctx.saved_tensors
         affine = None if scale is None else Affine(scale, offset, keep)
-        residual = scale is not None
-        with torch.autocast(device_type=x.device.type, enabled=False):
-            grad = like(grad, x)
-            coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
-            needs_sums = any(ctx.needs_input_grad[4:10]) or gate is not None
-            if needs_sums:
-                sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
-                constant, by_weights, by_scale, by_offset = unfold_light(x, pooled, gate, weights, affine, sums)
-            else:
-                constant, by_weights, by_scale, by_offset = None, LightWeights(), None, None
-            history = ctx.needs_input_grad[3]
-            by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
-        by_weights = [cast(g, parameter) for g, parameter in zip(by_weights, parameters, strict=True)]
-        return None, None, by_x, by_previous, *by_weights, cast(by_scale, scale), cast(by_offset, offset), None
+        needs = dict(small=any(ctx.needs_input_grad[4:10]), history=ctx.needs_input_grad[3])
+        by_x, by_previous, by_small = light_gradients(
+            ctx.path, like(grad, x), x, previous, pooled, gate, LightWeights(*weights), affine, **needs
+        )
+        return None, None, by_x, by_previous, *by_small, None
 
 
 class SumFunction(torch.autograd.Function):

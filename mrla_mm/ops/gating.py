@@ -95,20 +95,24 @@ def fold_light(
     x: Tensor, gate: Tensor | None, weights: LightWeights, affine: Affine | None, *, history: bool
 ) -> Coefficients:
     """Fold gate, weights and normalisation into one linear function of x (B, C, H, W) and, with history, of p."""
-    channels = x.shape[1]
     gain = light_gain(x, gate, affine)  # (B or 1, C)
     taps = gain.unsqueeze(-1)
     if weights.value is not None:
         taps = taps * wide(weights.value).flatten(1)  # (B, C, 9)
     taps = taps.expand(x.shape[0], -1, -1).contiguous()
-    scale, offset, keep = affine or (None, None, None)
-    slope = shift = None
-    if history:
-        slope = times(wide(weights.history_scale), wide(scale), per_sample(keep))
-        slope = gain.new_ones(1, channels) if slope is None else torch.atleast_2d(slope)
-    if offset is not None:
-        shift = torch.atleast_2d(times(wide(offset), per_sample(keep)))
-    return Coefficients(taps, slope, shift)
+    shift = None
+    if affine is not None:
+        shift = torch.atleast_2d(times(wide(affine.offset), per_sample(affine.keep)))
+    return Coefficients(taps, fold_slope(x, weights, affine) if history else None, shift)
+
+
+def fold_slope(x: Tensor, weights: LightWeights, affine: Affine | None) -> Tensor:
+    """Factor of the history, keep scale lambda: (B or 1, C)."""
+    scale, _, keep = affine or (None, None, None)
+    slope = times(wide(weights.history_scale), wide(scale), per_sample(keep))
+    if slope is None:
+        return torch.ones(1, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    return torch.atleast_2d(slope)
 
 
 def light_gain(x: Tensor, gate: Tensor | None, affine: Affine | None) -> Tensor:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mrla_mm.ops import fused, reference
+from mrla_mm.ops import block_end, fused, reference
+from mrla_mm.ops.block_end import FrozenNorm
 from mrla_mm.ops.dispatch import choose_path
 from mrla_mm.ops.gating import Affine, LightWeights
 
@@ -46,6 +47,30 @@ def light(
     value = reference.depthwise_value(x, weights.value)
     out = reference.light_attention(value, gate, previous, weights.history_scale)
     return out if affine is None else reference.affine_residual(x, out, *affine)
+
+
+def light_block_end(
+    c: Tensor,
+    shortcut: Tensor,
+    norm: FrozenNorm,
+    weights: LightWeights,
+    *,
+    heads: int,
+    affine: Affine,
+    history: bool = True,
+) -> Tensor:
+    """End of a residual block with MRLA-light: x = relu(norm(c) + shortcut), and `light` of x with an affine.
+
+    The history, if any, is the shortcut. Fused, c and the shortcut are kept for backward, but not x.
+
+    Shapes:
+        c and shortcut (B, C, H, W) -> (B, C, H, W).
+    """
+    path = choose_path(c).path
+    if path != "reference":
+        return block_end.light_block_end(path, c, shortcut, norm, weights, heads=heads, affine=affine, history=history)
+    x = (norm(c) + shortcut).relu()
+    return light(x, shortcut if history else None, weights, heads=heads, affine=affine)
 
 
 def weighted_sum(

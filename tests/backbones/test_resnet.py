@@ -8,7 +8,10 @@ from mmdet.models import ResNet
 from mmengine.registry import MODELS
 from torch import nn
 
+from mrla_mm.analysis.benchmark import kept_bytes
+from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import MRLAResNet
+from mrla_mm.ops.block_end import LightBlockEnd
 
 from .common import count, gradients, wake
 
@@ -232,6 +235,110 @@ def test_bf16_autocast_on_cpu_stays_close(variant):
     for level, reference in zip(rough, exact, strict=True):
         assert level.dtype == torch.bfloat16
         assert (level.float() - reference).norm() < 0.05 * reference.norm()
+
+
+FUSED_END = dict(base_channels=16, norm_eval=True, zero_init_residual=False)
+
+
+def build_drawn(depth=50, variant=VARIANTS[0], *, cls=MRLAResNet, **options):
+    """Backbone in float64 and training mode whose norms and statistics are all drawn anew."""
+    torch.manual_seed(0)
+    backbone = cls(depth, variant, **{**FUSED_END, **options}).double().train()
+    for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.3, 0.8)
+        nn.init.normal_(norm.bias, std=0.1)
+        nn.init.normal_(norm.running_mean, std=0.1)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    return backbone
+
+
+def fused_ends(module, monkeypatch, image=None):
+    """How many blocks of a backbone, or whether a block, ran their end as one function."""
+    seen, apply = [], LightBlockEnd.apply
+    with monkeypatch.context() as patch:
+        patch.setattr(LightBlockEnd, "apply", lambda *args: seen.append(1) or apply(*args))
+        module(torch.randn(1, 3, 64, 64, dtype=torch.float64) if image is None else image)
+    return len(seen)
+
+
+@pytest.mark.parametrize("drop_path", [0.0, 0.5])
+@pytest.mark.parametrize("previous", ["shortcut", "none"])
+@pytest.mark.parametrize(("depth", "blocks"), [(18, 8), (50, 16)])
+def test_fusing_the_end_of_a_block_changes_no_gradient(depth, blocks, previous, drop_path, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    variant = dict(VARIANTS[0], previous=previous)
+    backbone = build_drawn(depth, variant, attention_drop_path=drop_path)
+    assert fused_ends(backbone, monkeypatch) == blocks
+    image, found = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
+    for fuse in (True, False):
+        if not fuse:
+            monkeypatch.setattr(LayerAttentionResidual, "can_end_block", lambda self, *args: False)
+            assert fused_ends(backbone, monkeypatch) == 0
+        torch.manual_seed(1)
+        found.append(gradients(backbone, image))
+    for name, expected in found[1].items():
+        torch.testing.assert_close(found[0][name], expected, msg=name)
+        assert drop_path or expected.abs().max() > 0, name
+
+
+def test_fused_ends_keep_a_map_less_of_every_block(monkeypatch):
+    """To what a plain ResNet keeps for backward, light adds little more than each stage's first shortcut."""
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    image = torch.randn(2, 3, 128, 128)
+    plain = ResNet(50, **FUSED_END)
+    plain.train()
+    ours = build_drawn().float()
+    kept = [kept_bytes(lambda model=model: sum(o.sum() for o in model(image)), model) for model in (ours, plain)]
+    assert kept[0] < 1.15 * kept[1]
+
+
+def listen(name):
+    """Hang a hook on a module of the second block of the first stage."""
+    return lambda backbone: backbone.layer1[1].get_submodule(name).register_forward_hook(lambda *args: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "blocks"),
+    [
+        ({}, None, 16),
+        (dict(with_cp=True), None, 16),
+        (dict(frozen_stages=2), None, 16),
+        (dict(norm_cfg=dict(type="BN", requires_grad=False)), None, 16),
+        (dict(variant=dict(VARIANTS[0], gated=False)), None, 16),
+        (dict(norm_eval=False), None, 0),
+        (dict(norm_cfg=dict(type="GN", num_groups=4)), None, 0),
+        (dict(variant=VARIANTS[1]), None, 0),
+        (dict(variant=VARIANTS[2]), None, 0),
+        (dict(variant=dict(VARIANTS[0], value="dwconv_gelu")), None, 0),
+        (OPTIONS["plugins"], None, 0),
+        ({}, listen("bn3"), 15),
+        ({}, listen("relu"), 15),
+        ({}, listen("mrla"), 15),
+        ({}, listen("mrla.norm"), 15),
+        ({}, listen("mrla.attention"), 15),
+        ({}, lambda backbone: backbone.layer1[1].bn3.train(), 15),
+        ({}, lambda backbone: setattr(backbone.layer1[1], "relu", nn.ReLU6()), 15),
+        ({}, lambda backbone: setattr(backbone.layer1[1].mrla.attention, "forward", lambda x, *rest: (x, None)), 15),
+    ],
+)
+def test_which_blocks_fuse_their_end(options, change, blocks, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    backbone = build_drawn(**copy.deepcopy(options))
+    if change is not None:
+        change(backbone)
+    assert fused_ends(backbone, monkeypatch) == blocks
+    monkeypatch.setenv("MRLA_OPS", "reference")
+    assert fused_ends(backbone, monkeypatch) == 0
+
+
+def test_a_compiler_is_left_to_see_every_operator_of_a_block(monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    torch.compiler.reset()
+    block = build_drawn(18).layer1[1]
+    x = torch.randn(1, 16, 8, 8, dtype=torch.float64)
+    compiled = torch.compile(block, fullgraph=True, backend="eager")
+    assert (fused_ends(block, monkeypatch, x), fused_ends(compiled, monkeypatch, x)) == (1, 0)
+    torch.testing.assert_close(compiled(x)[0], block(x)[0])
 
 
 def test_channels_last_gives_the_same_values():

@@ -1,5 +1,6 @@
 """Folded and Triton against the equations in float64: values, every gradient, every precision, awkward shapes."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,7 +9,18 @@ import pytest
 import torch
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, LightWeights, choose_path, folded, fused, light, operators, weighted_sum
+from mrla_mm.ops import (
+    Affine,
+    FrozenNorm,
+    LightWeights,
+    choose_path,
+    folded,
+    fused,
+    light,
+    light_block_end,
+    operators,
+    weighted_sum,
+)
 from mrla_mm.ops.probe import why_triton_fails
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -34,7 +46,12 @@ LIGHT = {
     "identity value": dict(value=False),
     "identity value alone": dict(value=False, gated=False, learned=False),
 }
+# Its map kernels are light's, so that a few variants do for the slow interpreter.
+BLOCK_ENDS = [("folded", variant) for variant in LIGHT] + [
+    pytest.param("triton", variant, marks=needs_triton) for variant in ("full", "no history")
+]
 AFFINE = ["none", "frozen", "dropped"]
+CONSTANT = {"keep", "mean", "variance"}  # what takes no gradient
 
 
 def device():
@@ -62,6 +79,19 @@ def draw_light(shape, *, affine, projection="conv1d", history=True, learned=True
     return {name: t.double() for name, t in (found | draw_affine(affine, *shape[:2])).items()}
 
 
+def draw_block_end(shape, *, norm=True, **options):
+    """Named float64 tensors for the end of a block, none of whose sums is so near 0 that rounding decides about it."""
+    tensors = draw_light(shape, **options)
+    c, shortcut = tensors.pop("x"), torch.randn(shape).double()
+    found = dict(mean=torch.randn(shape[1]), variance=torch.rand(shape[1]) + 0.5)
+    found |= dict(weight=torch.randn(shape[1]), bias=torch.randn(shape[1])) if norm else {}
+    found = {name: t.double() for name, t in found.items()}
+    total = norm_of(found)(c) + shortcut
+    shortcut += torch.where(total.abs() < 0.2, 0.3 * total.sign(), 0)
+    tensors.pop("previous", None)
+    return dict(c=c, shortcut=shortcut) | found | tensors
+
+
 def draw_sum(shape, *, depth, affine):
     """Named float64 tensors for a weighted sum with heads of 4 channels."""
     torch.manual_seed(0)
@@ -75,9 +105,21 @@ def affine_of(t):
     return Affine(t["scale"], t["offset"], t.get("keep")) if "scale" in t else None
 
 
+def weights_of(t):
+    return LightWeights(*(t.get(name) for name in LightWeights._fields))
+
+
+def norm_of(t):
+    return FrozenNorm(t["mean"], t["variance"], t.get("weight"), t.get("bias"), 1e-5)
+
+
 def run_light(t):
-    weights = LightWeights(*(t.get(name) for name in LightWeights._fields))
-    return light(t["x"], t.get("previous"), weights, heads=t["x"].shape[1] // 4, affine=affine_of(t))
+    return light(t["x"], t.get("previous"), weights_of(t), heads=t["x"].shape[1] // 4, affine=affine_of(t))
+
+
+def run_block_end(t, history=True):
+    options = dict(heads=t["c"].shape[1] // 4, affine=affine_of(t), history=history)
+    return light_block_end(t["c"], t["shortcut"], norm_of(t), weights_of(t), **options)
 
 
 def run_sum(t):
@@ -93,9 +135,9 @@ def results(function, tensors, *, path, dtype, layout, monkeypatch):
         maps = tensor.dim() == 4 and tensor.shape[-1] > 1 and name != "value"
         leaf = tensor.to(device(), dtype if maps or dtype == torch.float64 else torch.float32)
         leaf = leaf.contiguous(memory_format=LAYOUTS[layout]) if maps else leaf
-        leaves[name] = leaf.detach().requires_grad_(name != "keep")
+        leaves[name] = leaf.detach().requires_grad_(name not in CONSTANT)
     out = function(leaves)
-    wanted = [name for name in leaves if name != "keep"]
+    wanted = [name for name in leaves if name not in CONSTANT]
     torch.manual_seed(1)
     cotangent = torch.randn(out.shape, dtype=torch.float64).to(out)
     gradients = torch.autograd.grad(out, [leaves[name] for name in wanted], cotangent)
@@ -108,7 +150,7 @@ def compare(function, tensors, *, path, dtype, layout, monkeypatch):
     expected = results(function, maps, path="reference", dtype=torch.float64, layout=layout, monkeypatch=monkeypatch)
     found = results(function, maps, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
     assert found["output"].dtype == dtype
-    assert found["output"].stride() == found["x" if "x" in found else "value0"].stride()
+    assert found["output"].stride() == next(found[name] for name in ("x", "c", "value0") if name in found).stride()
     for name, wanted in expected.items():
         got = found[name].double()
         error = (got - wanted).norm() / wanted.norm().clamp_min(1e-3)
@@ -177,6 +219,38 @@ def test_light_precisions_and_shapes(shape, layout, path, monkeypatch):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("affine", AFFINE[1:])
+@pytest.mark.parametrize(("path", "variant"), BLOCK_ENDS)
+def test_block_end_variants(variant, affine, layout, path, monkeypatch):
+    tensors = draw_block_end((2, 12, 3, 4), affine=affine, norm=variant != "linear", **LIGHT[variant])
+    dtype = torch.float64 if path == "folded" else torch.float32
+    run = functools.partial(run_block_end, history=variant != "no history")
+    compare(run, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES[: len(SHAPES) + 1], ids=str)
+def test_block_end_precisions_and_shapes(shape, layout, path, monkeypatch):
+    tensors = draw_block_end(shape, affine="dropped")
+    for dtype in dtypes_of(path)[: 1 if slow(path, shape) else None]:
+        compare(run_block_end, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
+
+
+@pytest.mark.parametrize("frozen", [("c", "weight", "bias"), ("shortcut",), LightWeights._fields], ids=str)
+def test_block_end_gives_the_gradients_that_are_needed(frozen, monkeypatch):
+    tensors = draw_block_end((2, 12, 3, 4), affine="frozen")
+    gradients = {}
+    for path in ("reference", "folded"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        leaves = {name: t.clone().requires_grad_(name not in CONSTANT.union(frozen)) for name, t in tensors.items()}
+        run_block_end(leaves).pow(2).sum().backward()
+        gradients[path] = {name: leaf.grad for name, leaf in leaves.items()}
+    for name, expected in gradients["reference"].items():
+        assert (expected is None) == (name in CONSTANT.union(frozen))
+        torch.testing.assert_close(gradients["folded"][name], expected, msg=name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("affine", AFFINE)
 @pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
 def test_weighted_sum(shape, affine, layout, path, monkeypatch):
@@ -192,6 +266,8 @@ def test_chunks_of_the_batch_are_all_computed(monkeypatch):
     tensors = draw_light((5, 20, 6, 5), affine="dropped")
     assert [s.stop - s.start for s in folded.chunks(tensors["x"])] == [2, 2, 2]
     compare(run_light, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
+    tensors = draw_block_end((5, 20, 6, 5), affine="dropped")
+    compare(run_block_end, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
     tensors = draw_sum((5, 20, 6, 5), depth=3, affine="dropped")
     compare(run_sum, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
 
@@ -229,10 +305,11 @@ def test_gradcheck(monkeypatch):
     monkeypatch.setenv("MRLA_OPS", "folded")
     for function, tensors in (
         (run_light, draw_light((2, 4, 2, 3), affine="dropped")),
+        (run_block_end, draw_block_end((2, 4, 2, 3), affine="dropped")),
         (run_sum, draw_sum((2, 4, 2, 3), depth=2, affine="dropped")),
     ):
-        names = [name for name in tensors if name != "keep"]
-        keep = {"keep": tensors["keep"]}
+        names = [name for name in tensors if name not in CONSTANT]
+        keep = {name: tensor for name, tensor in tensors.items() if name in CONSTANT}
         leaves = tuple(tensors[name].requires_grad_() for name in names)
         call = lambda *values, f=function, k=keep, n=names: f(dict(zip(n, values, strict=True)) | k)  # noqa: E731
         assert torch.autograd.gradcheck(call, leaves, check_undefined_grad=False)
@@ -247,15 +324,19 @@ def test_second_derivative_raises(monkeypatch):
         first.sum().backward()
 
 
-def test_light_keeps_x_and_history_and_nothing_else_of_their_size(monkeypatch):
+@pytest.mark.parametrize(
+    ("function", "draw", "maps"),
+    [(run_light, draw_light, ("x", "previous")), (run_block_end, draw_block_end, ("c", "shortcut"))],
+)
+def test_two_maps_are_kept_and_nothing_else_of_their_size(function, draw, maps, monkeypatch):
     monkeypatch.setenv("MRLA_OPS", "folded")
-    drawn = draw_light((2, 20, 9, 8), affine="dropped")
-    tensors = {name: t.requires_grad_(name != "keep") for name, t in drawn.items()}
+    drawn = draw((2, 20, 9, 8), affine="dropped")
+    tensors = {name: t.requires_grad_(name not in CONSTANT) for name, t in drawn.items()}
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        run_light(tensors)
-    maps = [t.data_ptr() for t in kept if t.numel() >= tensors["x"].numel()]
-    assert sorted(maps) == sorted([tensors["x"].data_ptr(), tensors["previous"].data_ptr()])
+        function(tensors)
+    large = [t.data_ptr() for t in kept if t.numel() >= tensors[maps[0]].numel()]
+    assert sorted(large) == sorted(tensors[name].data_ptr() for name in maps)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -279,7 +360,9 @@ def test_each_path_runs_its_own_kernels(path, monkeypatch):
 def test_the_reference_runs_without_the_fused_operators(monkeypatch):
     monkeypatch.setenv("MRLA_OPS", "reference")
     monkeypatch.setattr(operators, "fused", None)
+    monkeypatch.setattr(operators, "block_end", None)
     run_light(draw_light((2, 20, 4, 5), affine="frozen"))
+    run_block_end(draw_block_end((2, 20, 4, 5), affine="frozen"))
     run_sum(draw_sum((2, 20, 4, 5), depth=2, affine="frozen"))
 
 
