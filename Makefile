@@ -5,7 +5,7 @@ VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: install quickstart test lint bench lock clean
+.PHONY: install install-dev quickstart test lint bench lock clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
@@ -14,24 +14,31 @@ $(VENV)/.installed: requirements/lock.txt setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	touch $@
+
 install: $(VENV)/.installed
+
+install-dev: $(VENV)/.installed-dev
 
 quickstart: install
 	$(BIN)/python tools/quickstart.py
 
-test: install
+test: install-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-lint: install
+lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/pylint --jobs 1 mrla_mm tools tests
 
 bench: install
 	$(BIN)/python tools/benchmark.py
 
-lock:
+lock: install
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate requirements/lock.in -o requirements/lock.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes requirements/lock.in -o requirements/lock.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes requirements/dev.in -o requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) work_dirs build dist *.egg-info
