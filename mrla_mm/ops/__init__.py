@@ -5,7 +5,7 @@ the stage.
 """
 
 from mrla_mm.ops.block_end import FrozenNorm
-from mrla_mm.ops.dispatch import Choice, choose_path
+from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting
 from mrla_mm.ops.gating import Affine, LightWeights
 from mrla_mm.ops.operators import depthwise_value, global_average, light, light_block_end, weighted_sum
 from mrla_mm.ops.reference import (
@@ -30,6 +30,7 @@ __all__ = [
     "expand_heads",
     "feature_map",
     "global_average",
+    "is_exporting",
     "light",
     "light_attention",
     "light_block_end",

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops.gating import Coefficients, MapSums
+from mrla_mm.ops.library import SCHEMAS
 
 MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several launches, each adding to the last's result
 
@@ -238,7 +239,7 @@ def pool_op(x: Tensor) -> Tensor:
     return out
 
 
-@torch.library.triton_op("mrla_mm::triton_light_forward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_forward", mutates_args=(), schema=SCHEMAS["light_forward"])
 def light_forward_op(
     x: Tensor, previous: Tensor | None, taps: Tensor, slope: Tensor | None, shift: Tensor | None, residual: bool
 ) -> Tensor:
@@ -254,7 +255,7 @@ def light_forward_op(
     return out
 
 
-@torch.library.triton_op("mrla_mm::triton_light_backward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_backward", mutates_args=(), schema=SCHEMAS["light_backward"])
 def light_backward_op(
     grad: Tensor, taps: Tensor, slope: Tensor | None, constant: Tensor | None, residual: bool
 ) -> list[Tensor]:
@@ -271,7 +272,7 @@ def light_backward_op(
     return [by_x] if slope is None else [by_x, by_previous]
 
 
-@torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=(), schema=SCHEMAS["light_sums"])
 def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, shift: bool) -> list[Tensor]:
     """`light_sums` as an operator, without what is absent."""
     by_taps = torch.empty(*x.shape[:2], size, dtype=torch.float32, device=x.device)
@@ -285,7 +286,7 @@ def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, s
     return [by_taps, *([] if previous is None else [by_slope]), *([by_shift] if shift else [])]
 
 
-@torch.library.triton_op("mrla_mm::triton_sum_forward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_sum_forward", mutates_args=(), schema=SCHEMAS["sum_forward"])
 def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:
     """`sum_forward` as an operator; partial sums of deep stages are kept in float32."""
     like = values[0]
@@ -306,7 +307,7 @@ def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, valu
     return total
 
 
-@torch.library.triton_op("mrla_mm::triton_sum_backward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_sum_backward", mutates_args=(), schema=SCHEMAS["sum_backward"])
 def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
     """`sum_backward` as an operator, the sums first."""
     sums = torch.empty_like(weights)
