@@ -5,6 +5,7 @@ from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
+from mmcv.cnn.bricks import DropPath
 from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
@@ -109,6 +110,9 @@ class ViT(VisionTransformer):
                 raise InputError("with_dist_token=True needs with_cls_token=True")
             self.num_extra_tokens = 2
         super().__init__(arch, out_indices=check_out_indices(out_indices, depth), **kwargs)
+        for module in self.modules():
+            if isinstance(module, DropPath):
+                module.drop_prob = float(module.drop_prob)  # mmpretrain's are numpy's, which break torch.compile's graph
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
