@@ -9,14 +9,13 @@ by step, attention and ReLU keep x too. Here x is computed again in backward, fr
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mrla_mm.ops.folded import chunks, on_grid
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.fused import (
     cast,
     kernels,
@@ -27,32 +26,8 @@ from mrla_mm.ops.fused import (
     sum_gradients,
     sum_values,
 )
-from mrla_mm.ops.gating import Affine, LightWeights, fold_light, fold_slope
+from mrla_mm.ops.gating import Affine, Gate, LightWeights, fold_light, fold_slope
 from mrla_mm.ops.reference import base_scores
-
-
-class FrozenNorm(NamedTuple):
-    """Batch norm with frozen statistics: weight (c - mean) / sqrt(variance + eps) + bias, tensors of shape (C,).
-
-    mean and variance take no gradient; weight and bias may be None for 1 and 0.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, c: Tensor) -> Tensor:
-        """Normalise (B, C, H, W)."""
-        mean, variance, weight, bias, eps = self
-        return F.batch_norm(c, mean, variance, weight, bias, eps=eps)
-
-    def gradients(self, grad: Tensor, c: Tensor, needed: list[bool]) -> tuple[Tensor | None, ...]:
-        """Gradients of c, weight and bias, those that are needed."""
-        mean, variance, weight, _, eps = self
-        backward = torch.ops.aten.native_batch_norm_backward
-        return backward(grad, c, weight, mean, variance, None, None, False, eps, needed)
 
 
 def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm) -> Tensor:
@@ -72,8 +47,8 @@ class LightBlockEnd(torch.autograd.Function):
         norm, weights, affine = FrozenNorm(*tensors[:4], eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         with torch.autocast(device_type=c.device.type, enabled=False):
             x = activate(c, shortcut, norm)
-        y, pooled, gate = light_values(path, heads, x, shortcut if history else None, weights, affine)
-        ctx.save_for_backward(c, shortcut, pooled, gate, *tensors)
+        y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine)
+        ctx.save_for_backward(c, shortcut, *gate, *tensors)
         ctx.path, ctx.history, ctx.eps = path, history, eps
         return y
 
@@ -81,14 +56,15 @@ class LightBlockEnd(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and all tensors but the statistics and keep."""
-        c, shortcut, pooled, gate, *tensors = ctx.saved_tensors
+        c, shortcut, pooled, projected, gate, *tensors = ctx.saved_tensors
+        gate = Gate(pooled, projected, gate)
         norm, weights, affine = FrozenNorm(*tensors[:4], ctx.eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         needs_c, needs_shortcut, _, _, *needs_norm = ctx.needs_input_grad[4:10]
         previous, needs_small = shortcut if ctx.history else None, any(ctx.needs_input_grad[10:])
         with torch.autocast(device_type=c.device.type, enabled=False):
             x, grad = activate(c, shortcut, norm), like(grad, c)
             by_sum, _, by_small = light_gradients(
-                ctx.path, grad, x, previous, pooled, gate, weights, affine, small=needs_small, history=False
+                ctx.path, grad, x, previous, gate, weights, affine, small=needs_small, history=False
             )
             torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place
             by_c, by_weight, by_bias = norm.gradients(by_sum, c, [needs_c, *needs_norm])
@@ -132,7 +108,7 @@ class BaseBlockEnd(torch.autograd.Function):
             x = activate(c, shortcut, norm)
             pooled = kernels(path).pool(x)
             scores, new_key = base_scores(pooled, query, key, keys, heads)
-        new_value, _, _ = light_values(path, heads, x, None, LightWeights(value=value), None)
+        new_value, _ = light_values(path, heads, x, None, LightWeights(value=value), None)
         y = sum_values(path, x, scores, (*values, new_value), affine)
         ctx.save_for_backward(c, shortcut, pooled, new_value, *tensors)
         ctx.set_materialize_grads(False)  # nobody asks for key and value of a stage's last layer

@@ -14,8 +14,10 @@ from torch.autograd.function import once_differentiable
 from mrla_mm.ops import folded, library
 from mrla_mm.ops.gating import (
     Affine,
+    Gate,
     LightWeights,
     fold_light,
+    light_gain,
     per_sample,
     pooled_gate,
     times,
@@ -52,14 +54,14 @@ def cast(gradient: Tensor | None, tensor: Tensor | None) -> Tensor | None:
 
 def light_values(
     path: str, heads: int, x: Tensor, previous: Tensor | None, weights: LightWeights, affine: Affine | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Light attention of x, and what of its gate backward needs: y (B, C, H, W), pooled (B, C), gate (B, G)."""
+) -> tuple[Tensor, Gate]:
+    """Light attention of x (B, C, H, W), and its gate."""
     with torch.autocast(device_type=x.device.type, enabled=False):
-        pooled = None if weights.query is None else kernels(path).pool(x)
-        gate = None if weights.query is None else pooled_gate(pooled, weights, heads)
-        coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
+        gate = Gate() if weights.query is None else pooled_gate(kernels(path).pool(x), weights, heads)
+        gain = light_gain(gate.gate, affine, x.shape[1])
+        coefficients = fold_light(x, gain, weights, affine, history=previous is not None)
         out = kernels(path).light_forward(x, previous, coefficients, residual=affine is not None)
-    return out, pooled, gate
+    return out, gate
 
 
 def light_gradients(
@@ -67,8 +69,7 @@ def light_gradients(
     grad: Tensor,
     x: Tensor,
     previous: Tensor | None,
-    pooled: Tensor | None,
-    gate: Tensor | None,
+    gate: Gate,
     weights: LightWeights,
     affine: Affine | None,
     *,
@@ -80,10 +81,11 @@ def light_gradients(
     scale, offset, _ = affine or (None, None, None)
     constant, by_small = None, (LightWeights(), None, None)
     with torch.autocast(device_type=x.device.type, enabled=False):
-        coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
-        if small or gate is not None:
+        gain = light_gain(gate.gate, affine, x.shape[1])
+        coefficients = fold_light(x, gain, weights, affine, history=previous is not None)
+        if small or gate.gate is not None:
             sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
-            constant, *by_small = unfold_light(x, pooled, gate, weights, affine, sums)
+            constant, *by_small = unfold_light(x, gate, gain, weights, affine, sums)
         by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
     by_weights, by_scale, by_offset = by_small
     pairs = zip([*by_weights, by_scale, by_offset], [*weights, scale, offset], strict=True)
@@ -98,8 +100,8 @@ class LightFunction(torch.autograd.Function):
         """Compute y (B, C, H, W); the residual is added if there is a scale."""
         weights = LightWeights(query, key, value, history_scale)
         affine = None if scale is None else Affine(scale, offset, keep)
-        out, pooled, gate = light_values(path, heads, x, previous, weights, affine)
-        ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, pooled, gate)
+        out, gate = light_values(path, heads, x, previous, weights, affine)
+        ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, *gate)
         ctx.path = path
         return out
 
@@ -107,11 +109,12 @@ class LightFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of all tensors but keep."""
-        x, previous, *weights, scale, offset, keep, pooled, gate = ctx.saved_tensors
+        x, previous, *weights, scale, offset, keep, pooled, projected, gate = ctx.saved_tensors
         affine = None if scale is None else Affine(scale, offset, keep)
         needs = dict(small=any(ctx.needs_input_grad[4:10]), history=ctx.needs_input_grad[3])
+        gate = Gate(pooled, projected, gate)
         by_x, by_previous, by_small = light_gradients(
-            ctx.path, like(grad, x), x, previous, pooled, gate, LightWeights(*weights), affine, **needs
+            ctx.path, like(grad, x), x, previous, gate, LightWeights(*weights), affine, **needs
         )
         return None, None, by_x, by_previous, *by_small, None
 
