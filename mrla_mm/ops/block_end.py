@@ -49,7 +49,7 @@ class LightBlockEnd(torch.autograd.Function):
             x = activate(c, shortcut, norm)
         y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine)
         ctx.save_for_backward(c, shortcut, *gate, *tensors)
-        ctx.path, ctx.history, ctx.eps = path, history, eps
+        ctx.path, ctx.heads, ctx.history, ctx.eps = path, heads, history, eps
         return y
 
     @staticmethod
@@ -64,7 +64,7 @@ class LightBlockEnd(torch.autograd.Function):
         with torch.autocast(device_type=c.device.type, enabled=False):
             x, grad = activate(c, shortcut, norm), like(grad, c)
             by_sum, _, by_small = light_gradients(
-                ctx.path, grad, x, previous, gate, weights, affine, small=needs_small, history=False
+                ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, small=needs_small, history=False
             )
             torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place
             by_c, by_weight, by_bias = norm.gradients(by_sum, c, [needs_c, *needs_norm])

@@ -14,8 +14,10 @@ from torch.autograd.function import once_differentiable
 from mrla_mm.ops import folded, library
 from mrla_mm.ops.gating import (
     Affine,
+    Coefficients,
     Gate,
     LightWeights,
+    MapSums,
     fold_light,
     light_gain,
     per_sample,
@@ -52,20 +54,53 @@ def cast(gradient: Tensor | None, tensor: Tensor | None) -> Tensor | None:
     return None if gradient is None or tensor is None else gradient.to(tensor.dtype)
 
 
+def gate_kernels(path: str, weights: LightWeights) -> ModuleType | None:
+    """Module with kernels for what surrounds the maps of light attention; None where plain PyTorch computes it."""
+    if path == "triton" and not torch.compiler.is_compiling():
+        from mrla_mm.ops import triton_gate
+
+        return triton_gate if triton_gate.takes(weights) else None
+    return None
+
+
+def fold(
+    path: str, x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, history: bool
+) -> tuple[Gate, Coefficients]:
+    """Gate of its pooled channels, unless it is known, and the linear function of the maps."""
+    fast = gate_kernels(path, weights)
+    if fast is not None:
+        return fast.fold(x, gate.pooled, weights, affine, heads=heads, history=history)
+    if gate.pooled is not None and gate.gate is None:
+        gate = pooled_gate(gate.pooled, weights, heads)
+    gain = light_gain(gate.gate, affine, x.shape[1])
+    return gate, fold_light(x, gain, weights, affine, history=history)
+
+
+def unfold(
+    path: str, x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, sums: MapSums
+) -> tuple[Tensor | None, LightWeights, Tensor | None, Tensor | None]:
+    """Gradients that follow from the sums over the grid, see `gating.unfold_light`."""
+    fast = gate_kernels(path, weights)
+    if fast is not None:
+        return fast.unfold(x, gate, weights, affine, sums)
+    return unfold_light(x, gate, light_gain(gate.gate, affine, x.shape[1]), weights, affine, sums)
+
+
 def light_values(
     path: str, heads: int, x: Tensor, previous: Tensor | None, weights: LightWeights, affine: Affine | None
 ) -> tuple[Tensor, Gate]:
     """Light attention of x (B, C, H, W), and its gate."""
     with torch.autocast(device_type=x.device.type, enabled=False):
-        gate = Gate() if weights.query is None else pooled_gate(kernels(path).pool(x), weights, heads)
-        gain = light_gain(gate.gate, affine, x.shape[1])
-        coefficients = fold_light(x, gain, weights, affine, history=previous is not None)
+        gate = Gate() if weights.query is None else Gate(kernels(path).pool(x))
+        history = previous is not None
+        gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=history)
         out = kernels(path).light_forward(x, previous, coefficients, residual=affine is not None)
     return out, gate
 
 
 def light_gradients(
     path: str,
+    heads: int,
     grad: Tensor,
     x: Tensor,
     previous: Tensor | None,
@@ -81,11 +116,10 @@ def light_gradients(
     scale, offset, _ = affine or (None, None, None)
     constant, by_small = None, (LightWeights(), None, None)
     with torch.autocast(device_type=x.device.type, enabled=False):
-        gain = light_gain(gate.gate, affine, x.shape[1])
-        coefficients = fold_light(x, gain, weights, affine, history=previous is not None)
+        gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=previous is not None)
         if small or gate.gate is not None:
             sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
-            constant, *by_small = unfold_light(x, gate, gain, weights, affine, sums)
+            constant, *by_small = unfold(path, x, gate, weights, affine, sums)
         by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
     by_weights, by_scale, by_offset = by_small
     pairs = zip([*by_weights, by_scale, by_offset], [*weights, scale, offset], strict=True)
@@ -102,7 +136,7 @@ class LightFunction(torch.autograd.Function):
         affine = None if scale is None else Affine(scale, offset, keep)
         out, gate = light_values(path, heads, x, previous, weights, affine)
         ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, *gate)
-        ctx.path = path
+        ctx.path, ctx.heads = path, heads
         return out
 
     @staticmethod
@@ -114,7 +148,7 @@ class LightFunction(torch.autograd.Function):
         needs = dict(small=any(ctx.needs_input_grad[4:10]), history=ctx.needs_input_grad[3])
         gate = Gate(pooled, projected, gate)
         by_x, by_previous, by_small = light_gradients(
-            ctx.path, like(grad, x), x, previous, gate, LightWeights(*weights), affine, **needs
+            ctx.path, ctx.heads, like(grad, x), x, previous, gate, LightWeights(*weights), affine, **needs
         )
         return None, None, by_x, by_previous, *by_small, None
 

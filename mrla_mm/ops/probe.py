@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import folded
-from mrla_mm.ops.gating import Coefficients
+from mrla_mm.ops.gating import Affine, Coefficients, Gate, LightWeights, MapSums
 
 
 def numbers(*shape: int, device: torch.device, phase: float) -> Tensor:
@@ -38,6 +38,21 @@ def outcomes(kernels, device: torch.device) -> list[Tensor]:
     ]
 
 
+def gate_outcomes(path: str, device: torch.device) -> list[Tensor]:
+    """What a path makes of the same small gate, forward and backward."""
+    from mrla_mm.ops import fused
+
+    x, pooled = (numbers(*shape, device=device, phase=0.0) for shape in ((2, 6, 3, 4), (2, 6)))
+    query, key, value, history = ((1, 1, 5), (1, 1, 5), (6, 1, 3, 3), (6,))
+    weights = LightWeights(*(numbers(*shape, device=device, phase=1.0) for shape in (query, key, value, history)))
+    affine = Affine(*(numbers(size, device=device, phase=2.0) for size in (6, 6, 2)))
+    gate, coefficients = fused.fold(path, x, Gate(pooled), weights, affine, heads=2, history=True)
+    sums = MapSums(*(numbers(2, 6, *last, device=device, phase=3.0) for last in ((9,), (), ())))
+    constant, by_weights, by_scale, by_offset = fused.unfold(path, x, gate, weights, affine, sums)
+    slope, shift = (per_channel.expand(2, 6) for per_channel in coefficients[1:])
+    return [gate.gate, coefficients.taps, slope, shift, constant, *by_weights, by_scale, by_offset]
+
+
 @torch.compiler.assume_constant_result
 @cache
 def why_triton_fails(device: torch.device) -> str:
@@ -46,7 +61,8 @@ def why_triton_fails(device: torch.device) -> str:
 
     try:
         with torch.no_grad():
-            pairs = zip(outcomes(triton, device), outcomes(folded, device), strict=True)
+            found, wanted = outcomes(triton, device), outcomes(folded, device)
+            pairs = zip(found + gate_outcomes("triton", device), wanted + gate_outcomes("folded", device), strict=True)
             wrong = not all(torch.allclose(found, wanted, rtol=1e-3, atol=1e-3) for found, wanted in pairs)
     except Exception as error:  # whatever a compiler, a driver or Triton itself may raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
