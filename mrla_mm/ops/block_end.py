@@ -14,28 +14,19 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mrla_mm.ops.folded import chunks, on_grid
 from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.fused import (
     cast,
     kernels,
-    light_gradients,
     light_values,
     like,
     memory_format,
+    small_gradients,
     sum_gradients,
     sum_values,
 )
-from mrla_mm.ops.gating import Affine, Gate, LightWeights, fold_light, fold_slope
+from mrla_mm.ops.gating import Affine, Gate, LightWeights, fold_light
 from mrla_mm.ops.reference import base_scores
-
-
-def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm) -> Tensor:
-    """Compute x = relu(norm(c) + shortcut), (B, C, H, W), in one pass over memory."""
-    x = torch.empty_like(c)
-    for samples in chunks(c):
-        torch.add(norm(c[samples]), shortcut[samples], out=x[samples]).relu_()
-    return x
 
 
 class LightBlockEnd(torch.autograd.Function):
@@ -46,8 +37,8 @@ class LightBlockEnd(torch.autograd.Function):
         """Compute y (B, C, H, W); tensors: FrozenNorm without eps, LightWeights, Affine."""
         norm, weights, affine = FrozenNorm(*tensors[:4], eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x = activate(c, shortcut, norm)
-        y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine)
+            x, pooled = kernels(path).activate(c, shortcut, norm, pooled=weights.query is not None)
+        y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine, pooled)
         ctx.save_for_backward(c, shortcut, *gate, *tensors)
         ctx.path, ctx.heads, ctx.history, ctx.eps = path, heads, history, eps
         return y
@@ -59,18 +50,16 @@ class LightBlockEnd(torch.autograd.Function):
         c, shortcut, pooled, projected, gate, *tensors = ctx.saved_tensors
         gate = Gate(pooled, projected, gate)
         norm, weights, affine = FrozenNorm(*tensors[:4], ctx.eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
-        needs_c, needs_shortcut, _, _, *needs_norm = ctx.needs_input_grad[4:10]
-        previous, needs_small = shortcut if ctx.history else None, any(ctx.needs_input_grad[10:])
+        needs_c, _, _, _, *needs_norm = ctx.needs_input_grad[4:10]
+        previous, run = shortcut if ctx.history else None, kernels(ctx.path)
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x, grad = activate(c, shortcut, norm), like(grad, c)
-            by_sum, _, by_small = light_gradients(
-                ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, small=needs_small, history=False
+            grad, (x, _) = like(grad, c), run.activate(c, shortcut, norm, pooled=False)
+            coefficients, constant, by_small = small_gradients(
+                ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, wanted=any(ctx.needs_input_grad[10:])
             )
-            torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place
-            by_c, by_weight, by_bias = norm.gradients(by_sum, c, [needs_c, *needs_norm])
-            if ctx.history and needs_shortcut:
-                by_sum.addcmul_(grad, on_grid(fold_slope(c, weights, affine), grad))  # now the shortcut's
-        return None, None, None, None, by_c, by_sum, None, None, by_weight, by_bias, *by_small, None
+            by_normed, by_shortcut = run.block_backward(grad, x, coefficients, constant)
+            by_c, by_weight, by_bias = norm.gradients(by_normed, c, [needs_c, *needs_norm])
+        return None, None, None, None, by_c, by_shortcut, None, None, by_weight, by_bias, *by_small, None
 
 
 def light_block_end(
@@ -105,8 +94,7 @@ class BaseBlockEnd(torch.autograd.Function):
         depth = len(tensors[10:]) // 2
         keys, values = tensors[10 : 10 + depth], tensors[10 + depth :]
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x = activate(c, shortcut, norm)
-            pooled = kernels(path).pool(x)
+            x, pooled = kernels(path).activate(c, shortcut, norm, pooled=True)
             scores, new_key = base_scores(pooled, query, key, keys, heads)
         new_value, _ = light_values(path, heads, x, None, LightWeights(value=value), None)
         y = sum_values(path, x, scores, (*values, new_value), affine)
@@ -135,7 +123,7 @@ class BaseBlockEnd(torch.autograd.Function):
             by_pooled, *by_small = torch.autograd.grad((scores, new_key), leaves, (by_scores, by_key))
             if by_value is not None:
                 by_own.add_(by_value)
-            x = activate(c, shortcut, norm)
+            x, _ = kernels(ctx.path).activate(c, shortcut, norm, pooled=False)
             by_sum, by_weight = value_gradients(ctx.path, by_own, x, value, by_pooled)
             by_sum.add_(grad)
             torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place

@@ -87,18 +87,24 @@ def unfold(
 
 
 def light_values(
-    path: str, heads: int, x: Tensor, previous: Tensor | None, weights: LightWeights, affine: Affine | None
+    path: str,
+    heads: int,
+    x: Tensor,
+    previous: Tensor | None,
+    weights: LightWeights,
+    affine: Affine | None,
+    pooled: Tensor | None = None,
 ) -> tuple[Tensor, Gate]:
-    """Light attention of x (B, C, H, W), and its gate."""
+    """Light attention of x (B, C, H, W), and its gate; pooled (B, C) if it is known already."""
     with torch.autocast(device_type=x.device.type, enabled=False):
-        gate = Gate() if weights.query is None else Gate(kernels(path).pool(x))
+        gate = Gate() if weights.query is None else Gate(kernels(path).pool(x) if pooled is None else pooled)
         history = previous is not None
         gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=history)
         out = kernels(path).light_forward(x, previous, coefficients, residual=affine is not None)
     return out, gate
 
 
-def light_gradients(
+def small_gradients(
     path: str,
     heads: int,
     grad: Tensor,
@@ -108,22 +114,23 @@ def light_gradients(
     weights: LightWeights,
     affine: Affine | None,
     *,
-    small: bool,
-    history: bool,
-) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-    """Gradients of `light_values`: of x, of the history if wanted, and of weights, scale and offset if small."""
-    run, residual = kernels(path), affine is not None
+    wanted: bool,
+) -> tuple[Coefficients, Tensor | None, list[Tensor | None]]:
+    """What backward of `light_values` needs before it writes maps, and gradients of what is small, if wanted.
+
+    Returns:
+        The linear function of the maps, what the gate adds to every position of the gradient of x (B, C), and the
+        gradients of weights, scale and offset; None for what is absent.
+    """
     scale, offset, _ = affine or (None, None, None)
-    constant, by_small = None, (LightWeights(), None, None)
-    with torch.autocast(device_type=x.device.type, enabled=False):
-        gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=previous is not None)
-        if small or gate.gate is not None:
-            sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
-            constant, *by_small = unfold(path, x, gate, weights, affine, sums)
-        by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
-    by_weights, by_scale, by_offset = by_small
+    constant, found = None, (LightWeights(), None, None)
+    gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=previous is not None)
+    if wanted or gate.gate is not None:
+        sums = kernels(path).light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=affine is not None)
+        constant, *found = unfold(path, x, gate, weights, affine, sums)
+    by_weights, by_scale, by_offset = found
     pairs = zip([*by_weights, by_scale, by_offset], [*weights, scale, offset], strict=True)
-    return by_x, by_previous, [cast(gradient, tensor) for gradient, tensor in pairs]
+    return coefficients, constant, [cast(gradient, tensor) for gradient, tensor in pairs]
 
 
 class LightFunction(torch.autograd.Function):
@@ -145,11 +152,15 @@ class LightFunction(torch.autograd.Function):
         """Compute the gradients of all tensors but keep."""
         x, previous, *weights, scale, offset, keep, pooled, projected, gate = ctx.saved_tensors
         affine = None if scale is None else Affine(scale, offset, keep)
-        needs = dict(small=any(ctx.needs_input_grad[4:10]), history=ctx.needs_input_grad[3])
-        gate = Gate(pooled, projected, gate)
-        by_x, by_previous, by_small = light_gradients(
-            ctx.path, ctx.heads, like(grad, x), x, previous, gate, LightWeights(*weights), affine, **needs
-        )
+        gate, grad, (*_, history) = Gate(pooled, projected, gate), like(grad, x), ctx.needs_input_grad[:4]
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            coefficients, constant, by_small = small_gradients(
+                ctx.path, ctx.heads, grad, x, previous, gate, LightWeights(*weights), affine,
+                wanted=any(ctx.needs_input_grad[4:10]),
+            )  # fmt: skip
+            by_x, by_previous = kernels(ctx.path).light_backward(
+                grad, coefficients, constant, residual=affine is not None, history=history
+            )
         return None, None, by_x, by_previous, *by_small, None
 
 

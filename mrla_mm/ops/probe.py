@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import folded
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, Coefficients, Gate, LightWeights, MapSums
 
 
@@ -27,7 +28,13 @@ def outcomes(kernels, device: torch.device) -> list[Tensor]:
     coefficients = Coefficients(numbers(2, 5, 9, device=device, phase=5.0), *per_channel)
     weights = numbers(2, 5, 2, device=device, phase=6.0)
     sums, gradients = kernels.sum_backward(grad, weights, [x, history])
+    variance = numbers(1, 5, device=device, phase=7.0)[0].abs() + 0.5
+    norm = FrozenNorm(*(numbers(5, device=device, phase=phase) for phase in (8.0, 9.0, 10.0, 11.0)), 1e-5)
+    activated, pooled = kernels.activate(x, history, norm._replace(variance=variance), pooled=True)
     return [
+        activated,
+        pooled,
+        *kernels.block_backward(grad, x, coefficients, None),
         kernels.pool(x),
         kernels.light_forward(x, history, coefficients, residual=True),
         *kernels.light_sums(grad, x, history, 9, shift=True),
