@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from mmengine.config import Config
 
 from mrla_mm.analysis.paper_rows import ROWS
+from mrla_mm.analysis.runs import read_config
 
 TITLE = "Cross-Layer Retrospective Retrieving via Layer Attention (Fang et al., ICLR 2023)"
 # Collection by a part of the config's name; plain models are the baselines of all.
@@ -61,7 +61,7 @@ def results_of(name: str, runs: Sequence[Mapping]) -> list[dict]:
 
 def entry(path: Path, configs: Path, runs: Sequence[Mapping]) -> dict:
     """Entry of one config."""
-    cfg, name = Config.fromfile(path), path.relative_to(configs).with_suffix("").as_posix()
+    cfg, name = read_config(path), path.relative_to(configs).with_suffix("").as_posix()
     metadata = {"Training Data": data_of(name), "Epochs": cfg.train_cfg.max_epochs}
     if "base_batch_size" in cfg.get("auto_scale_lr", {}):
         metadata["Batch Size"] = cfg.auto_scale_lr.base_batch_size

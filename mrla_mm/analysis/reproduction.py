@@ -104,8 +104,8 @@ def metric_name(key: str) -> str:
 
 
 def show(value: float | None, key: str) -> str:
-    """One figure."""
-    if value is None:
+    """One figure; mmdet logs -1 for a size of which a set has no object."""
+    if value is None or value < 0:
         return "–"
     return f"{value:,.0f}" if key == "memory" else f"{value:.1f}"
 

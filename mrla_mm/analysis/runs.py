@@ -185,8 +185,8 @@ def final_figures(sessions: Sequence[Session], epochs: int) -> dict[str, float]:
             f"ambiguous: the folder holds different figures of epoch {epochs} (of several runs, or tests with other "
             "settings); give the folder of one run, named by its time"
         )
-    if min(found[0].values()) < 0:
-        raise InputError("an AP of -1 says that the evaluated set has no such object; evaluate on val2017")
+    if any(value < 0 for key, value in found[0].items() if key.endswith("_mAP")):
+        raise InputError("an AP of -1 says that the evaluated set has no objects; evaluate on val2017")
     return found[0]
 
 

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 import torch
+import yaml
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm.analysis import metafiles, reproduction, runs
@@ -140,3 +141,17 @@ def test_metafiles_show_results_of_the_config_as_it_stands():
     assert result["Metrics"] == {"Top 1 Accuracy": 77.66, "Top 5 Accuracy": 93.81}
     changed = RUN | dict(model="ResNet-50 + light (f) d_k = 16")
     assert metafiles.results_of("imagenet/resnet50_mrla_light_8xb32", [changed]) == []
+
+
+def test_files_of_the_checkout_follow_from_the_record(run_tool):
+    """Every config has its entry, every entry its config, and page and metafiles are up to date."""
+    code, errors = run_tool("collect_results", "--check", "--docs", ROOT / "docs")
+    assert code == 0, errors
+    index = yaml.safe_load((ROOT / "model-index.yml").read_text())
+    models = [model for name in index["Import"] for model in yaml.safe_load((ROOT / name).read_text())["Models"]]
+    configs = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.py") if path.parent.name != "_base_"}
+    assert sorted(model["Config"] for model in models) == sorted(configs)
+    assert len({model["Name"] for model in models}) == len(models)
+    collections = {collection["Name"] for collection in index["Collections"]}
+    assert {model["In Collection"] for model in models} <= collections
+    assert (ROOT / "mrla_mm/.mim/model-index.yml").resolve() == ROOT / "model-index.yml"
