@@ -21,10 +21,10 @@ html_show_copyright = False
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 3
-suppress_warnings = ["toc.empty_glob", "misc.highlighting_failure"]
 
 default_role = "literal"  # `name` in a docstring is code
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # autodoc already describes the fields of a named tuple
 autodoc_inherit_docstrings = False  # what a host's class says about itself is in the host's documentation
 autodoc_default_options = {"member-order": "bysource", "show-inheritance": True}
 autodoc_typehints_format = "short"
@@ -35,6 +35,14 @@ python_maximum_signature_line_length = 100
 def link_to_pages(app, docname, source):
     """Point links that lead out of docs/, as readers on a code host need them, at the pages of the site."""
     source[0] = re.sub(r"\]\(\.\./README\.md(#[\w-]*)?\)", "](index.md)", source[0])
+
+
+def drop_empty_globs(app, docname, source):
+    """Leave out entries of the front page such as `stacks*` that no page matches, which is a warning."""
+    if docname == "index":
+        lines = source[0].splitlines(keepends=True)
+        kept = [line for line in lines if not line.endswith("*\n") or any(Path(app.srcdir).glob(f"{line.strip()}.md"))]
+        source[0] = "".join(kept)
 
 
 def list_tools(app, docname, source):
@@ -50,4 +58,5 @@ def list_tools(app, docname, source):
 def setup(app):
     """Register what this file adds to Sphinx."""
     app.connect("source-read", link_to_pages)
+    app.connect("source-read", drop_empty_globs)
     app.connect("source-read", list_tools)
