@@ -14,9 +14,10 @@ html_title = f"mrla_mm {release}"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
+smartquotes = False  # the first lines of the tools name their options
 html_theme = "furo"
 html_static_path = ["_static"]
-html_css_files = ["tables.css"]
+html_css_files = ["width.css"]
 html_show_copyright = False
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
