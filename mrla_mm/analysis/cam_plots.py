@@ -43,7 +43,7 @@ def plot_explanations(found: Sequence[Explanation], out_file: str | Path) -> Pat
     columns = 1 + max(1, *(len(one.maps) for one in found))
     height, width = found[0].picture.shape[:2]
     side = 2.3 * (height / width) ** 0.5  # panels of one area, whatever their aspect
-    figure = Figure(figsize=(columns * side * width / height, len(found) * (side + 0.6)), layout="constrained")
+    figure = Figure(figsize=(columns * side * width / height, len(found) * (side + 0.42)), layout="constrained")
     grid = figure.subplots(len(found), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -65,7 +65,7 @@ def draw_prediction(axes, one: Explanation) -> None:
     if one.target.box is not None:
         left, top, right, bottom = one.target.box.tolist()
         axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor="red", linewidth=1.5))
-    axes.set_title(f"{one.model}\n{one.class_name}: {one.score:.2f}", fontsize=7)
+    axes.set_title(f"{one.model}\n{one.class_name}: {one.score:.3g}", fontsize=7)
 
 
 def draw_map(axes, one: Explanation, cam: CamMap) -> None:

@@ -148,7 +148,7 @@ def plot_heads(found: Sequence[PatchAttention], out_file: str | Path, *, max_hea
     columns = 1 + max(min(len(one.maps), max_heads) for one in found)
     height, width = found[0].picture.shape[:2]
     side = 2.1 * (height / width) ** 0.5  # panels of one area, whatever their aspect
-    figure = Figure(figsize=(columns * side * width / height, len(found) * (side + 0.55)), layout="constrained")
+    figure = Figure(figsize=(columns * side * width / height, len(found) * (side + 0.42)), layout="constrained")
     grid = figure.subplots(len(found), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -180,7 +180,7 @@ def draw_map(axes, one: PatchAttention, head: int) -> None:
     axes.imshow(weights, cmap="turbo", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0)
     height, width = one.picture.shape[:2]
     axes.set(xlim=(0, width), ylim=(height, 0))
-    extra = f", extra {float(one.extra[head].sum()):.2f}" if one.extra.shape[-1] else ""
+    extra = f", extra tokens {float(one.extra[head].sum()):.2f}" if one.extra.shape[-1] else ""
     axes.set_title(f"head {head + 1}\nmax {weights.max():.3f}{extra}", fontsize=7)
 
 

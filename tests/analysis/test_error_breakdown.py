@@ -42,7 +42,9 @@ def test_classification_error():
 
 
 def test_localisation_error():
-    errors = error_breakdown(detection_set([(1, "cat", A), (1, "cat", B)], [(1, "cat", B, 0.9), (1, "cat", SHIFTED, 0.8)]))
+    errors = error_breakdown(
+        detection_set([(1, "cat", A), (1, "cat", B)], [(1, "cat", B, 0.9), (1, "cat", SHIFTED, 0.8)])
+    )
     assert only(errors, "localisation")
     assert errors.ap50 == pytest.approx(HALF)
     assert errors.gains["localisation"] == pytest.approx(1 - HALF)
