@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Kill a short training at random moments and show that it always continues to the same weights.
 
-`python tools/torture.py --kills 50 --terms 10` trains a small Mask R-CNN once without interruption. Then, each time from
-scratch, it ends one with kill -9 (or SIGTERM) at a random moment of a chosen phase, looks at what was left behind,
-continues with `--resume` and compares model, optimizer and schedule with the first run's, bit for bit. The figures go to
-OUT/torture.json. It uses the CPU alone: that is where equal means bitwise equal.
+`python tools/torture.py --kills 50 --terms 10` trains a small Mask R-CNN once without interruption. Then, each time
+from scratch, it ends one with kill -9 (or SIGTERM) at a random moment of a chosen phase, looks at what was left behind,
+continues with `--resume` and compares model, optimizer and schedule with the first run's, bit for bit. The figures go
+to OUT/torture.json. It uses the CPU alone: that is where equal means bitwise equal.
 """
 
 import argparse

@@ -150,10 +150,16 @@ class LayerAttentionResidual(BaseModule):
         ours = plain and not heard and self.can_fold() and self.attention.takes_block_end
         return ours and not torch.compiler.is_compiling() and choose_path(c).path != "reference"
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-        """Compute relu(norm(c) + shortcut) with the attention added: two (B, C, H, W) -> (B, C, H, W)."""
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d, memory: Memory = None
+    ) -> tuple[Tensor, Memory]:
+        """Compute relu(norm(c) + shortcut) and add the attention to it: what forward returns for that x.
+
+        Shapes:
+            c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+        """
         frozen = FrozenNorm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
-        return self.attention.end_block(c, shortcut, frozen, self.affine(c))
+        return self.attention.end_block(c, shortcut, frozen, self.affine(c), memory)
 
     def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
         """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""

@@ -116,52 +116,61 @@ class LightFunction(torch.autograd.Function):
         return None, None, by_x, by_previous, *by_small, None
 
 
+def sum_values(path: str, x: Tensor | None, scores: Tensor, values: Sequence[Tensor], affine: Affine | None) -> Tensor:
+    """Sum of scored values (B, C, H, W); x is added if there is an affine."""
+    with torch.autocast(device_type=values[0].device.type, enabled=False):
+        weights, shift = sum_coefficients(scores, affine, values[0].shape[1])
+        return kernels(path).sum_forward(x, weights, shift, values)
+
+
+def sum_gradients(
+    path: str, grad: Tensor, scores: Tensor, values: Sequence[Tensor], affine: Affine | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor]]:
+    """Gradients of `sum_values`: of the scores, of scale and offset, and of each value; that of x is grad itself."""
+    channels, run = values[0].shape[1], kernels(path)
+    scale, offset, keep = affine or (None, None, None)
+    with torch.autocast(device_type=grad.device.type, enabled=False):
+        weights, _ = sum_coefficients(scores, affine, channels)
+        sums, by_values = run.sum_backward(grad, weights, values)  # (B, C, T)
+        by_scale = by_offset = None
+        if affine is not None:
+            factors = per_sample(keep)
+            gates = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)  # (B, C, T)
+            by_scale = times((sums * gates).sum(-1), factors).sum(0)
+            by_offset = times(run.pool(grad) * (grad.shape[2] * grad.shape[3]), factors).sum(0)
+            sums = sums * times(wide(scale), factors).expand(sums.shape[:2]).unsqueeze(-1)
+        by_scores = sums.unflatten(1, (scores.shape[1], -1)).sum(2)  # (B, G, T)
+    return by_scores.to(scores.dtype), cast(by_scale, scale), cast(by_offset, offset), by_values
+
+
 class SumFunction(torch.autograd.Function):
     """y = [x +] keep (scale sum_s a_s v_s + offset), each value read once in either direction."""
 
     @staticmethod
     def forward(ctx, path, x, scale, offset, keep, scores, *values):
         """Compute y (B, C, H, W); x is there if there is a scale."""
-        channels = values[0].shape[1]
-        with torch.autocast(device_type=values[0].device.type, enabled=False):
-            weights, shift = sum_coefficients(scores, scale, offset, keep, channels)
-            out = kernels(path).sum_forward(x, weights, shift, values)
         ctx.save_for_backward(scale, offset, keep, scores, *values)
         ctx.path = path
-        return out
+        return sum_values(path, x, scores, values, None if scale is None else Affine(scale, offset, keep))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of all tensors but keep."""
         scale, offset, keep, scores, *values = ctx.saved_tensors
-        channels, run = values[0].shape[1], kernels(ctx.path)
-        with torch.autocast(device_type=grad.device.type, enabled=False):
-            grad = like(grad, values[0])
-            weights, _ = sum_coefficients(scores, scale, offset, keep, channels)
-            sums, by_values = run.sum_backward(grad, weights, values)  # (B, C, T)
-            by_scale = by_offset = None
-            factors = per_sample(keep)
-            if scale is not None:
-                gates = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)  # (B, C, T)
-                by_scale = times((sums * gates).sum(-1), factors).sum(0)
-                by_offset = times(run.pool(grad) * (grad.shape[2] * grad.shape[3]), factors).sum(0)
-                sums = sums * times(wide(scale), factors).expand(sums.shape[:2]).unsqueeze(-1)
-            by_scores = sums.unflatten(1, (scores.shape[1], -1)).sum(2)  # (B, G, T)
-        by_x = grad if scale is not None else None
-        return None, by_x, cast(by_scale, scale), cast(by_offset, offset), None, by_scores.to(scores.dtype), *by_values
+        affine, grad = None if scale is None else Affine(scale, offset, keep), like(grad, values[0])
+        by_scores, by_scale, by_offset, by_values = sum_gradients(ctx.path, grad, scores, values, affine)
+        return None, None if affine is None else grad, by_scale, by_offset, None, by_scores, *by_values
 
 
-def sum_coefficients(
-    scores: Tensor, scale: Tensor | None, offset: Tensor | None, keep: Tensor | None, channels: int
-) -> tuple[Tensor, Tensor | None]:
+def sum_coefficients(scores: Tensor, affine: Affine | None, channels: int) -> tuple[Tensor, Tensor | None]:
     """Factor of each value, keep scale score (B, C, T), and what is added, keep offset (B or 1, C) or None."""
     weights = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)
-    if scale is None:
+    if affine is None:
         return weights.contiguous(), None
-    factors = times(wide(scale), per_sample(keep))
+    factors = times(wide(affine.scale), per_sample(affine.keep))
     return (weights * factors.expand(weights.shape[:2]).unsqueeze(-1)).contiguous(), torch.atleast_2d(
-        times(wide(offset), per_sample(keep))
+        times(wide(affine.offset), per_sample(affine.keep))
     )
 
 

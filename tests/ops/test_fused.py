@@ -458,9 +458,18 @@ def test_kernels_compile_for_a_gpu(kernel):
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="this process runs the Triton tests itself")
 def test_triton_interpreted():
-    """Run this file's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
+    """Run this folder's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "triton and not interpreted", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-k",
+        "triton and not interpreted",
+        os.path.dirname(__file__),
+    ]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
