@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums
+from mrla_mm.ops.library import SCHEMAS
 
 PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
 MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several launches, each adding to the last's result
@@ -296,7 +297,7 @@ def pool_op(x: Tensor) -> Tensor:
     return joined(out)
 
 
-@torch.library.triton_op("mrla_mm::triton_light_forward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_forward", mutates_args=(), schema=SCHEMAS["light_forward"])
 def light_forward_op(
     x: Tensor, previous: Tensor | None, taps: Tensor, slope: Tensor | None, shift: Tensor | None, residual: bool
 ) -> Tensor:
@@ -312,7 +313,7 @@ def light_forward_op(
     return out
 
 
-@torch.library.triton_op("mrla_mm::triton_light_backward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_backward", mutates_args=(), schema=SCHEMAS["masked_backward"])
 def light_backward_op(
     grad: Tensor, taps: Tensor, slope: Tensor | None, constant: Tensor | None, mask: Tensor | None, residual: bool
 ) -> list[Tensor]:
@@ -330,7 +331,7 @@ def light_backward_op(
     return [by_x] if slope is None else [by_x, by_previous]
 
 
-@torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=(), schema=SCHEMAS["light_sums"])
 def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, shift: bool) -> list[Tensor]:
     """`light_sums` as an operator, without what is absent."""
     blocks, grid = summing(x)
@@ -346,7 +347,7 @@ def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, s
     return [joined(by_taps), *([] if previous is None else [joined(by_slope)]), *([joined(by_shift)] if shift else [])]
 
 
-@torch.library.triton_op("mrla_mm::triton_sum_forward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_sum_forward", mutates_args=(), schema=SCHEMAS["sum_forward"])
 def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:
     """`sum_forward` as an operator; partial sums of deep stages are kept in float32."""
     like = values[0]
@@ -367,7 +368,7 @@ def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, valu
     return total
 
 
-@torch.library.triton_op("mrla_mm::triton_sum_backward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_sum_backward", mutates_args=(), schema=SCHEMAS["sum_backward"])
 def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
     """`sum_backward` as an operator, the sums first."""
     blocks, grid = summing(grad)
