@@ -102,7 +102,8 @@ class PVTv2(PyramidVisionTransformerV2):
     def read_authors_file(self) -> dict[str, Tensor] | None:
         """Return the state dict of `init_cfg` if its keys are those of PVTv2's authors."""
         cfg = self.init_cfg
-        if not self.convert_weights or not isinstance(cfg, dict) or cfg.get("prefix"):
+        from_file = isinstance(cfg, dict) and cfg.get("checkpoint") and not cfg.get("prefix")
+        if not self.convert_weights or not from_file:
             return None
         state = CheckpointLoader.load_checkpoint(cfg["checkpoint"], map_location="cpu")
         state = state.get("state_dict", state.get("model", state))

@@ -248,7 +248,8 @@ class MRLAViT(ViT):
     Args:
         arch: see `ViT`.
         layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=16)`` by default.
-        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage.
+        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage. Stages
+            bound the memory; a variant without one, as MRLA-light with previous="shortcut", has none.
         zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep their meaning.
         **kwargs: those of `ViT`.
 
