@@ -1,11 +1,13 @@
-"""What a constructor's arguments must be, so that a wrong one is named before the code below ends on it."""
+"""What arguments and feature maps must be, so that a wrong one is named before the code below ends on it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import NamedTuple
 
+import torch
 from mmengine.registry import WEIGHT_INITIALIZERS
+from torch import Tensor
 
 from mrla_mm.errors import InputError
 
@@ -126,3 +128,13 @@ def naming(owner: object, arguments: Mapping[str, object]) -> Iterator[None]:
         raise InputError(
             f"{type(owner).__name__} cannot be built with {given}: {type(error).__name__}: {shown(str(error))[1:-1]}"
         ) from error
+
+
+def check_maps(x: Tensor, channels: int, *, what: str = "images") -> None:
+    """Raise InputError unless x is a batch of images or maps (B, channels, H, W) of floating-point numbers."""
+    if torch.jit.is_tracing():  # where sizes are tensors
+        return
+    if x.dim() != 4 or x.shape[1] != channels or min(x.shape[2:]) < 1:
+        raise InputError(f"expected {what} of shape (B, {channels}, H, W) with H and W above 0, got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise InputError(f"expected {what} of floating-point numbers, got {x.dtype}; convert and normalise them first")

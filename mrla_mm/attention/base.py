@@ -5,7 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mrla_mm.arguments import FLAG, check_arguments, one_of, optional, whole
+from mrla_mm.arguments import FLAG, check_arguments, check_maps, one_of, optional, whole
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, depthwise_value, global_average, project, split_heads
 
@@ -102,8 +102,7 @@ class LayerAttention(nn.Module):
 
     def check(self, x: Tensor, memory: Memory, *earlier: Tensor) -> None:
         """Raise InputError unless x and the earlier maps (B, C, H, W) agree and the memory belongs here."""
-        if x.dim() != 4 or x.shape[1] != self.channels:
-            raise InputError(f"expected a map of shape (B, {self.channels}, H, W), got {tuple(x.shape)}")
+        check_maps(x, self.channels, what="maps")
         if self.first_in_stage and memory is not None:
             raise InputError("the first layer of a stage was given a memory; start each stage with memory=None")
         for tensor in earlier:

@@ -16,6 +16,7 @@ from mrla_mm.arguments import (
     MAP_NORM,
     RATE,
     check_arguments,
+    check_maps,
     indices,
     naming,
     one_of,
@@ -23,7 +24,6 @@ from mrla_mm.arguments import (
     whole,
 )
 from mrla_mm.attention import LayerAttentionResidual, Memory
-from mrla_mm.backbones.inputs import check_images
 from mrla_mm.backbones.norm_eval import evaluate_batch_norms
 from mrla_mm.errors import InputError
 
@@ -144,7 +144,7 @@ class PlainEfficientNet(EfficientNet):
         Raises:
             InputError: if x is no such batch of images.
         """
-        check_images(x, 3)
+        check_maps(x, 3)
         return super().forward(x)
 
     def train(self, mode: bool = True) -> "PlainEfficientNet":

@@ -16,6 +16,7 @@ from mrla_mm.arguments import (
     RATE,
     Rule,
     check_arguments,
+    check_maps,
     indices,
     naming,
     one_of,
@@ -24,7 +25,6 @@ from mrla_mm.arguments import (
     wholes,
 )
 from mrla_mm.attention import Memory, TokenAttentionResidual
-from mrla_mm.backbones.inputs import check_images
 from mrla_mm.errors import InputError
 
 STAGES = 4  # of every PVTv2: mmdet fixes the patch sizes of four
@@ -138,7 +138,7 @@ class PVTv2(PyramidVisionTransformerV2):
         Raises:
             InputError: if x is no batch of images, or they are too small for the spatial reduction of a stage.
         """
-        check_images(x, self.in_channels)
+        check_maps(x, self.in_channels)
         size, outs = tuple(x.shape[2:]), []
         for index, (patch_embed, blocks, norm) in enumerate(self.layers):
             tokens, grid = patch_embed(x)

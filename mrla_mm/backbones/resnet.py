@@ -17,6 +17,7 @@ from mrla_mm.arguments import (
     RATE,
     Rule,
     check_arguments,
+    check_maps,
     indices,
     is_list,
     naming,
@@ -26,7 +27,6 @@ from mrla_mm.arguments import (
     wholes,
 )
 from mrla_mm.attention import LayerAttentionResidual, Memory
-from mrla_mm.backbones.inputs import check_images
 from mrla_mm.errors import InputError
 
 RESNET_RULES = dict(
@@ -224,7 +224,7 @@ class MRLAResNet(ResNet):
         Raises:
             InputError: if x is no such batch of images.
         """
-        check_images(x, self.in_channels)
+        check_maps(x, self.in_channels)
         return super().forward(x)
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:

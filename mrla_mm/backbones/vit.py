@@ -20,6 +20,7 @@ from mrla_mm.arguments import (
     RATE,
     Rule,
     check_arguments,
+    check_maps,
     is_list,
     is_whole,
     naming,
@@ -28,7 +29,6 @@ from mrla_mm.arguments import (
     whole,
 )
 from mrla_mm.attention import Memory, TokenAttentionResidual
-from mrla_mm.backbones.inputs import check_images
 from mrla_mm.errors import InputError
 
 RULES = dict(
@@ -164,7 +164,7 @@ class ViT(VisionTransformer):
         Raises:
             InputError: if x is no batch of images, or they are smaller than a patch.
         """
-        check_images(x, self.in_channels)
+        check_maps(x, self.in_channels)
         x, grid = self.embed(x)
         memory, outs = None, []
         for index in range(self.num_layers):
@@ -197,6 +197,21 @@ class ViT(VisionTransformer):
     def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
         return self.layers[index](x), None
+
+    def _prepare_pos_embed(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+        """Resize the positions of a state dict to the model's grid as mmpretrain does, which takes square grids alone.
+
+        Raises:
+            InputError: if they are of another grid that is not square.
+        """
+        try:
+            super()._prepare_pos_embed(state_dict, prefix, *args)
+        except (AssertionError, RuntimeError) as error:
+            raise InputError(
+                f"{prefix}pos_embed of shape {tuple(state_dict[prefix + 'pos_embed'].shape)} cannot be resized to "
+                f"{tuple(self.pos_embed.shape)}: its grid is not square, or its tokens are others; build the model "
+                "with the img_size and patch_size the file was made with"
+            ) from error
 
     def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:

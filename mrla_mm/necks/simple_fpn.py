@@ -10,7 +10,7 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.arguments import INIT, MAP_NORM, check_arguments, is_list, is_whole, naming, optional, whole
+from mrla_mm.arguments import INIT, MAP_NORM, check_arguments, check_maps, is_list, is_whole, naming, optional, whole
 from mrla_mm.errors import InputError
 
 LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
@@ -68,6 +68,7 @@ class SimpleFeaturePyramid(BaseModule):
         fine = [stride for stride in strides if stride <= 2 * in_stride]
         if not fine:
             raise InputError(f"strides={list(strides)} must begin at {2 * in_stride}, twice in_stride, or below")
+        self.in_channels = in_channels
         self.extra_levels = len(strides) - len(fine)
         with naming(self, dict(in_channels=in_channels, out_channels=out_channels, norm_cfg=norm_cfg)):
             self.levels = ModuleList(
@@ -78,6 +79,7 @@ class SimpleFeaturePyramid(BaseModule):
         """Turn one map (B, C, H, W), alone in its sequence, into the levels (B, out_channels, H', W')."""
         if len(maps) != 1:
             raise InputError(f"the pyramid takes one map, got {len(maps)}; set the backbone's out_indices to one block")
+        check_maps(maps[0], self.in_channels, what="maps")
         outs = [level(maps[0]) for level in self.levels]
         for _ in range(self.extra_levels):
             outs.append(F.max_pool2d(outs[-1], kernel_size=1, stride=2))

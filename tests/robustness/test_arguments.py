@@ -229,7 +229,9 @@ def test_pyramid(chosen):
 ELSEWHERE = {"pretrained", "convert_weights", "self", "kwargs"}
 CHANGES = {
     "MRLAResNet": dict(
-        **dict(depth=34, layer_attention=dict(type="MRLABase", head_channels=4), attention_drop_path=0.5, in_channels=1),
+        **dict(
+            depth=34, layer_attention=dict(type="MRLABase", head_channels=4), attention_drop_path=0.5, in_channels=1
+        ),
         **dict(zero_init_attention=False, stem_channels=8, base_channels=8, strides=(1, 1, 2, 2), style="caffe"),
         **dict(num_stages=3, dilations=(1, 1, 1, 2), out_indices=(0, 2), deep_stem=True, avg_down=True, with_cp=True),
         **dict(frozen_stages=1, conv_cfg=dict(type="ConvWS"), norm_cfg=dict(type="GN", num_groups=1), norm_eval=False),
@@ -238,9 +240,13 @@ CHANGES = {
     ),
     "MRLAViT": dict(
         **dict(arch=dict(ARCH, num_layers=3), layer_attention=dict(type="MLA", head_channels=4), stage_blocks=2),
-        **dict(zero_init_attention=False, with_dist_token=True, with_cp=True, frozen_stages=1, out_indices=0, img_size=64),
+        **dict(
+            zero_init_attention=False, with_dist_token=True, with_cp=True, frozen_stages=1, out_indices=0, img_size=64
+        ),
         **dict(patch_size=8, in_channels=1, drop_rate=0.5, drop_path_rate=0.5, qkv_bias=False, final_norm=False),
-        **dict(norm_cfg=dict(type="LN", eps=0.1), out_type="featmap", with_cls_token=False, interpolate_mode="bilinear"),
+        **dict(
+            norm_cfg=dict(type="LN", eps=0.1), out_type="featmap", with_cls_token=False, interpolate_mode="bilinear"
+        ),
         **dict(layer_scale_init_value=0.1, patch_cfg=dict(padding=1), layer_cfgs=dict(qkv_bias=False), pre_norm=True),
         init_cfg=dict(type="Constant", layer="Linear", val=0.1),
     ),
