@@ -7,6 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.arguments import FLAG, RATE, check_arguments, naming
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, choose_path
@@ -32,7 +33,7 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
     known = variants()
     if not isinstance(cfg, dict):
         raise InputError(f"layer_attention={cfg!r} must be a dict such as dict(type='MRLALight', head_channels=32)")
-    if cfg.get("type") not in known:
+    if not isinstance(cfg.get("type"), str) or cfg["type"] not in known:
         raise InputError(f"layer_attention type {cfg.get('type')!r} is unknown; use one of {', '.join(sorted(known))}")
     arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
     try:
@@ -86,10 +87,10 @@ class LayerAttentionResidual(BaseModule):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        if not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
-            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path!r}")
+        check_arguments(dict(drop_path=drop_path, zero_init=zero_init), dict(drop_path=RATE, zero_init=FLAG))
         self.attention = build_layer_attention(attention, channels, first_in_stage)
-        self.norm = build_norm_layer(norm_cfg, channels)[1]
+        with naming(self, dict(norm_cfg=norm_cfg)):
+            self.norm = build_norm_layer(norm_cfg, channels)[1]
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.zero_init = zero_init
         self.reset_scale()
