@@ -19,6 +19,9 @@ SCHEMAS = {
     "light_forward": "(Tensor x, Tensor? previous, Tensor taps, Tensor? slope, Tensor? shift, bool residual) -> Tensor",
     "light_sums": "(Tensor grad, Tensor x, Tensor? previous, SymInt size, bool shift) -> Tensor[]",
     "light_backward": "(Tensor grad, Tensor taps, Tensor? slope, Tensor? constant, bool residual) -> Tensor[]",
+    "masked_backward": (
+        "(Tensor grad, Tensor taps, Tensor? slope, Tensor? constant, Tensor? mask, bool residual) -> Tensor[]"
+    ),
     "sum_forward": "(Tensor? x, Tensor weights, Tensor? shift, Tensor[] values) -> Tensor",
     "sum_backward": "(Tensor grad, Tensor weights, Tensor[] values) -> Tensor[]",
 }
