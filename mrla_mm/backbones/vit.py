@@ -155,7 +155,7 @@ class ViT(VisionTransformer):
         self.in_channels = kwargs.get("in_channels", 3)
         for module in self.modules():
             if isinstance(module, DropPath):
-                module.drop_prob = float(module.drop_prob)  # mmpretrain's are numpy's, which break torch.compile's graph
+                module.drop_prob = float(module.drop_prob)  # numpy's in mmpretrain, which breaks a compiled graph
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
