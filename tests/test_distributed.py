@@ -9,6 +9,9 @@ import time
 
 import pytest
 import torch
+from mmengine.model import convert_sync_batchnorm
+from mmengine.registry import MODELS
+from torch import nn
 
 from mrla_mm.datasets import generate_shapes
 from mrla_mm.weights import checkpointing
@@ -27,6 +30,19 @@ def test_gradients_equal_those_of_one_process(tmp_path):
     report = json.loads((tmp_path / "distributed.json").read_text())
     assert report["processes"] == 2 and len(report["rows"]) >= 20
     assert all(row["error"] <= 1e-5 for row in report["rows"])
+
+
+def test_sync_bn_reaches_the_branches_and_computes_the_same_with_frozen_statistics():
+    """What the CPU can show of SyncBN: torch computes batch statistics of it on GPUs alone."""
+    settings = dict(depth=18, base_channels=16, layer_attention=dict(type="MRLALight", head_channels=16))
+    backbone = MODELS.build(dict(type="MRLAResNet", **settings, zero_init_attention=False, norm_eval=True)).train()
+    image = torch.rand(2, 3, 33, 49)
+    expected, norms = backbone(image), sum(isinstance(module, nn.BatchNorm2d) for module in backbone.modules())
+    converted = convert_sync_batchnorm(backbone, "torch").train()
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in converted.modules())
+    assert sum(isinstance(module, nn.SyncBatchNorm) for module in converted.modules()) == norms == 28
+    for level, other in zip(converted(image), expected, strict=True):
+        torch.testing.assert_close(level, other, rtol=1e-4, atol=1e-5)
 
 
 def start(folder, port, *more):
