@@ -56,8 +56,17 @@ def list_tools(app, docname, source):
         source[0] = re.sub(r"<!-- list of tools: .*? -->", "\n".join(rows), source[0])
 
 
+def list_analysis(app, docname, source):
+    """Fill in the reference of every module of the analysis."""
+    if docname == "api/analysis":
+        names = sorted(path.stem for path in Path(mrla_mm.__file__).parent.glob("analysis/[a-z]*.py"))
+        block = "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: mrla_mm.analysis.{0}\n   :members:\n```\n"
+        source[0] = re.sub(r"<!-- list of modules: .*? -->", "\n".join(map(block.format, names)), source[0])
+
+
 def setup(app):
     """Register what this file adds to Sphinx."""
     app.connect("source-read", link_to_pages)
     app.connect("source-read", drop_empty_globs)
     app.connect("source-read", list_tools)
+    app.connect("source-read", list_analysis)
