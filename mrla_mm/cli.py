@@ -36,7 +36,7 @@ EXTRA_KEYS = {
     "tta_model",
     "tta_pipeline",
 }
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 RUNNER_KEYS = set(inspect.signature(Runner.__init__).parameters) - {"self", "cfg"}
 
 
