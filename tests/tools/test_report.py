@@ -164,7 +164,7 @@ def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
     assert code == 0, err
     report = work_dir / "train/report"
     made = (report / "predictions.pkl").stat().st_mtime
-    detected = re.search(r"<td>box</td><td>([\d.]+)</td>", (report / "report.html").read_text())
+    detected = re.search(r">box</td><td>([\d.]+)</td>", (report / "report.html").read_text())
     assert 0 <= float(detected[1]) < 0.2, "random weights find next to nothing"
     code, err = run_tool("report", work_dir, "--images", 1)
     assert code == 0 and (report / "predictions.pkl").stat().st_mtime == made
