@@ -3,7 +3,6 @@
 import csv
 
 import cv2
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -44,16 +43,6 @@ def models(tmp_path_factory):
     for name, kind in (("mrla", "MRLAViT"), ("plain", "ViT")):
         (folder / f"{name}.py").write_text(VIT.format(kind=kind))
         save_model(folder / f"{name}.py", folder / f"{name}.pth")
-    return folder
-
-
-@pytest.fixture
-def images(tmp_path):
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for name in ("a.png", "b.jpg"):
-        cv2.imwrite(str(folder / name), rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
     return folder
 
 
