@@ -25,7 +25,7 @@ from mmdet.registry import DATASETS
 from mmengine.registry import init_default_scope
 from pycocotools.coco import COCO
 
-from mrla_mm.analysis import report, runs
+from mrla_mm.analysis import report, work_dirs
 from mrla_mm.analysis.coco_results import read_detections
 from mrla_mm.analysis.html_page import page
 from mrla_mm.analysis.plots import read_scalars
@@ -106,19 +106,19 @@ def read_dataset(cfg):
 def main(argv=None):
     """Write the report."""
     args = parse_args(argv)
-    run = runs.find_run(args.work_dir)
+    run = work_dirs.find_run(args.work_dir)
     cfg = load_config(run, args)
     checkpoint = Path(args.checkpoint) if args.checkpoint else run.checkpoint
     if checkpoint is not None and not checkpoint.is_file():
         raise InputError(f"--checkpoint {checkpoint} does not exist")
     train, val = read_scalars(run.logs)
     compared = {}
-    for other in map(runs.find_run, args.compare):
+    for other in map(work_dirs.find_run, args.compare):
         compared[str(other.folder) if other.name in (run.name, *compared) else other.name] = read_scalars(other.logs)
     results = predictions(run, cfg, checkpoint, args)
     dataset, truth, images = read_dataset(cfg)
     found = read_detections(results, truth, category_ids=dataset.cat_ids, classes=dataset.metainfo["classes"])
-    sections = report.training_sections(runs.run_facts(run, cfg, checkpoint), cfg.pretty_text, train, val)
+    sections = report.training_sections(work_dirs.run_facts(run, cfg, checkpoint), cfg.pretty_text, train, val)
     if compared:
         sections.insert(2, report.comparison_section({run.name: (train, val), **compared}))
     print("evaluating ...", flush=True)

@@ -4,8 +4,8 @@ One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D
 the stage.
 """
 
-from mrla_mm.ops.block_end import FrozenNorm
-from mrla_mm.ops.dispatch import Choice, choose_path
+from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, LightWeights
 from mrla_mm.ops.operators import (
     base_block_end,
@@ -38,6 +38,7 @@ __all__ = [
     "expand_heads",
     "feature_map",
     "global_average",
+    "is_exporting",
     "light",
     "light_attention",
     "light_block_end",

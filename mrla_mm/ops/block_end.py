@@ -9,58 +9,24 @@ by step, attention and ReLU keep x too. Here x is computed again in backward, fr
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mrla_mm.ops.folded import chunks, on_grid
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.fused import (
     cast,
     kernels,
-    light_gradients,
     light_values,
     like,
     memory_format,
+    small_gradients,
     sum_gradients,
     sum_values,
 )
-from mrla_mm.ops.gating import Affine, LightWeights, fold_light, fold_slope
+from mrla_mm.ops.gating import Affine, Gate, LightWeights, fold_light
 from mrla_mm.ops.reference import base_scores
-
-
-class FrozenNorm(NamedTuple):
-    """Batch norm with frozen statistics: weight (c - mean) / sqrt(variance + eps) + bias, tensors of shape (C,).
-
-    mean and variance take no gradient; weight and bias may be None for 1 and 0.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-
-    def __call__(self, c: Tensor) -> Tensor:
-        """Normalise (B, C, H, W)."""
-        mean, variance, weight, bias, eps = self
-        return F.batch_norm(c, mean, variance, weight, bias, eps=eps)
-
-    def gradients(self, grad: Tensor, c: Tensor, needed: list[bool]) -> tuple[Tensor | None, ...]:
-        """Gradients of c, weight and bias, those that are needed."""
-        mean, variance, weight, _, eps = self
-        backward = torch.ops.aten.native_batch_norm_backward
-        return backward(grad, c, weight, mean, variance, None, None, False, eps, needed)
-
-
-def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm) -> Tensor:
-    """Compute x = relu(norm(c) + shortcut), (B, C, H, W), in one pass over memory."""
-    x = torch.empty_like(c)
-    for samples in chunks(c):
-        torch.add(norm(c[samples]), shortcut[samples], out=x[samples]).relu_()
-    return x
 
 
 class LightBlockEnd(torch.autograd.Function):
@@ -71,30 +37,29 @@ class LightBlockEnd(torch.autograd.Function):
         """Compute y (B, C, H, W); tensors: FrozenNorm without eps, LightWeights, Affine."""
         norm, weights, affine = FrozenNorm(*tensors[:4], eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x = activate(c, shortcut, norm)
-        y, pooled, gate = light_values(path, heads, x, shortcut if history else None, weights, affine)
-        ctx.save_for_backward(c, shortcut, pooled, gate, *tensors)
-        ctx.path, ctx.history, ctx.eps = path, history, eps
+            x, pooled = kernels(path).activate(c, shortcut, norm, pooled=weights.query is not None)
+        y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine, pooled)
+        ctx.save_for_backward(c, shortcut, *gate, *tensors)
+        ctx.path, ctx.heads, ctx.history, ctx.eps = path, heads, history, eps
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and all tensors but the statistics and keep."""
-        c, shortcut, pooled, gate, *tensors = ctx.saved_tensors
+        c, shortcut, pooled, projected, gate, *tensors = ctx.saved_tensors
+        gate = Gate(pooled, projected, gate)
         norm, weights, affine = FrozenNorm(*tensors[:4], ctx.eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
-        needs_c, needs_shortcut, _, _, *needs_norm = ctx.needs_input_grad[4:10]
-        previous, needs_small = shortcut if ctx.history else None, any(ctx.needs_input_grad[10:])
+        needs_c, _, _, _, *needs_norm = ctx.needs_input_grad[4:10]
+        previous, run = shortcut if ctx.history else None, kernels(ctx.path)
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x, grad = activate(c, shortcut, norm), like(grad, c)
-            by_sum, _, by_small = light_gradients(
-                ctx.path, grad, x, previous, pooled, gate, weights, affine, small=needs_small, history=False
+            grad, (x, _) = like(grad, c), run.activate(c, shortcut, norm, pooled=False)
+            coefficients, constant, by_small = small_gradients(
+                ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, wanted=any(ctx.needs_input_grad[10:])
             )
-            torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place
-            by_c, by_weight, by_bias = norm.gradients(by_sum, c, [needs_c, *needs_norm])
-            if ctx.history and needs_shortcut:
-                by_sum.addcmul_(grad, on_grid(fold_slope(c, weights, affine), grad))  # now the shortcut's
-        return None, None, None, None, by_c, by_sum, None, None, by_weight, by_bias, *by_small, None
+            by_normed, by_shortcut = run.block_backward(grad, x, coefficients, constant)
+            by_c, by_weight, by_bias = norm.gradients(by_normed, c, [needs_c, *needs_norm])
+        return None, None, None, None, by_c, by_shortcut, None, None, by_weight, by_bias, *by_small, None
 
 
 def light_block_end(
@@ -129,10 +94,9 @@ class BaseBlockEnd(torch.autograd.Function):
         depth = len(tensors[10:]) // 2
         keys, values = tensors[10 : 10 + depth], tensors[10 + depth :]
         with torch.autocast(device_type=c.device.type, enabled=False):
-            x = activate(c, shortcut, norm)
-            pooled = kernels(path).pool(x)
+            x, pooled = kernels(path).activate(c, shortcut, norm, pooled=True)
             scores, new_key = base_scores(pooled, query, key, keys, heads)
-        new_value, _, _ = light_values(path, heads, x, None, LightWeights(value=value), None)
+        new_value, _ = light_values(path, heads, x, None, LightWeights(value=value), None)
         y = sum_values(path, x, scores, (*values, new_value), affine)
         ctx.save_for_backward(c, shortcut, pooled, new_value, *tensors)
         ctx.set_materialize_grads(False)  # nobody asks for key and value of a stage's last layer
@@ -159,7 +123,7 @@ class BaseBlockEnd(torch.autograd.Function):
             by_pooled, *by_small = torch.autograd.grad((scores, new_key), leaves, (by_scores, by_key))
             if by_value is not None:
                 by_own.add_(by_value)
-            x = activate(c, shortcut, norm)
+            x, _ = kernels(ctx.path).activate(c, shortcut, norm, pooled=False)
             by_sum, by_weight = value_gradients(ctx.path, by_own, x, value, by_pooled)
             by_sum.add_(grad)
             torch.ops.aten.threshold_backward.grad_input(by_sum, x, 0, grad_input=by_sum)  # through ReLU, in place

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mrla_mm.ops import block_end, fused, reference
-from mrla_mm.ops.block_end import FrozenNorm
 from mrla_mm.ops.dispatch import choose_path
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, LightWeights
 
 

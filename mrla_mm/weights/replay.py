@@ -15,6 +15,8 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -75,10 +77,14 @@ def replayed(kind: type) -> type:
 
 
 class ShieldedWorker:
-    """Starts a data loading worker that lives through a SIGTERM to the whole job, but not through its parent's end."""
+    """Starts a data loading worker that lives through a SIGTERM to the whole job, but not through its parent's end.
+
+    Left alone, a worker whose parent is killed waits forever, with its memory, to hand over a batch larger than a pipe.
+    """
 
     def __init__(self, start: Callable[[int], None] | None):
         self.start = start
+        self.parent = os.getpid()
         self.ended = multiprocessing.RawValue("b", 0)
         atexit.register(self.release)  # runs before multiprocessing ends its children by SIGTERM and waits for them
 
@@ -91,9 +97,16 @@ class ShieldedWorker:
         if self.ended.value:
             os._exit(0)
 
+    def follow(self) -> None:
+        """End the worker when another process becomes its parent: its own has ended."""
+        while os.getppid() == self.parent:
+            time.sleep(1)
+        os._exit(1)
+
     def __call__(self, worker: int) -> None:
         """Start the worker of this number."""
         signal.signal(signal.SIGTERM, self.terminate)
+        threading.Thread(target=self.follow, daemon=True).start()
         if self.start is not None:
             self.start(worker)
 

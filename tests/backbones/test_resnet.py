@@ -199,9 +199,9 @@ def test_zero_init_attention_can_be_turned_off():
         (dict(attention_drop_path=1.5), "1.5"),
         (dict(norm_cfg=dict(type="IN")), "InstanceNorm2d has no weight"),
         (dict(depth=20), "depth=20 is unknown; use one of 18, 34, 50, 101, 152"),
-        (dict(frozen_stages=5), "frozen_stages=5.*num_stages=4"),
-        (dict(depth=34, dcn=dict(type="DCN"), stage_with_dcn=(False, True, True, True)), "dcn needs bottleneck.*34"),
-        (dict(depth=18, plugins=[dict(cfg=dict(type="ContextBlock"), position="after_conv1")]), "plugins needs.*18"),
+        (dict(frozen_stages=5), "frozen_stages=5 must be a whole number from -1 to 4"),
+        (dict(depth=34, dcn=dict(type="DCN"), stage_with_dcn=(False, True, True, True)), "dcn=.* needs bottleneck.*34"),
+        (dict(depth=18, plugins=[dict(cfg=dict(type="ContextBlock"), position="after_conv1")]), "plugins=.* needs.*18"),
     ],
 )
 def test_bad_values_are_named(options, message):
