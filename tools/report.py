@@ -13,6 +13,7 @@ import io
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import mrla_mm
@@ -111,18 +112,21 @@ def main(argv=None):
     if checkpoint is not None and not checkpoint.is_file():
         raise InputError(f"--checkpoint {checkpoint} does not exist")
     train, val = read_scalars(run.logs)
-    others = {other.name: read_scalars(other.logs) for other in map(work_dirs.find_run, args.compare)}
+    compared = {}
+    for other in map(work_dirs.find_run, args.compare):
+        compared[str(other.folder) if other.name in (run.name, *compared) else other.name] = read_scalars(other.logs)
     results = predictions(run, cfg, checkpoint, args)
     dataset, truth, images = read_dataset(cfg)
     found = read_detections(results, truth, category_ids=dataset.cat_ids, classes=dataset.metainfo["classes"])
     sections = report.training_sections(work_dirs.run_facts(run, cfg, checkpoint), cfg.pretty_text, train, val)
-    if others:
-        sections.insert(2, report.comparison_section({run.name: (train, val), **others}))
+    if compared:
+        sections.insert(2, report.comparison_section({run.name: (train, val), **compared}))
     print("evaluating ...", flush=True)
     sections += report.detection_sections(found, images, dataset.metainfo, limit=args.images, score_thr=args.score_thr)
     out = args.out or run.folder / "report/report.html"
     out.parent.mkdir(parents=True, exist_ok=True)
-    subtitle = f"{run.config.stem}; mrla_mm {mrla_mm.__version__}; predictions of {results.name}"
+    source = args.results or (checkpoint or results).name
+    subtitle = f"Predictions of {source}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
     out.write_text(page(run.name, subtitle, sections), encoding="utf-8")
     print(f"written: {out} ({out.stat().st_size / 2**20:.1f} MB)")
 
