@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mrla_mm"
-ANYONE = {"errors", "version"}
+ANYONE = {"arguments", "errors", "version"}
 ALLOWED = {
     "ops": set(),
     "attention": {"ops"},

@@ -22,6 +22,7 @@ from pycocotools import mask as coco_mask
 
 from mrla_mm import cli
 from mrla_mm.analysis.gallery import draw_detections
+from mrla_mm.datasets.images import fault_of
 from mrla_mm.errors import InputError
 
 
@@ -56,11 +57,31 @@ def make_out_dir(path, images):
 
 
 def read_image(path):
-    """Return an image (H, W, 3) in BGR, whatever the file's channels, or None for one that cannot be read."""
+    """Return an image (H, W, 3) in BGR, whatever the file's channels, turned as its EXIF orientation says.
+
+    Raises:
+        InputError: it is no image, or cut off; decoders fill up what is missing and say nothing.
+    """
+    fault = fault_of(str(path))
     try:
-        return mmcv.imread(str(path))
-    except cv2.error:  # of an empty file
-        return None
+        image = None if fault else mmcv.imread(str(path))
+    except cv2.error as error:
+        raise InputError(f"{path} (no image that OpenCV reads)") from error
+    if image is None:
+        raise InputError(f"{path} ({fault or 'no image that OpenCV reads'})")
+    return image
+
+
+def detect(model, image, path):
+    """Return the detections of an image.
+
+    Raises:
+        InputError: it is so narrow that resizing would leave nothing of a side.
+    """
+    try:
+        return inference_detector(model, image).pred_instances.cpu()
+    except cv2.error as error:
+        raise InputError(f"{path} ({image.shape[1]} x {image.shape[0]} pixels are too narrow to resize)") from error
 
 
 def load_detector(config, checkpoint, *, device):
@@ -124,11 +145,12 @@ def main(argv=None):
     stems = Counter(path.stem for path in images)
     results, unreadable = [], []
     for number, path in enumerate(images, 1):
-        image = read_image(path)
-        if image is None:
-            unreadable.append(str(path))
+        try:
+            image = read_image(path)
+            instances = detect(model, image, path)
+        except InputError as error:
+            unreadable.append(str(error))
             continue
-        instances = inference_detector(model, image).pred_instances.cpu()
         instances = instances[instances.scores >= args.score_thr]
         picture = draw_detections(image[..., ::-1], instances, meta=model.dataset_meta, score_thr=args.score_thr)
         name = path.stem if stems[path.stem] == 1 else path.name  # dog.jpg and dog.png are two pictures

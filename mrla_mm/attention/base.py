@@ -5,10 +5,20 @@ import math
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mrla_mm.arguments import FLAG, check_arguments, check_maps, one_of, optional, whole
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, depthwise_value, global_average, project, split_heads
 
 Memory = tuple | None  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
+RULES = dict(
+    channels=whole(1),
+    head_channels=whole(1),
+    value=one_of("dwconv", "dwconv_gelu", "identity"),
+    projection=one_of("conv1d", "linear"),
+    reduction=whole(1),
+    kernel_size=optional(whole(1)),
+    first_in_stage=FLAG,
+)
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -51,7 +61,10 @@ class LayerAttention(nn.Module):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        if not (isinstance(head_channels, int) and 1 <= head_channels <= channels) or channels % head_channels:
+        own = dict(value=value, projection=projection, reduction=reduction, kernel_size=kernel_size)
+        both = dict(channels=channels, head_channels=head_channels)
+        check_arguments(both | own | dict(first_in_stage=first_in_stage), RULES)
+        if channels % head_channels:
             raise InputError(
                 f"channels={channels} cannot be cut into heads of head_channels={head_channels!r}; "
                 f"choose a divisor of {channels}"
@@ -89,8 +102,7 @@ class LayerAttention(nn.Module):
 
     def check(self, x: Tensor, memory: Memory, *earlier: Tensor) -> None:
         """Raise InputError unless x and the earlier maps (B, C, H, W) agree and the memory belongs here."""
-        if x.dim() != 4 or x.shape[1] != self.channels:
-            raise InputError(f"expected a map of shape (B, {self.channels}, H, W), got {tuple(x.shape)}")
+        check_maps(x, self.channels, what="maps")
         if self.first_in_stage and memory is not None:
             raise InputError("the first layer of a stage was given a memory; start each stage with memory=None")
         for tensor in earlier:
@@ -119,10 +131,12 @@ class LayerAttention(nn.Module):
         """Whether `end_block` can do what leads from the block's last convolution to x, too."""
         return False
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine) -> Tensor:
-        """Attend to x = relu(norm(c) + shortcut): what forward returns for x, the shortcut and an affine, as `out`.
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: Memory = None
+    ) -> tuple[Tensor, Memory]:
+        """Attend to x = relu(norm(c) + shortcut): what forward returns for x, the shortcut, memory and affine.
 
-        For a variant with `takes_block_end`, which has no memory then. Shapes: two (B, C, H, W) -> (B, C, H, W).
+        For a variant with `takes_block_end`. Shapes: c and shortcut (B, C, H, W) -> (B, C, H, W) and the new memory.
         """
         raise NotImplementedError
 
@@ -139,24 +153,20 @@ def make_projection(
         if reduction != 1:
             raise InputError(f"reduction={reduction} needs projection='linear'; a convolution keeps the channels")
         size = eca_kernel_size(channels) if kernel_size is None else kernel_size
-        if size < 1 or size % 2 == 0:
-            raise InputError(f"kernel_size={size} must be odd and positive")
+        if size % 2 == 0:
+            raise InputError(f"kernel_size={size} must be odd")
         return nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
-    if projection == "linear":
-        if kernel_size is not None:
-            raise InputError(f"kernel_size={kernel_size} needs projection='conv1d'")
-        if reduction < 1 or channels % (reduction * heads):
-            raise InputError(
-                f"reduction={reduction} must divide head_channels={channels // heads}, leaving a channel a head"
-            )
-        return nn.Linear(channels, channels // reduction, bias=False)
-    raise InputError(f"projection={projection!r} is unknown; use 'conv1d' or 'linear'")
+    if kernel_size is not None:
+        raise InputError(f"kernel_size={kernel_size} needs projection='conv1d'")
+    if channels % (reduction * heads):
+        raise InputError(
+            f"reduction={reduction} must divide head_channels={channels // heads}, leaving a channel a head"
+        )
+    return nn.Linear(channels, channels // reduction, bias=False)
 
 
 def make_value(channels: int, value: str) -> nn.Conv2d | None:
     """Hold the weight of the value convolution, or nothing for the identity."""
-    if value in ("dwconv", "dwconv_gelu"):
-        return nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
     if value == "identity":
         return None
-    raise InputError(f"value={value!r} is unknown; use 'dwconv', 'dwconv_gelu' or 'identity'")
+    return nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)

@@ -6,9 +6,12 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.arguments import FLAG, check_arguments, one_of
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, LightWeights, light, light_attention, light_block_end, light_gate
+
+LIGHT_RULES = dict(previous=one_of("shortcut", "output", "none"), learnable_lambda=FLAG, gated=FLAG)
 
 
 class LightMemory(NamedTuple):
@@ -43,12 +46,12 @@ class MRLALight(LayerAttention):
         gated: bool = True,
         **kwargs: object,
     ) -> None:
+        own = dict(previous=previous, learnable_lambda=learnable_lambda, gated=gated)
+        check_arguments(own, LIGHT_RULES)
         super().__init__(channels, head_channels, **kwargs)
         idle = [name for name in ("projection", "reduction", "kernel_size") if name in kwargs]
         if idle and not gated:
             raise InputError(f"gated=False leaves no query and key for {idle[0]}={kwargs[idle[0]]!r}; drop one of them")
-        if previous not in ("shortcut", "output", "none"):
-            raise InputError(f"previous={previous!r} is unknown; use 'shortcut', 'output' or 'none'")
         if previous == "none" and not learnable_lambda:
             raise InputError("learnable_lambda=False fixes the weight of a history that previous='none' drops")
         self.previous = previous
@@ -83,11 +86,13 @@ class MRLALight(LayerAttention):
         """Whether `end_block` computes what forward does: as `takes_affine`, unless forward is no longer this one."""
         return self.takes_affine and getattr(self.forward, "__func__", None) is MRLALight.forward
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine) -> Tensor:
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: None = None
+    ) -> tuple[Tensor, None]:
         """Attend to the block's output without keeping it for backward; the contract of `LayerAttention`."""
-        self.check(c, None, shortcut)
-        history = self.previous == "shortcut"
-        return light_block_end(c, shortcut, norm, self.weights(), heads=self.heads, affine=affine, history=history)
+        self.check(c, memory, shortcut)
+        options = dict(heads=self.heads, affine=affine, history=self.previous == "shortcut")
+        return light_block_end(c, shortcut, norm, self.weights(), **options), None
 
     @property
     def uses_shortcut(self) -> bool:

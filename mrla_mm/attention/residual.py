@@ -7,6 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.arguments import FLAG, RATE, check_arguments, naming
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, choose_path
@@ -32,7 +33,7 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
     known = variants()
     if not isinstance(cfg, dict):
         raise InputError(f"layer_attention={cfg!r} must be a dict such as dict(type='MRLALight', head_channels=32)")
-    if cfg.get("type") not in known:
+    if not isinstance(cfg.get("type"), str) or cfg["type"] not in known:
         raise InputError(f"layer_attention type {cfg.get('type')!r} is unknown; use one of {', '.join(sorted(known))}")
     arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
     try:
@@ -44,6 +45,11 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
 def is_frozen(norm: nn.Module) -> bool:
     """Whether a norm is a batch norm that uses its running statistics, a fixed function of each number."""
     return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
+
+
+def frozen(norm: nn.BatchNorm2d) -> FrozenNorm:
+    """Numbers of a batch norm with frozen statistics."""
+    return FrozenNorm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
 
 
 def is_heard(module: nn.Module) -> bool:
@@ -81,10 +87,10 @@ class LayerAttentionResidual(BaseModule):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        if not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
-            raise InputError(f"the drop path probability of layer attention must be in [0, 1), got {drop_path!r}")
+        check_arguments(dict(drop_path=drop_path, zero_init=zero_init), dict(drop_path=RATE, zero_init=FLAG))
         self.attention = build_layer_attention(attention, channels, first_in_stage)
-        self.norm = build_norm_layer(norm_cfg, channels)[1]
+        with naming(self, dict(norm_cfg=norm_cfg)):
+            self.norm = build_norm_layer(norm_cfg, channels)[1]
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.zero_init = zero_init
         self.reset_scale()
@@ -150,20 +156,19 @@ class LayerAttentionResidual(BaseModule):
         ours = plain and not heard and self.can_fold() and self.attention.takes_block_end
         return ours and not torch.compiler.is_compiling() and choose_path(c).path != "reference"
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-        """Compute relu(norm(c) + shortcut) with the attention added: two (B, C, H, W) -> (B, C, H, W)."""
-        frozen = FrozenNorm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
-        return self.attention.end_block(c, shortcut, frozen, self.affine(c))
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d, memory: Memory = None
+    ) -> tuple[Tensor, Memory]:
+        """Compute relu(norm(c) + shortcut) and add the attention to it: what forward returns for that x.
+
+        Shapes:
+            c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+        """
+        return self.attention.end_block(c, shortcut, frozen(norm), self.affine(c), memory)
 
     def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
         """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""
-        norm = self.norm
-        scale = torch.rsqrt(norm.running_var + norm.eps)
-        if norm.affine:
-            scale = scale * norm.weight
-        offset = -norm.running_mean * scale
-        if norm.affine:
-            offset = offset + norm.bias
+        scale, offset = frozen(self.norm).fold()
         if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):
             drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
             keep = drawn if keep is None else keep * drawn

@@ -11,6 +11,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
 
+from mrla_mm.arguments import FLAG, MAP_NORM, check_arguments, naming, optional, pixels, whole
 from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.norm_eval import evaluate_batch_norms
@@ -19,6 +20,14 @@ from mrla_mm.errors import InputError
 
 STEM_STRIDE, PATCH = 4, 4  # of the convolutional stem, and of the patches cut from its maps
 OWN_PARTS = ("patch_size", "patch_cfg", "layer_cfgs", "pre_norm", "layer_scale_init_value", "with_dist_token")
+
+RULES = dict(
+    img_size=pixels(),
+    in_channels=whole(1),
+    stem_channels=whole(1),
+    batch_norm_cfg=optional(MAP_NORM),
+    norm_eval=FLAG,
+)
 
 
 class ImageToTokens(nn.Sequential):
@@ -143,6 +152,8 @@ class CeiT(ViT):
             if name in kwargs:
                 raise InputError(f"CeiT has parts of its own in place of {name}={kwargs[name]!r}; drop it")
         settings = check_arch(arch, self.arch_zoo)
+        own = dict(img_size=img_size, in_channels=in_channels, stem_channels=stem_channels)
+        check_arguments({**own, "batch_norm_cfg": batch_norm_cfg, "norm_eval": norm_eval}, RULES)
         depth, wants_class = settings["num_layers"], out_type == "cls_token"
         if wants_class and check_out_indices(out_indices, depth) != [depth - 1]:
             raise InputError(
@@ -160,8 +171,10 @@ class CeiT(ViT):
             **kwargs,
         )
         self.img_size = pixels
-        batch_norm_cfg = batch_norm_cfg or dict(type="BN")
-        self.stem = ImageToTokens(in_channels, stem_channels, batch_norm_cfg)
+        self.in_channels = in_channels
+        batch_norm_cfg = dict(type="BN") if batch_norm_cfg is None else batch_norm_cfg
+        with naming(self, dict(batch_norm_cfg=batch_norm_cfg)):
+            self.stem = ImageToTokens(in_channels, stem_channels, batch_norm_cfg)
         for layer in self.layers:
             layer.ffn = LocallyEnhancedFeedForward(
                 self.embed_dims,

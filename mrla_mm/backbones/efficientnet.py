@@ -9,9 +9,33 @@ from mmengine.registry import MODELS
 from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
+from mrla_mm.arguments import (
+    CONFIG,
+    FLAG,
+    INIT,
+    MAP_NORM,
+    RATE,
+    check_arguments,
+    check_maps,
+    indices,
+    naming,
+    one_of,
+    optional,
+    whole,
+)
 from mrla_mm.attention import LayerAttentionResidual, Memory
 from mrla_mm.backbones.norm_eval import evaluate_batch_norms
 from mrla_mm.errors import InputError
+
+RULES = dict(
+    drop_path_rate=RATE,
+    conv_cfg=optional(CONFIG),
+    norm_cfg=MAP_NORM,
+    act_cfg=CONFIG,
+    init_cfg=INIT,
+    norm_eval=FLAG,
+    with_cp=FLAG,
+)
 
 
 def has_shortcut(block: InvertedResidual | EdgeResidual) -> bool:
@@ -96,9 +120,11 @@ class PlainEfficientNet(EfficientNet):
     key_layout = "efficientnet"  # of the files its weights are published in, see mrla_mm.weights
 
     def __init__(self, arch: str = "b0", **kwargs: object) -> None:
-        if arch not in self.arch_settings:
-            raise InputError(f"arch={arch!r} is unknown; use one of {', '.join(self.arch_settings)}")
-        super().__init__(arch, **kwargs)
+        check_arguments(dict(arch=arch), dict(arch=one_of(*self.arch_settings)))
+        depth = len(self.layer_settings[arch[:1]])
+        check_arguments(kwargs, RULES | dict(out_indices=indices(depth), frozen_stages=whole(0, depth)))
+        with naming(self, dict(arch=arch, **kwargs)):
+            super().__init__(arch, **kwargs)
         if self.frozen_stages > len(self.layers):
             raise InputError(
                 f"frozen_stages={self.frozen_stages} but out_indices={tuple(self.out_indices)} needs only "
@@ -111,6 +137,15 @@ class PlainEfficientNet(EfficientNet):
     def unbuilt_parts(self) -> tuple[str, ...]:
         """Beginnings of the keys of the layers behind the last of `out_indices`, which a whole model's file has."""
         return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Put out the maps of `out_indices`: (B, 3, height, width) -> (B, C, H, W) each.
+
+        Raises:
+            InputError: if x is no such batch of images.
+        """
+        check_maps(x, 3)
+        return super().forward(x)
 
     def train(self, mode: bool = True) -> "PlainEfficientNet":
         """Switch mode as mmdet's EfficientNet does, for every kind of batch norm, and return the module."""
@@ -158,8 +193,10 @@ class MRLAEfficientNet(PlainEfficientNet):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
+        check_arguments(dict(zero_init_attention=zero_init_attention), dict(zero_init_attention=FLAG))
         super().__init__(arch, **kwargs)
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
+        default = dict(type="MRLALight", head_channels=8)
+        self.layer_attention = default if layer_attention is None else layer_attention
         self.zero_init_attention = zero_init_attention
         # mmengine's list passes init_weights on to the branches; the first and last layers are single convolutions
         self.layers = ModuleList(

@@ -9,8 +9,41 @@ from mmengine.runner import CheckpointLoader
 from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
+from mrla_mm.arguments import (
+    CONFIG,
+    FLAG,
+    INIT,
+    RATE,
+    Rule,
+    check_arguments,
+    check_maps,
+    indices,
+    naming,
+    one_of,
+    optional,
+    whole,
+    wholes,
+)
 from mrla_mm.attention import Memory, TokenAttentionResidual
 from mrla_mm.errors import InputError
+
+STAGES = 4  # of every PVTv2: mmdet fixes the patch sizes of four
+RULES = dict(
+    with_cp=FLAG,
+    frozen_stages=whole(0, STAGES),
+    in_channels=whole(1),
+    embed_dims=whole(1),
+    num_stages=whole(STAGES, STAGES),
+    out_indices=indices(STAGES),
+    qkv_bias=FLAG,
+    act_cfg=CONFIG,
+    init_cfg=INIT,
+    norm_cfg=CONFIG,
+    convert_weights=FLAG,
+    pretrained=optional(Rule("the place of a weight file", lambda value: isinstance(value, str))),
+    **dict.fromkeys(("num_layers", "num_heads", "strides", "sr_ratios", "mlp_ratios"), wholes(1, STAGES)),
+    **dict.fromkeys(("drop_rate", "attn_drop_rate", "drop_path_rate"), RATE),
+)
 
 
 @MODELS.register_module()
@@ -39,13 +72,16 @@ class PVTv2(PyramidVisionTransformerV2):
     }
 
     def __init__(self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object) -> None:
-        if arch not in self.arch_settings:
-            raise InputError(f"arch={arch!r} is unknown; use one of {', '.join(self.arch_settings)}")
-        super().__init__(**{**self.arch_settings[arch], **kwargs})
-        if not 0 <= frozen_stages <= len(self.layers):
+        own = dict(arch=arch, with_cp=with_cp, frozen_stages=frozen_stages)
+        check_arguments({**own, **kwargs}, RULES | dict(arch=one_of(*self.arch_settings)))
+        if "pretrain_img_size" in kwargs:
             raise InputError(
-                f"frozen_stages={frozen_stages} must be from 0 to {len(self.layers)}, the number of stages"
+                f"pretrain_img_size={kwargs['pretrain_img_size']!r} does nothing: PVTv2 has no positions of a fixed "
+                "image size; drop it"
             )
+        with naming(self, dict(arch=arch, **kwargs)):
+            super().__init__(**{**self.arch_settings[arch], **kwargs})
+        self.in_channels = kwargs.get("in_channels", 3)
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
         self.freeze_stages()
@@ -66,7 +102,8 @@ class PVTv2(PyramidVisionTransformerV2):
     def read_authors_file(self) -> dict[str, Tensor] | None:
         """Return the state dict of `init_cfg` if its keys are those of PVTv2's authors."""
         cfg = self.init_cfg
-        if not self.convert_weights or not isinstance(cfg, dict) or cfg.get("prefix"):
+        from_file = isinstance(cfg, dict) and cfg.get("checkpoint") and not cfg.get("prefix")
+        if not self.convert_weights or not from_file:
             return None
         state = CheckpointLoader.load_checkpoint(cfg["checkpoint"], map_location="cpu")
         state = state.get("state_dict", state.get("model", state))
@@ -99,8 +136,9 @@ class PVTv2(PyramidVisionTransformerV2):
         """Return the maps of `out_indices`: (B, 3, H, W) -> (B, C, H / stride, W / stride) each.
 
         Raises:
-            InputError: if the image is too small for the spatial reduction of a stage.
+            InputError: if x is no batch of images, or they are too small for the spatial reduction of a stage.
         """
+        check_maps(x, self.in_channels)
         size, outs = tuple(x.shape[2:]), []
         for index, (patch_embed, blocks, norm) in enumerate(self.layers):
             tokens, grid = patch_embed(x)
@@ -167,8 +205,10 @@ class MRLAPVTv2(PVTv2):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
+        check_arguments(dict(zero_init_attention=zero_init_attention), dict(zero_init_attention=FLAG))
         super().__init__(arch, **kwargs)
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=16)
+        default = dict(type="MRLALight", head_channels=16)
+        self.layer_attention = default if layer_attention is None else layer_attention
         for _, blocks, _ in self.layers:
             for index, block in enumerate(blocks):
                 block.mrla = TokenAttentionResidual(

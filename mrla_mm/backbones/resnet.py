@@ -8,8 +8,56 @@ from mmengine.registry import MODELS
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
+from mrla_mm.arguments import (
+    CONFIG,
+    DICT,
+    FLAG,
+    INIT,
+    MAP_NORM,
+    RATE,
+    Rule,
+    check_arguments,
+    check_maps,
+    indices,
+    is_list,
+    naming,
+    one_of,
+    optional,
+    whole,
+    wholes,
+)
 from mrla_mm.attention import LayerAttentionResidual, Memory
 from mrla_mm.errors import InputError
+
+RESNET_RULES = dict(
+    attention_drop_path=RATE,
+    zero_init_attention=FLAG,
+    in_channels=whole(1),
+    stem_channels=optional(whole(2)),
+    base_channels=whole(1),
+    num_stages=whole(1, 4),
+    style=one_of("pytorch", "caffe"),
+    conv_cfg=optional(CONFIG),
+    norm_cfg=MAP_NORM,
+    dcn=optional(CONFIG),
+    init_cfg=INIT,
+    plugins=optional(Rule("a list of dicts", lambda value: is_list(value) and all(map(DICT.holds, value)))),
+    **dict.fromkeys(("deep_stem", "avg_down", "norm_eval", "with_cp", "zero_init_residual"), FLAG),
+)
+
+
+def per_stage(stages: int) -> dict[str, Rule]:
+    """Rules of the arguments that have something for each stage."""
+    return dict(
+        strides=wholes(1, stages),
+        dilations=wholes(1, stages),
+        out_indices=indices(stages),
+        frozen_stages=whole(-1, stages),
+        stage_with_dcn=Rule(
+            f"a list of {stages} flags",
+            lambda value: is_list(value) and len(value) == stages and all(map(FLAG.holds, value)),
+        ),
+    )
 
 
 class _MRLABlock:
@@ -35,7 +83,7 @@ class _MRLABlock:
             x = self.run_plugins(x, step)
         x, norm = self.conv(last)(x), self.norm(last)
         if not self.plugins_behind(last) and self.mrla.can_end_block(x, shortcut, norm, self.relu):
-            return self.mrla.end_block(x, shortcut, norm), None
+            return self.mrla.end_block(x, shortcut, norm, memory)
         x = self.run_plugins(norm(x), last)
         return self.mrla(self.relu(x + shortcut), shortcut, memory)
 
@@ -138,22 +186,46 @@ class MRLAResNet(ResNet):
     ) -> None:
         if layer_attention is None:
             layer_attention = dict(type="MRLALight", head_channels=32)
+        own = dict(attention_drop_path=attention_drop_path, zero_init_attention=zero_init_attention)
+        self.check(depth, **own, **kwargs)
         self.layer_attention = layer_attention
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        self.check(depth, **kwargs)
-        super().__init__(depth, **kwargs)
+        with naming(self, dict(depth=depth, layer_attention=layer_attention, **kwargs)):
+            super().__init__(depth, **kwargs)
+        self.in_channels = kwargs.get("in_channels", 3)
 
     @classmethod
-    def check(cls, depth: int, *, num_stages: int = 4, frozen_stages: int = -1, **kwargs: object) -> None:
-        """Raise InputError for arguments that mmdet's ResNet ends on with an error that does not name them."""
-        if depth not in cls.arch_settings:
+    def check(cls, depth: int, **kwargs: object) -> None:
+        """Raise InputError for arguments that mmdet's ResNet ends on, or ignores, without naming them."""
+        if not isinstance(depth, int) or depth not in cls.arch_settings:
             raise InputError(f"depth={depth!r} is unknown; use one of {', '.join(map(str, cls.arch_settings))}")
-        if frozen_stages > num_stages:
-            raise InputError(f"frozen_stages={frozen_stages} is more than num_stages={num_stages}")
-        for name in ("dcn", "plugins"):
-            if cls.arch_settings[depth][0] is BasicBlock and kwargs.get(name):
-                raise InputError(f"{name} needs bottleneck blocks, which depth={depth} does not have; use 50 or more")
+        stages = kwargs.get("num_stages", 4)
+        check_arguments(dict(num_stages=stages), RESNET_RULES)
+        defaults = dict(strides=(1, 2, 2, 2), dilations=(1, 1, 1, 1), out_indices=(0, 1, 2, 3))
+        check_arguments({**(defaults if stages < 4 else {}), **kwargs}, RESNET_RULES | per_stage(stages))
+        basic = cls.arch_settings[depth][0] is BasicBlock
+        for name in ("dcn", "plugins", "style"):
+            if basic and kwargs.get(name, "pytorch") not in (None, [], "pytorch"):
+                raise InputError(
+                    f"{name}={kwargs[name]!r} needs bottleneck blocks, which depth={depth} does not have; "
+                    "use 50 or more"
+                )
+        deformed, placed = kwargs.get("dcn") is not None, any(kwargs.get("stage_with_dcn", ()))
+        if deformed != placed:
+            raise InputError(
+                f"dcn={kwargs.get('dcn')!r} and stage_with_dcn={kwargs.get('stage_with_dcn')!r} need each other: the "
+                "convolution, and True for each stage that gets it"
+            )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Put out the maps of `out_indices`: (B, in_channels, height, width) -> (B, C, H, W) each.
+
+        Raises:
+            InputError: if x is no such batch of images.
+        """
+        check_maps(x, self.in_channels)
+        return super().forward(x)
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage, its blocks exchanged for those with layer attention."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
+from mmcv.cnn.bricks import DropPath
 from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
@@ -11,8 +13,48 @@ from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
 
+from mrla_mm.arguments import (
+    CONFIG,
+    DICT,
+    FLAG,
+    INIT,
+    NUMBER,
+    RATE,
+    Rule,
+    check_arguments,
+    check_maps,
+    is_list,
+    is_whole,
+    naming,
+    one_of,
+    pixels,
+    whole,
+)
 from mrla_mm.attention import Memory, TokenAttentionResidual
+from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.errors import InputError
+from mrla_mm.ops import is_exporting
+
+RULES = dict(
+    with_dist_token=FLAG,
+    with_cp=FLAG,
+    img_size=pixels(),
+    patch_size=pixels(),
+    in_channels=whole(1),
+    drop_rate=RATE,
+    drop_path_rate=RATE,
+    qkv_bias=FLAG,
+    norm_cfg=CONFIG,
+    final_norm=FLAG,
+    out_type=one_of("featmap", "cls_token", "avg_featmap", "raw"),
+    with_cls_token=FLAG,
+    interpolate_mode=one_of("bicubic", "bilinear"),
+    layer_scale_init_value=NUMBER,
+    patch_cfg=DICT,
+    layer_cfgs=Rule("a dict, or a list of one for each block", lambda value: DICT.holds(value) or is_list(value)),
+    pre_norm=FLAG,
+    init_cfg=INIT,
+)
 
 
 def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int]:
@@ -25,13 +67,14 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
     Raises:
         InputError: if a stage would be empty or the stages do not add up to the depth.
     """
-    if isinstance(stage_blocks, int):
-        if stage_blocks < 1:
-            raise InputError(f"stage_blocks={stage_blocks} must be at least 1")
+    if is_whole(stage_blocks, 1):
         return frozenset(range(0, depth, stage_blocks))
-    lengths = list(stage_blocks)
-    if any(length < 1 for length in lengths) or sum(lengths) != depth:
-        raise InputError(f"stage_blocks={lengths} must be positive and add up to the model's {depth} blocks")
+    lengths = list(stage_blocks) if is_list(stage_blocks) else []
+    if not all(is_whole(length, 1) for length in lengths) or sum(lengths) != depth:
+        raise InputError(
+            f"stage_blocks={stage_blocks!r} must be a whole number of at least 1, or a list of them that add up to the "
+            f"model's {depth} blocks"
+        )
     return frozenset(accumulate([0, *lengths[:-1]]))
 
 
@@ -45,9 +88,10 @@ def check_arch(arch: str | dict, known: dict[str, dict]) -> dict:
         if arch.lower() not in known:
             raise InputError(f"arch={arch!r} is unknown; use one of {', '.join(sorted(known))}, or a dict of settings")
         return known[arch.lower()]
-    missing = {"embed_dims", "num_layers", "num_heads", "feedforward_channels"} - set(arch)
-    if missing:
-        raise InputError(f"arch={dict(arch)} lacks {', '.join(sorted(missing))}")
+    keys = ("embed_dims", "num_layers", "num_heads", "feedforward_channels")
+    if not DICT.holds(arch) or set(arch) != set(keys):
+        raise InputError(f"arch={arch!r} must be a name or a dict with {', '.join(keys)}, and nothing else")
+    check_arguments(arch, dict.fromkeys(keys, whole(1)))
     if arch["embed_dims"] % arch["num_heads"]:
         raise InputError(f"arch: embed_dims={arch['embed_dims']} is no multiple of num_heads={arch['num_heads']}")
     return arch
@@ -59,11 +103,11 @@ def check_out_indices(out_indices: int | Sequence[int], depth: int) -> list[int]
     Raises:
         InputError: if there is no such block, or the order is another.
     """
-    given = [out_indices] if isinstance(out_indices, int) else list(out_indices)
-    indices = [index + depth if index < 0 else index for index in given]
-    if not indices or not all(0 <= index < depth for index in indices) or indices != sorted(set(indices)):
-        raise InputError(f"out_indices={given} must be ascending indices of the model's {depth} blocks")
-    return indices
+    given = list(out_indices) if is_list(out_indices) else [out_indices]
+    found = [index + depth if is_whole(index, -depth, -1) else index for index in given]
+    if not found or not all(is_whole(index, 0, depth - 1) for index in found) or found != sorted(set(found)):
+        raise InputError(f"out_indices={out_indices!r} must be ascending indices of the model's {depth} blocks")
+    return found
 
 
 @MODELS.register_module()
@@ -99,13 +143,19 @@ class ViT(VisionTransformer):
         **kwargs: object,
     ) -> None:
         depth = check_arch(arch, self.arch_zoo)["num_layers"]
-        if not -1 <= frozen_stages <= depth:
-            raise InputError(f"frozen_stages={frozen_stages} must be between -1 and the model's {depth} blocks")
+        own = dict(with_dist_token=with_dist_token, with_cp=with_cp, frozen_stages=frozen_stages)
+        check_arguments({**own, **kwargs}, RULES | dict(frozen_stages=whole(-1, depth)))
         if with_dist_token:
             if not kwargs.get("with_cls_token", True):
                 raise InputError("with_dist_token=True needs with_cls_token=True")
             self.num_extra_tokens = 2
-        super().__init__(arch, out_indices=check_out_indices(out_indices, depth), **kwargs)
+        blocks = check_out_indices(out_indices, depth)
+        with naming(self, dict(arch=arch, out_indices=blocks, **kwargs)):
+            super().__init__(arch, out_indices=blocks, **kwargs)
+        self.in_channels = kwargs.get("in_channels", 3)
+        for module in self.modules():
+            if isinstance(module, DropPath):
+                module.drop_prob = float(module.drop_prob)  # numpy's in mmpretrain, which breaks a compiled graph
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
@@ -119,8 +169,9 @@ class ViT(VisionTransformer):
             pair of them with a distillation token; "avg_featmap" (B, C); "raw" (B, E + H * W, C).
 
         Raises:
-            InputError: if the image is smaller than a patch.
+            InputError: if x is no batch of images, or they are smaller than a patch.
         """
+        check_maps(x, self.in_channels)
         x, grid = self.embed(x)
         memory, outs = None, []
         for index in range(self.num_layers):
@@ -143,16 +194,39 @@ class ViT(VisionTransformer):
                 "enlarge the images or take a smaller patch_size"
             )
         x, grid = self.patch_embed(x)
-        extra = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        extra = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*extra, x], dim=1)
-        positions = resize_pos_embed(
-            self.pos_embed, self.patch_resolution, grid, self.interpolate_mode, self.num_extra_tokens
-        )
-        return self.pre_norm(self.drop_after_pos(x + positions)), grid
+        return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
+
+    def positions(self, grid: tuple[int, int]) -> Tensor:
+        """Positional embedding (1, E + H * W, C) of a grid (H, W)."""
+        extra, own = self.num_extra_tokens, self.patch_resolution
+        if not is_exporting():
+            return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
+        # mmpretrain's compares the grid with its own, which would bind an exported graph to what came out; here a grid
+        # of the same size comes through the interpolation unchanged
+        maps = to_map(self.pos_embed[:, extra:].float(), own)
+        patches = to_tokens(F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False))
+        return torch.cat([self.pos_embed[:, :extra], patches.to(self.pos_embed.dtype)], dim=1)
 
     def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
         return self.layers[index](x), None
+
+    def _prepare_pos_embed(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+        """Resize the positions of a state dict to the model's grid as mmpretrain does, which takes square grids alone.
+
+        Raises:
+            InputError: if they are of another grid that is not square.
+        """
+        try:
+            super()._prepare_pos_embed(state_dict, prefix, *args)
+        except (AssertionError, RuntimeError) as error:
+            raise InputError(
+                f"{prefix}pos_embed of shape {tuple(state_dict[prefix + 'pos_embed'].shape)} cannot be resized to "
+                f"{tuple(self.pos_embed.shape)}: its grid is not square, or its tokens are others; build the model "
+                "with the img_size and patch_size the file was made with"
+            ) from error
 
     def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:
@@ -204,7 +278,8 @@ class MRLAViT(ViT):
     Args:
         arch: see `ViT`.
         layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=16)`` by default.
-        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage.
+        stage_blocks: blocks in a stage, the last stage may have fewer; or the number of blocks of each stage. Stages
+            bound the memory; a variant without one, as MRLA-light with previous="shortcut", has none.
         zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep their meaning.
         **kwargs: those of `ViT`.
 
@@ -231,8 +306,10 @@ class MRLAViT(ViT):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
+        check_arguments(dict(zero_init_attention=zero_init_attention), dict(zero_init_attention=FLAG))
         super().__init__(arch, **kwargs)
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=16)
+        default = dict(type="MRLALight", head_channels=16)
+        self.layer_attention = default if layer_attention is None else layer_attention
         self.starts = stage_starts(stage_blocks, self.num_layers)
         for index, layer in enumerate(self.layers):
             layer.mrla = TokenAttentionResidual(

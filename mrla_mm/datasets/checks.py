@@ -11,6 +11,8 @@ from mrla_mm.datasets.class_folders import check_class_folders, check_same_folde
 from mrla_mm.datasets.coco_file import load_annotations
 from mrla_mm.datasets.config_parts import check_head_sizes, is_local, leaf_datasets, shorten
 from mrla_mm.datasets.evaluators import check_evaluator
+from mrla_mm.datasets.losses import used_annotations, warn_of_losses
+from mrla_mm.datasets.masks import check_masks
 from mrla_mm.errors import InputError
 
 
@@ -123,27 +125,17 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     labels = check_categories([c["name"] for c in content["categories"]], classes, ann_file)
     if "annotations" in content and training:
         check_not_filtered_out(content, classes, dataset.get("filter_cfg") or {}, ann_file)
-    if loads_masks(dataset.get("pipeline") or ()):
-        check_masks(content, classes, ann_file)
+    with_mask = loads_masks(dataset.get("pipeline") or ())
+    if "images" in content and with_mask:
+        check_masks(content, used_annotations(content, classes), ann_file)
+    if "annotations" in content and training:
+        warn_of_losses(content, classes, dataset.get("filter_cfg") or {}, ann_file, with_mask=with_mask)
     return labels
 
 
 def loads_masks(pipeline: Sequence) -> bool:
     """Whether a pipeline reads the masks of the annotations."""
     return any("LoadAnnotations" in str(step.get("type")) and step.get("with_mask") for step in pipeline)
-
-
-def check_masks(content: Mapping, classes: Sequence[str], ann_file: Path) -> None:
-    """Raise InputError for the first object that mmdet would use and that has no mask: it ends there on a KeyError."""
-    wanted = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
-    for number, entry in enumerate(content.get("annotations", ())):
-        used = entry["category_id"] in wanted and entry["area"] > 0 and min(entry["bbox"][2:]) >= 1
-        mask = entry.get("segmentation")
-        if used and not entry.get("ignore") and not (mask and isinstance(mask, list | dict)):
-            raise InputError(
-                f"{ann_file}: annotations[{number}] has segmentation={mask!r}, but the pipeline loads masks. Give each "
-                "object its polygons or run lengths, or use a detector of boxes alone (faster_rcnn_*, retinanet_*)"
-            )
 
 
 def missing_file(path: Path, root: Path, phase: str) -> str:

@@ -23,8 +23,13 @@ def read_annotations(path: Path, *, needed: Sequence[str] = tuple(KEYS)) -> dict
         InputError: the file is no JSON, is cut off, or lacks keys that every COCO file has.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
+        if error.doc.startswith("\ufeff"):
+            raise InputError(
+                f"annotation file {path} begins with a byte order mark, which pycocotools does not read; save it as "
+                "UTF-8 without one"
+            ) from None
         cut_off = error.pos >= len(error.doc) - 1 or error.msg.startswith("Unterminated string")
         reason = f"the file is cut off at character {len(error.doc)}" if cut_off else error
         raise InputError(f"annotation file {path} is not valid JSON ({reason}); copy or download it again") from None
@@ -52,16 +57,23 @@ def check_entries(entries: Sequence, key: str, path: Path) -> None:
             raise InputError(f"annotation file {path}: {key}[{number}] lacks {missing}, which the COCO format demands")
         if fault := fault_of(entry, key):
             raise InputError(f"annotation file {path}: {key}[{number}] has {fault}")
-        if entry["id"] in seen:
-            raise InputError(f"annotation file {path}: two of its {key} have the id {entry['id']!r}; ids must differ")
-        seen.add(entry["id"])
+        for field in ("id", "name") if key == "categories" else ("id",):
+            if (field, entry[field]) in seen:
+                raise InputError(
+                    f"annotation file {path}: two of its {key} have the {field} {entry[field]!r}; {field}s must differ"
+                )
+            seen.add((field, entry[field]))
+    if len({type(entry["id"]) for entry in entries}) > 1:
+        raise InputError(f"annotation file {path}: some ids of its {key} are numbers and some are text; use one kind")
 
 
 def fault_of(entry: Mapping, key: str) -> str | None:
     """Return which value of an entry with all its keys is of a wrong kind, or None."""
     ids = [field for field in KEYS[key] if field.endswith("id")]
-    if field := next((field for field in ids if not isinstance(entry[field], int | str)), None):
+    if field := next((field for field in ids if not is_id(entry[field])), None):
         return f"{field}={entry[field]!r}, which is no id"
+    if key == "categories" and not isinstance(entry["name"], str):
+        return f"name={entry['name']!r}, which is no string"
     if key == "images":
         if not isinstance(entry["file_name"], str):
             return f"file_name={entry['file_name']!r}, which is no string"
@@ -73,7 +85,15 @@ def fault_of(entry: Mapping, key: str) -> str | None:
             return f"bbox={bbox!r}; it must be [x, y, width, height] in pixels"
         if not is_number(entry["area"]):
             return f"area={entry['area']!r}; it must be a number of pixels"
+        for flag in ("iscrowd", "ignore"):
+            if entry.get(flag, 0) not in (0, 1):
+                return f"{flag}={entry[flag]!r}; it must be 0 or 1"
     return None
+
+
+def is_id(value: object) -> bool:
+    """Whether a JSON value can number an entry."""
+    return isinstance(value, int | str) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:

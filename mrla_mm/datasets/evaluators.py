@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mrla_mm.datasets.coco_file import load_annotations
+from mrla_mm.datasets.masks import check_masks
 from mrla_mm.errors import InputError
 
 
@@ -20,11 +21,16 @@ def check_evaluator(evaluator: Mapping | Sequence | None, phase: str, dataset_fi
                 f"of {phase}_dataloader (data_root=... in --cfg-options moves both)"
             )
         if metric.get("type") == "CocoMetric" and not metric.get("format_only"):
-            check_ground_truth(Path(path), phase, dataset_files)
+            wanted = metric.get("metric", "bbox")
+            masks = "segm" in (wanted if isinstance(wanted, list | tuple) else [wanted])
+            check_ground_truth(Path(path), phase, dataset_files, masks=masks)
 
 
-def check_ground_truth(path: Path, phase: str, dataset_files: Sequence[Path]) -> None:
-    """Raise InputError for a file that pycocotools would refuse after the first epoch, and warn of an empty one."""
+def check_ground_truth(path: Path, phase: str, dataset_files: Sequence[Path], *, masks: bool) -> None:
+    """Raise InputError for a file that pycocotools would refuse after the first epoch, or count wrongly.
+
+    An empty file gives a warning.
+    """
     content = load_annotations(path, needed=("images", "categories"))
     entries = content.get("annotations", ())
     lacking = next((number for number, entry in enumerate(entries) if "iscrowd" not in entry), None)
@@ -33,6 +39,16 @@ def check_ground_truth(path: Path, phase: str, dataset_files: Sequence[Path]) ->
             f"{phase}_evaluator: {path}: annotations[{lacking}] has no iscrowd, which pycocotools needs; "
             'write "iscrowd": 0 into every annotation of a single object'
         )
+    if text := next((entry["id"] for entry in entries if isinstance(entry["id"], str)), None):
+        raise InputError(f"{phase}_evaluator: {path}: an annotation has id={text!r}, but pycocotools needs numbers")
+    if any(entry["id"] == 0 for entry in entries):
+        warnings.warn(
+            f"{path}: 1 of {len(entries)} annotations has the id 0, by which pycocotools means no match: its object "
+            f"counts as never found by {phase}. Number the annotations from 1",
+            stacklevel=2,
+        )
+    if masks and "images" in content:
+        check_masks(content, enumerate(entries), path, whole=True)
     if "images" in content and not entries:
         warnings.warn(f"{path} has no annotations: every AP of {phase} will be -1", stacklevel=2)
     for other in dataset_files:

@@ -2,13 +2,16 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import cv2
 
 from mrla_mm.datasets.config_parts import shorten
 from mrla_mm.errors import InputError
 
 # The last bytes of a whole file; decoders fill what is cut off with grey or noise and say nothing.
-END_MARKERS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND"}
+END_MARKERS = {b"\xff\xd8": b"\xff\xd9", b"\x89P": b"IEND", b"GI": b"\x00;"}
+RESIZES = ("Resize", "RandomResize", "RandomChoiceResize", "FixScaleResize")
 TAIL = 4096  # where the end marker is looked for first: some writers append a few bytes behind it
 
 
@@ -80,7 +83,16 @@ def fault_of(path: str) -> str | None:
     if not start:
         return "the file is empty"
     whole = END_MARKERS.get(start, b"") in tail or has_end_marker(path)
-    return None if whole else "the file is cut off"
+    return None if whole and os.path.getsize(path) >= promised_size(path) else "the file is cut off"
+
+
+def promised_size(path: str) -> int:
+    """Return how many bytes a BMP or a WebP file says that it has, 0 for other formats."""
+    with open(path, "rb") as file:
+        head = file.read(12)
+    if head[:2] == b"BM":
+        return int.from_bytes(head[2:6], "little")
+    return int.from_bytes(head[4:8], "little") + 8 if head[:4] == b"RIFF" and head[8:] == b"WEBP" else 0
 
 
 def has_end_marker(path: str) -> bool:
@@ -101,6 +113,46 @@ def unreadable(path: str, reason: str) -> str:
     return f"image {path} cannot be read ({reason}); replace it, or drop it from the annotation file"
 
 
+def other_size(path: str, found: Sequence[int], listed: Sequence[int]) -> str:
+    """Return the message for an image whose (height, width) are not those of its annotations."""
+    turned = tuple(found[:2]) == tuple(reversed(listed))
+    remedy = (
+        "it is turned by its EXIF orientation. If the boxes are of the pixels as stored, which is what COCO's tools see, "
+        'set color_type="color_ignore_orientation" in LoadImageFromFile; else correct width and height'
+        if turned
+        else "correct width and height, or the image"
+    )
+    return (
+        f"image {path} has {found[1]} x {found[0]} pixels, but the annotation file says {listed[1]} x {listed[0]}, so "
+        f"its boxes would not fit: {remedy}"
+    )
+
+
+class NamedResizeErrors:
+    """Wraps a resizing transform of a pipeline so that an image it cannot resize ends the run with the file's name."""
+
+    def __init__(self, resize) -> None:
+        self.resize = resize
+
+    def __call__(self, results: dict) -> dict | None:
+        """Resize the image of `results`.
+
+        Raises:
+            InputError: it is so narrow that nothing would be left of one side.
+        """
+        try:
+            return self.resize(results)
+        except cv2.error as error:
+            height, width = results["img_shape"][:2]
+            raise InputError(
+                f"image {results.get('img_path')} of {width} x {height} pixels is too narrow for "
+                f"{type(self.resize).__name__}, which would leave a side of no pixel; drop it from the annotation file"
+            ) from error
+
+    def __repr__(self) -> str:
+        return repr(self.resize)
+
+
 class NamedImageErrors:
     """Wraps a loading transform of a pipeline so that an image it cannot read ends the run with the file's name."""
 
@@ -111,15 +163,18 @@ class NamedImageErrors:
         """Load the image of `results`.
 
         Raises:
-            InputError: it is missing, no image, or cut off, which decoders may fill up without a word.
+            InputError: it is missing, no image, cut off, which decoders may fill up without a word, or of another size
+                than the annotation file says, so that boxes would not fit.
         """
-        path = results["img_path"]
+        path, listed = results["img_path"], (results.get("height"), results.get("width"))
         try:
             loaded = self.load(results)
         except Exception as error:
             raise InputError(unreadable(path, fault_of(path) or str(error))) from error
         if fault := fault_of(path):
             raise InputError(unreadable(path, fault))
+        if loaded is not None and None not in listed and tuple(loaded["img_shape"][:2]) != listed:
+            raise InputError(other_size(path, loaded["img_shape"], listed))
         return loaded
 
     def __repr__(self) -> str:
@@ -127,9 +182,11 @@ class NamedImageErrors:
 
 
 def name_image_errors(dataset: object) -> None:
-    """Wrap the image loading transforms of a built data set's pipelines, once."""
+    """Wrap the image loading and resizing transforms of a built data set's pipelines, once."""
     for leaf in leaves(dataset):
         transforms = getattr(getattr(leaf, "pipeline", None), "transforms", [])
         for index, transform in enumerate(transforms):
             if type(transform).__name__ == "LoadImageFromFile" and not getattr(transform, "ignore_empty", False):
                 transforms[index] = NamedImageErrors(transform)
+            elif type(transform).__name__ in RESIZES:
+                transforms[index] = NamedResizeErrors(transform)

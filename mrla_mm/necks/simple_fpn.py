@@ -10,9 +10,13 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.arguments import INIT, MAP_NORM, check_arguments, check_maps, is_list, is_whole, naming, optional, whole
 from mrla_mm.errors import InputError
 
 LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
+RULES = dict(
+    in_channels=whole(1), out_channels=whole(1), in_stride=whole(1), norm_cfg=optional(MAP_NORM), init_cfg=INIT
+)
 
 
 @MODELS.register_module()
@@ -57,20 +61,25 @@ class SimpleFeaturePyramid(BaseModule):
         norm_cfg: dict | None = LAYER_NORM,
         init_cfg: dict | None = None,
     ) -> None:
+        own = dict(in_channels=in_channels, out_channels=out_channels, in_stride=in_stride, norm_cfg=norm_cfg)
+        check_arguments({**own, "init_cfg": init_cfg}, RULES)
         super().__init__(init_cfg)
         check_strides(strides, in_stride)
-        own = [stride for stride in strides if stride <= 2 * in_stride]
-        if not own:
+        fine = [stride for stride in strides if stride <= 2 * in_stride]
+        if not fine:
             raise InputError(f"strides={list(strides)} must begin at {2 * in_stride}, twice in_stride, or below")
-        self.extra_levels = len(strides) - len(own)
-        self.levels = ModuleList(
-            make_level(in_channels, out_channels, stride / in_stride, norm_cfg=norm_cfg) for stride in own
-        )
+        self.in_channels = in_channels
+        self.extra_levels = len(strides) - len(fine)
+        with naming(self, dict(in_channels=in_channels, out_channels=out_channels, norm_cfg=norm_cfg)):
+            self.levels = ModuleList(
+                make_level(in_channels, out_channels, stride / in_stride, norm_cfg=norm_cfg) for stride in fine
+            )
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Turn one map (B, C, H, W), alone in its sequence, into the levels (B, out_channels, H', W')."""
         if len(maps) != 1:
             raise InputError(f"the pyramid takes one map, got {len(maps)}; set the backbone's out_indices to one block")
+        check_maps(maps[0], self.in_channels, what="maps")
         outs = [level(maps[0]) for level in self.levels]
         for _ in range(self.extra_levels):
             outs.append(F.max_pool2d(outs[-1], kernel_size=1, stride=2))
@@ -79,11 +88,12 @@ class SimpleFeaturePyramid(BaseModule):
 
 def check_strides(strides: Sequence[int], in_stride: int) -> None:
     """Raise InputError unless the strides double from in_stride / 4, in_stride / 2, ... on."""
-    doubling = all(b == 2 * a for a, b in zip(strides, strides[1:], strict=False))
-    ratio = math.log2(strides[0] / in_stride) if strides and min(strides[0], in_stride) > 0 else math.nan
+    sound = is_list(strides) and len(strides) > 0 and all(is_whole(stride, 1) for stride in strides)
+    doubling = sound and all(b == 2 * a for a, b in zip(strides, strides[1:], strict=False))
+    ratio = math.log2(strides[0] / in_stride) if doubling else math.nan
     if not doubling or ratio < -2 or not ratio.is_integer():
         raise InputError(
-            f"strides={list(strides)} must each be twice the one before and begin at a quarter of "
+            f"strides={strides!r} must each be twice the one before and begin at a quarter of "
             f"in_stride={in_stride}, or at a doubling of that"
         )
 

@@ -247,13 +247,13 @@ def test_positions_of_another_image_size_load():
     ("options", "message"),
     [
         (dict(arch="ceit-huge"), "arch='ceit-huge' is unknown; use one of ceit-small, ceit-tiny"),
-        (dict(arch=dict(embed_dims=32)), "lacks"),
+        (dict(arch=dict(embed_dims=32)), "must be a name or a dict with embed_dims"),
         (dict(patch_size=8), "patch_size=8"),
         (dict(with_dist_token=True), "with_dist_token=True"),
         (dict(out_indices=(1, 3)), r"out_indices=\(1, 3\).*'featmap'"),
-        (dict(out_type="featmap", out_indices=(4,)), r"out_indices=\[4\]"),
+        (dict(out_type="featmap", out_indices=(4,)), r"out_indices=\(4,\)"),
         (dict(frozen_stages=5), "frozen_stages=5"),
-        (dict(stage_blocks=(2, 1)), r"stage_blocks=\[2, 1\]"),
+        (dict(stage_blocks=(2, 1)), r"stage_blocks=\(2, 1\)"),
         (dict(layer_attention=dict(type="MRLALight", head_channels=12)), "channels=32.*head_channels=12"),
     ],
 )

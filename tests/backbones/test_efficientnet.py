@@ -164,7 +164,7 @@ def test_norm_eval_keeps_every_norm_in_evaluation(norm_type):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(arch="b9"), "arch='b9' is unknown; use one of b0, b1"),
+        (dict(arch="b9"), "arch='b9' must be one of 'b0', 'b1'"),
         (dict(frozen_stages=6, out_indices=(3,)), "frozen_stages=6.*4 stages"),
         (dict(frozen_stages=8), "frozen_stages"),
         (dict(out_indices=(7,)), "out_indices"),

@@ -167,7 +167,7 @@ def test_a_small_image_is_named():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(arch="b6"), "arch='b6' is unknown; use one of b0, b1"),
+        (dict(arch="b6"), "arch='b6' must be one of 'b0', 'b1'"),
         (dict(frozen_stages=5), "frozen_stages=5.*0 to 4"),
         (dict(frozen_stages=-1), "frozen_stages=-1"),
         (dict(embed_dims=24), "channels=24.*head_channels=16"),

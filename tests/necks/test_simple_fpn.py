@@ -79,11 +79,11 @@ def test_every_parameter_gets_a_gradient():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(strides=(4, 16)), r"\[4, 16\]"),
-        (dict(strides=(2, 4, 8)), r"\[2, 4, 8\].*in_stride=16"),
-        (dict(strides=(6, 12)), r"\[6, 12\]"),
-        (dict(strides=()), r"strides=\[\]"),
-        (dict(strides=(0, 0)), r"\[0, 0\]"),
+        (dict(strides=(4, 16)), r"\(4, 16\)"),
+        (dict(strides=(2, 4, 8)), r"\(2, 4, 8\).*in_stride=16"),
+        (dict(strides=(6, 12)), r"\(6, 12\)"),
+        (dict(strides=()), r"strides=\(\)"),
+        (dict(strides=(0, 0)), r"\(0, 0\)"),
         (dict(strides=(64, 128)), "begin at 32"),
         (dict(in_channels=18), "in_channels=18 cannot be halved 2 times"),
     ],

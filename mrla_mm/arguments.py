@@ -1,0 +1,140 @@
+"""What arguments and feature maps must be, so that a wrong one is named before the code below ends on it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Integral, Real
+from typing import NamedTuple
+
+import torch
+from mmengine.registry import WEIGHT_INITIALIZERS
+from torch import Tensor
+
+from mrla_mm.errors import InputError
+
+SHOWN = 200  # characters of a value that a message shows
+
+
+class Rule(NamedTuple):
+    """What a value must be, in words that follow "must be", and as a test."""
+
+    words: str
+    holds: Callable[[object], bool]
+
+
+def is_whole(value: object, low: int, high: float = float("inf")) -> bool:
+    """Whether a value is a whole number between two, both included."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_list(value: object) -> bool:
+    """Whether a value is a list, a tuple or a range, but no text."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def whole(low: int, high: int | None = None) -> Rule:
+    """Rule of whole numbers, both ends included."""
+    words = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    return Rule(words, lambda value: is_whole(value, low, float("inf") if high is None else high))
+
+
+def wholes(low: int, count: int) -> Rule:
+    """Rule of lists of so many whole numbers."""
+    return Rule(
+        f"a list of {count} whole numbers of at least {low}",
+        lambda value: is_list(value) and len(value) == count and all(is_whole(item, low) for item in value),
+    )
+
+
+def pixels(low: int = 1) -> Rule:
+    """Rule of sizes in pixels, one for both sides or (height, width)."""
+    return Rule(
+        f"a whole number of at least {low}, or two of them",
+        lambda value: is_whole(value, low) or wholes(low, 2).holds(value),
+    )
+
+
+def indices(count: int) -> Rule:
+    """Rule of lists of different indices below `count`, ascending, as outputs follow each other."""
+    return Rule(
+        f"a list of ascending indices from 0 to {count - 1}",
+        lambda value: (
+            is_list(value)
+            and len(value) > 0
+            and all(is_whole(item, 0, count - 1) for item in value)
+            and list(value) == sorted(set(value))
+        ),
+    )
+
+
+def one_of(*choices: str) -> Rule:
+    """Rule of names."""
+    return Rule(f"one of {', '.join(map(repr, choices))}", lambda value: isinstance(value, str) and value in choices)
+
+
+def optional(rule: Rule) -> Rule:
+    """Rule that None keeps too."""
+    return Rule(f"None or {rule.words}", lambda value: value is None or rule.holds(value))
+
+
+def is_map_norm(value: object) -> bool:
+    """Whether a value may be the config of a norm of feature maps."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return kind is not None and kind not in ("LN", "BN1d", "BN3d", "IN1d", "IN3d")
+
+
+def is_init(value: object) -> bool:
+    """Whether a value may be an `init_cfg`: the config of a known initialiser, a list of them, or None."""
+    if is_list(value):
+        return all(isinstance(item, Mapping) and is_init(item) for item in value)
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return value is None or kind in ("Pretrained", *WEIGHT_INITIALIZERS.module_dict) or isinstance(kind, type)
+
+
+FLAG = Rule("True or False", lambda value: isinstance(value, bool))
+NUMBER = Rule("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool) and value == value)
+RATE = Rule("a probability in [0, 1)", lambda value: NUMBER.holds(value) and 0 <= value < 1)
+CONFIG = Rule("a dict with a type", lambda value: isinstance(value, Mapping) and "type" in value)
+DICT = Rule("a dict", lambda value: isinstance(value, Mapping))
+INIT = Rule("None, the config of an initialiser of mmengine, or a list of them", is_init)
+MAP_NORM = Rule("the config of a norm of feature maps, such as dict(type='BN')", is_map_norm)
+
+
+def check_arguments(arguments: Mapping[str, object], rules: Mapping[str, Rule]) -> None:
+    """Raise InputError naming the first argument that breaks its rule; one without a rule passes."""
+    for name, value in arguments.items():
+        if name in rules and not rules[name].holds(value):
+            raise InputError(f"{name}={shown(value)} must be {rules[name].words}")
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+@contextmanager
+def naming(owner: object, arguments: Mapping[str, object]) -> Iterator[None]:
+    """Name the arguments given in place of an error from deep inside a host, which does not.
+
+    Raises:
+        InputError: for any error but those that name a value or a keyword already.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, InputError) or (isinstance(error, TypeError) and "keyword argument" in str(error)):
+            raise
+        given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items()) or "no arguments"
+        raise InputError(
+            f"{type(owner).__name__} cannot be built with {given}: {type(error).__name__}: {shown(str(error))[1:-1]}"
+        ) from error
+
+
+def check_maps(x: Tensor, channels: int, *, what: str = "images") -> None:
+    """Raise InputError unless x is a batch of images or maps (B, channels, H, W) of floating-point numbers."""
+    if torch.jit.is_tracing():  # where sizes are tensors
+        return
+    if x.dim() != 4 or x.shape[1] != channels or min(x.shape[2:]) < 1:
+        raise InputError(f"expected {what} of shape (B, {channels}, H, W) with H and W above 0, got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise InputError(f"expected {what} of floating-point numbers, got {x.dtype}; convert and normalise them first")
