@@ -1,4 +1,4 @@
-"""Models as graphs for deployment: which parts of a model become graphs, in which format, and whether they compute the same.
+"""Models as graphs for deployment: what becomes a graph, in which format, and whether it computes the same.
 
 A graph holds tensors and plain operators alone, so what decides by data stays outside: anchors, box decoding and NMS.
 A backbone, a classifier and a single-stage detector are one graph each. A two-stage detector is up to three, one for

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Export a trained model: `python tools/export.py CONFIG CHECKPOINT --format onnx --dynamic`.
 
-A backbone, a classifier or a single-stage detector becomes one graph, a two-stage detector `dense`, `boxes` and `masks`;
-docs/deployment.md says what each takes and gives. Every graph is run (ONNX in onnxruntime) and compared with the model:
-a difference above 1e-4 of the largest output, or of 1, ends with an error.
+A backbone, a classifier or a single-stage detector becomes one graph, a two-stage detector `dense`, `boxes` and
+`masks`; docs/deployment.md says what each takes and gives. Every graph is run (ONNX in onnxruntime) and compared with
+the model: a difference above 1e-4 of the largest output, or of 1, ends with an error.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def load_model(args):
     misfits = [key for key, value in own.items() if key not in found or found[key].shape != value.shape]
     if misfits:
         raise InputError(
-            f"checkpoint {args.checkpoint} does not fit the model of {args.config}: {len(misfits)} of {len(own)} tensors "
-            f"are missing or of another shape, the first is {misfits[0]}; give the config that it was trained with"
+            f"checkpoint {args.checkpoint} does not fit the model of {args.config}: {len(misfits)} of {len(own)} "
+            f"tensors are missing or of another shape, the first is {misfits[0]}; give the config of its training"
         )
     model.load_state_dict({key: found[key] for key in own})
     return model.eval(), cfg

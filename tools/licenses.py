@@ -16,7 +16,9 @@ from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ("requirements/lock.txt", "requirements/dev.txt")
-PERMISSIVE = r"MIT|Expat|BSD|Apache|PSF|Python Software Foundation|ISC|HPND|CMU|Unlicense|zlib|CC0|BlueOak|Boost|ZPL|public domain"
+PERMISSIVE = (
+    r"MIT|Expat|BSD|Apache|PSF|Python Software Foundation|ISC|HPND|CMU|Unlicense|zlib|CC0|BlueOak|Boost|public domain"
+)
 FLAGGED = {  # what the text says: what it is called here
     r"\bA?GPL|(?<!Lesser )General Public": "copyleft",
     r"LGPL|Lesser General Public": "weak copyleft",
@@ -25,14 +27,14 @@ FLAGGED = {  # what the text says: what it is called here
 }
 STATED = {"cuda-toolkit": "NVIDIA (a package without files, which names others)"}  # those with no metadata of it
 REASONS = {  # why a flagged package may be depended on, and how
-    "weak copyleft": "the copyleft covers the package's own files; it is installed as it is, neither changed nor shipped",
-    "proprietary": "CUDA libraries that torch's Linux wheels require, under NVIDIA's licence; a torch built for the CPU "
-    "does not install them",
+    "weak copyleft": "it covers the package's own files; the package is installed as it is, not changed, not shipped",
+    "proprietary": "CUDA libraries that torch's Linux wheels require, under NVIDIA's licence; a torch built for the "
+    "CPU does not install them",
     "copyleft": "used for development alone, neither imported by the package nor shipped with it",
 }
-BUNDLED = """A wheel may carry libraries under licences of their own beside its code: opencv-python FFmpeg and Qt (LGPL), shapely GEOS
-(LGPL-2.1), numpy and scipy libgfortran and libgcc (GPL-3.0 with the runtime exception). None of them is shipped with this
-package."""
+BUNDLED = """A wheel may carry libraries under licences of their own beside its code: opencv-python FFmpeg and Qt (LGPL),
+shapely GEOS (LGPL-2.1), numpy and scipy GCC's runtime (GPL-3.0 with its exception) and libquadmath (LGPL-2.1).
+None of them is shipped with this package."""
 
 
 def names_of(lock):
@@ -61,13 +63,13 @@ def license_of(name):
             found = re.search(
                 r"(Apache License|MIT License|BSD|Permission is hereby granted|Redistribution and use)", words
             )
-            named = {"Permission is hereby granted": "MIT", "Redistribution and use": "BSD"}
+            named = {"Permission is hereby": "MIT", "Redistribution and use": "BSD"}
             return f"{named.get(found[1], found[1])} (from {file.name})" if found else "unknown"
     return "unknown"
 
 
 def verdict(text):
-    """Return what a licence is: permissive, one of REASONS, or unknown. A choice between licences takes the permissive."""
+    """Return what a licence is: permissive, one of REASONS, or unknown. Of a choice, the permissive counts."""
     chosen = [part for part in re.split(r"\bOR\b|/", text) if re.search(PERMISSIVE, part, re.IGNORECASE)]
     if chosen and re.search(r"\bOR\b", text):
         return "permissive"

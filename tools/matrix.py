@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Run the same tests on every stack that the package promises, each in a clean environment of its own.
 
-`python tools/matrix.py` makes the environments with uv below OUT, one after the other, runs the tests there, and removes
-each again (--keep keeps it): 6 GB of disk at a time. Results go to OUT/<stack>.json, the tests' output to OUT/<stack>.log,
-and the table of all results in OUT is printed. `--list` says what each stack is.
+`python tools/matrix.py` makes the environments with uv below OUT, one after the other, runs the tests there, and
+removes each again (--keep keeps it): 6 GB of disk at a time. Results go to OUT/<stack>.json, the tests' output to
+OUT/<stack>.log, and the table of all results in OUT is printed. `--list` says what each stack is.
 """
 
 import argparse

@@ -38,6 +38,7 @@ from mrla_mm.errors import InputError
 ROOT = Path(__file__).resolve().parents[1]
 ELSEWHERE, TRAINING, SAVING, EVALUATING = range(4)
 PHASES = ("starting or between", "training step", "checkpoint being written", "evaluation")
+AIMS = (SAVING, TRAINING, EVALUATING, ELSEWHERE)
 EPOCHS, IMAGES, BATCH = 2, 6, 2
 TIMEOUT = 180  # seconds for a run of a few
 CONFIG = """_base_ = {base!r}
@@ -264,7 +265,7 @@ def signal_trial(training, number, sent, reference, rng, work_dir):
     early = 0
     while True:
         shutil.rmtree(work_dir, ignore_errors=True)
-        code, phase = interrupt(training, work_dir, sent, number % len(PHASES), reference, rng)
+        code, phase = interrupt(training, work_dir, sent, AIMS[number % len(AIMS)], reference, rng)
         if code != 0:
             break
         early += 1  # it had finished before the signal came: no trial

@@ -32,7 +32,7 @@ class StageSimilarity(NamedTuple):
         number: of the stage in the model, from 1.
         layers: names of the residual branches, from the second layer on: each is compared with the one before.
         firsts: number in the stage, from 1, of the first of them.
-        values: (images, layers, G), |cos| of each head.
+        values: (images, layers, G), absolute cosine of each head.
     """
 
     number: int

@@ -5,6 +5,7 @@ from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
+from mmcv.cnn.bricks import DropPath
 from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
@@ -152,6 +153,9 @@ class ViT(VisionTransformer):
         with naming(self, dict(arch=arch, out_indices=blocks, **kwargs)):
             super().__init__(arch, out_indices=blocks, **kwargs)
         self.in_channels = kwargs.get("in_channels", 3)
+        for module in self.modules():
+            if isinstance(module, DropPath):
+                module.drop_prob = float(module.drop_prob)  # numpy's in mmpretrain, which breaks a compiled graph
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages

@@ -58,7 +58,7 @@ def has_triton() -> bool:
 
 
 def is_exporting() -> bool:
-    """Whether torch.export (not strict) or the ONNX exporter traces, which unlike torch.compile do so without Dynamo."""
+    """Whether torch.export (not strict) or the ONNX exporter traces: unlike torch.compile, without Dynamo."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 

@@ -27,7 +27,7 @@ def global_average(x: Tensor) -> Tensor:
 
 def without_autocast(like: Tensor) -> AbstractContextManager:
     """Context in which a tensor's device computes in the precision it is given; meta tensors know no autocast."""
-    return nullcontext() if like.is_meta else torch.autocast(device_type=like.device.type, enabled=False)
+    return nullcontext() if like.device.type == "meta" else torch.autocast(device_type=like.device.type, enabled=False)
 
 
 def project(pooled: Tensor, weight: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
     with without_autocast(pooled):
         if weight.dim() == 2:
             return F.linear(pooled, weight)  # (B, E)
-        return F.conv1d(pooled.unsqueeze(1), weight, padding=weight.shape[-1] // 2).squeeze(1)  # (B, C)
+        return F.conv1d(pooled.unsqueeze(1), weight, padding=(weight.shape[-1] // 2,)).squeeze(1)  # (B, C)
 
 
 def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -53,7 +53,8 @@ def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
     """
     if weight is None:
         return x
-    return F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=x.shape[1])
+    reach = weight.shape[-1] // 2
+    return F.conv2d(x, weight, padding=(reach, reach), groups=x.shape[1])
 
 
 def split_heads(pooled: Tensor, heads: int) -> Tensor:

@@ -159,6 +159,24 @@ def test_a_process_with_persistent_workers_ends_and_they_live_through_a_signal_t
     assert torch.load(tmp_path / "interrupted.pth", weights_only=True)["meta"]["iter"] == 6
 
 
+def test_workers_of_a_killed_process_end(tmp_path):
+    """Also those that wait to hand over a batch larger than a pipe, which outlive their parent with torch alone."""
+    code = """
+import os, signal, sys, torch
+from torch.utils.data import DataLoader
+from mrla_mm.weights.replay import shield_workers
+loader = DataLoader(range(64), collate_fn=lambda numbers: bytes(1 << 20), num_workers=2, persistent_workers=True)
+shield_workers(loader)
+batches = iter(loader)
+next(batches)
+print(*(worker.pid for worker in batches._workers), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL  # and returned at all: the workers hold the other end of the pipe
+    assert len(killed.stdout.split()) == 2
+
+
 def test_a_run_without_a_configured_seed_resumes_in_its_data_order(tmp_path):
     with pytest.raises(SystemExit):
         build(tmp_path, loop=EPOCHS, seed=None, hooks=[Die(6)], interval=1).train()
