@@ -3,9 +3,9 @@
 torchcam computes the maps. It wants a model that turns images into a score for each, which `Explained` makes of a
 classifier or a detector. The score is
 
-    classifier  the logit of a class
-    detector    the log-odds log(p / (1 - p)) of the score p (after softmax or sigmoid) of the best detection of a class
-                whose box overlaps a given one with an IoU of at least 0.5; p = 0.001 if there is none
+* of a classifier, the logit of a class;
+* of a detector, the log-odds log(p / (1 - p)) of the score p (after softmax or sigmoid) of the best detection of a
+  class whose box overlaps a given one with an IoU of at least 0.5; p = 0.001 if there is none.
 
 ScoreCAM weighs maps by a softmax over scores, among which probabilities would all count alike.
 """
