@@ -13,6 +13,7 @@ side along the dense dimension.
 The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -219,9 +220,32 @@ def strides(x: Tensor) -> tuple[int, int]:
     return (x.shape[2] * x.shape[3], 1) if x.is_contiguous() else (1, x.shape[1])
 
 
-def launcher(kernel):
-    """Kernel in the form that torch.compile sees through; the interpreter's are called as they are."""
-    return torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
+def launch(kernel, grid: tuple[int, ...], first: Tensor, *rest: object, **constants: object) -> None:
+    """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
+
+    A compiled kernel is launched in the form that torch.compile sees through, an interpreted one as it is.
+    """
+    run = torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
+    with torch.cuda.device_of(first):
+        run[grid](first, *rest, **constants)
+
+
+def mend_interpreter() -> None:
+    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    original = getattr(interpreter, "_patch_lang_tensor", None)
+
+    def patch(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    if original is not None:
+        interpreter._patch_lang_tensor = patch
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_interpreter()
 
 
 def row_stride(per_channel: Tensor | None) -> int:
@@ -234,7 +258,7 @@ def pool_op(x: Tensor) -> Tensor:
     """`pool` as an operator."""
     out = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
     blocks, grid = tiling(x, spread=False)
-    launcher(pool_kernel)[grid](x, out, x.shape[1], x.shape[2] * x.shape[3], *strides(x), **blocks)
+    launch(pool_kernel, grid, x, out, x.shape[1], x.shape[2] * x.shape[3], *strides(x), **blocks)
     return out
 
 
@@ -245,7 +269,8 @@ def light_forward_op(
     """`light_forward` as an operator."""
     out = torch.empty_like(x)
     blocks, grid = tiling(x, spread=True)
-    launcher(apply_kernel)[grid](
+    launch(
+        apply_kernel, grid,
         x, x if previous is None else previous, taps, taps if slope is None else slope,
         taps if shift is None else shift, out, out, *x.shape[1:], *strides(x), row_stride(slope), row_stride(shift),
         TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
@@ -262,7 +287,8 @@ def light_backward_op(
     by_x = torch.empty_like(grad)
     by_previous = by_x if slope is None else torch.empty_like(grad)
     blocks, grid = tiling(grad, spread=True)
-    launcher(apply_kernel)[grid](
+    launch(
+        apply_kernel, grid,
         grad, grad, taps, taps if slope is None else slope, taps if constant is None else constant, by_x, by_previous,
         *grad.shape[1:], *strides(grad), row_stride(slope), row_stride(constant),
         TAPS=taps.shape[-1], FLIP=True, RESIDUAL=residual, HISTORY=False, SHIFT=constant is not None,
@@ -278,7 +304,8 @@ def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, s
     by_slope = by_taps if previous is None else torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
     by_shift = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device) if shift else by_taps
     blocks, grid = tiling(x, spread=False)
-    launcher(sums_kernel)[grid](
+    launch(
+        sums_kernel, grid,
         grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape[1:], *strides(x),
         TAPS=size, HISTORY=previous is not None, SHIFT=shift, **blocks,
     )  # fmt: skip
@@ -296,7 +323,8 @@ def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, valu
         last = first + MAX_VALUES >= len(values)
         out = torch.empty_like(like) if last else torch.empty_like(like, dtype=torch.float32)
         add_x, add_shift = last and x is not None, last and shift is not None
-        launcher(sum_kernel)[grid](
+        launch(
+            sum_kernel, grid,
             *part, *[like] * (MAX_VALUES - len(part)), like if total is None else total, x if add_x else like,
             weights, shift if add_shift else weights, out, like.shape[1], like.shape[2] * like.shape[3], len(values),
             first, *strides(like), row_stride(shift) if add_shift else 0,
@@ -315,7 +343,8 @@ def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> 
     for first in range(0, len(values), MAX_VALUES):
         part, targets = values[first : first + MAX_VALUES], gradients[first : first + MAX_VALUES]
         missing = MAX_VALUES - len(part)
-        launcher(sum_backward_kernel)[grid](
+        launch(
+            sum_backward_kernel, grid,
             grad, *part, *[grad] * missing, *targets, *[targets[0]] * missing, weights, sums, grad.shape[1],
             grad.shape[2] * grad.shape[3], len(values), first, *strides(grad), COUNT=len(part), **blocks,
         )  # fmt: skip

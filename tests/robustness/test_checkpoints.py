@@ -86,7 +86,7 @@ def test_damaged_state(kind, whole, tmp_path):
         damage_state(state, kind, rng)
         torch.save(dict(state_dict=state) if rng.random() < 0.5 else state, path)
         error = judge(f"checkpoint: {kind}", lambda: load_and_hold(path, state, before), named=[path])
-        assert error or kind in ("dtype", "drop", "sparse"), f"{kind} went unseen"
+        assert error or kind in ("dtype", "drop"), f"{kind} went unseen"
 
     check()
 
