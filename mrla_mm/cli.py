@@ -195,7 +195,8 @@ def check_amp_device(cfg: Config) -> None:
     if cfg.get("optim_wrapper", {}).get("type") == "AmpOptimWrapper" and get_device() == "cpu":
         raise InputError(
             "mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU and this machine shows none: "
-            "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES"
+            "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES. A CPU computes in bfloat16 without --amp, by "
+            "--cfg-options optim_wrapper.type=BFloat16OptimWrapper"
         )
 
 

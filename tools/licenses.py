@@ -32,9 +32,9 @@ REASONS = {  # why a flagged package may be depended on, and how
     "CPU does not install them",
     "copyleft": "used for development alone, neither imported by the package nor shipped with it",
 }
-BUNDLED = """A wheel may carry libraries under licences of their own beside its code: opencv-python FFmpeg and Qt (LGPL),
-shapely GEOS (LGPL-2.1), numpy and scipy GCC's runtime (GPL-3.0 with its exception) and libquadmath (LGPL-2.1).
-None of them is shipped with this package."""
+BUNDLED = """A wheel may carry libraries under other licences beside its code: opencv-python FFmpeg and Qt (LGPL),
+shapely GEOS (LGPL-2.1), numpy and scipy GCC's runtime (GPL-3.0 with its exception) and libquadmath (LGPL-2.1). They are
+not shipped with this package."""
 
 
 def names_of(lock):

@@ -3,9 +3,9 @@
 torchcam computes the maps. It wants a model that turns images into a score for each, which `Explained` makes of a
 classifier or a detector. The score is
 
-    classifier  the logit of a class
-    detector    the log-odds log(p / (1 - p)) of the score p (after softmax or sigmoid) of the best detection of a class
-                whose box overlaps a given one with an IoU of at least 0.5; p = 0.001 if there is none
+* of a classifier, the logit of a class;
+* of a detector, the log-odds log(p / (1 - p)) of the score p (after softmax or sigmoid) of the best detection of a
+  class whose box overlaps a given one with an IoU of at least 0.5; p = 0.001 if there is none.
 
 ScoreCAM weighs maps by a softmax over scores, among which probabilities would all count alike.
 """
@@ -14,6 +14,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
@@ -263,9 +264,13 @@ def import_torchcam():
     """Return torchcam.methods.
 
     Raises:
-        InputError: it is not installed.
+        InputError: it is not installed, or older than 0.4, whose ScoreCAM would turn every score into a 1.
     """
+    remedy = "pip install mrla_mm[cam], which on Python 3.10 brings numpy 1"
     try:
-        return import_module("torchcam.methods")
+        methods, found = import_module("torchcam.methods"), version("torchcam")
     except ImportError as error:
-        raise InputError("class activation maps need torchcam: pip install mrla_mm[cam]") from error
+        raise InputError(f"class activation maps need torchcam: {remedy}") from error
+    if tuple(int(part) for part in found.split(".")[:2]) < (0, 4):
+        raise InputError(f"torchcam {found} is too old, class activation maps need 0.4 or later: {remedy}")
+    return methods

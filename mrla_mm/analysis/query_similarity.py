@@ -2,7 +2,7 @@
 
 For a layer t > 1 of a stage, and each head h of each image,
 
-    |cos(q^t_h, q^{t-1}_h)| = |q^t_h . q^{t-1}_h| / (|q^t_h| |q^{t-1}_h|)
+    abs(cos(q^t_h, q^{t-1}_h)) = abs(q^t_h . q^{t-1}_h) / (norm(q^t_h) norm(q^{t-1}_h))
 
 is 1 where a head's queries are proportional, which is what lets lambda^t stand for the change of the query.
 """

@@ -101,6 +101,9 @@ def run_facts(run: Run, cfg, checkpoint: Path | None) -> dict[str, str]:
     best = max(val, key=lambda record: record.get("coco/bbox_mAP", -1), default=None)
     if best is not None:
         facts["best box AP in training"] = f"{best.get('coco/bbox_mAP', float('nan')):.3f} (epoch {best['step']})"
+    source = cfg.get("provenance") or {}
+    if source:
+        facts["mrla_mm"] = f"{source.get('version')}, commit {source.get('commit') or 'unknown'}"
     return facts | checkpoint_facts(checkpoint) | environment(run)
 
 

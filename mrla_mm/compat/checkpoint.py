@@ -9,6 +9,9 @@ exactly those names are allowed, some of them by a stricter stand-in:
 * That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open every attribute of
   every allowed object, so the name is bound to a function that knows those four methods and nothing else.
 
+OneDL's mmengine has a list of its own, with ``getattr`` on it, takes back what is on both after each load, and reads a
+file that this list refuses without any restriction, executing what it holds. Its loader is replaced by one that refuses.
+
 torch < 2.6 loads any pickle by default and so reads these checkpoints, and malicious ones, without help. Nothing is
 changed there: its restricted unpickler cannot bind names to stand-ins, and refusing by force would break
 checkpoints that work. On such a version load only files you trust.
@@ -16,6 +19,7 @@ checkpoints that work. On such a version load only files you trust.
 
 from pickle import UnpicklingError
 
+import mmengine.runner.checkpoint
 import numpy as np
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
@@ -27,6 +31,13 @@ def allow_mmengine_checkpoints() -> None:
     """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves; needs torch >= 2.6."""
     if restricted_by_default():
         torch.serialization.add_safe_globals(_allowed())
+        if hasattr(mmengine.runner.checkpoint, "_safe_torch_load"):
+            mmengine.runner.checkpoint._safe_torch_load = _load_restricted
+
+
+def _load_restricted(file, map_location=None, weights_only: bool | None = None):
+    """Load in place of OneDL's mmengine's own, with the restricted unpickler and the list above, or not at all."""
+    return torch.load(file, map_location=map_location, weights_only=weights_only is not False)
 
 
 def restricted_by_default() -> bool:

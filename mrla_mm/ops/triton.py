@@ -14,6 +14,7 @@ form a tile, with the longer side along the dense dimension.
 The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -283,6 +284,30 @@ def launcher(kernel):
     return torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
 
 
+def launch(kernel, grid: tuple[int, ...], first: Tensor, *rest: object, **constants: object) -> None:
+    """Launch a kernel on the GPU that its first tensor is on, whichever one is current."""
+    with torch.cuda.device_of(first):
+        kernel[grid](first, *rest, **constants)
+
+
+def mend_interpreter() -> None:
+    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    original = getattr(interpreter, "_patch_lang_tensor", None)
+
+    def patch(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    if original is not None:
+        interpreter._patch_lang_tensor = patch
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_interpreter()
+
+
 def row_stride(per_channel: Tensor | None) -> int:
     """Distance between samples of (B or 1, C), 0 where all samples share the numbers."""
     return per_channel.shape[1] if per_channel is not None and per_channel.shape[0] > 1 else 0
@@ -293,7 +318,7 @@ def pool_op(x: Tensor) -> Tensor:
     """`pool` as an operator."""
     blocks, grid = summing(x)
     out = torch.empty(grid[2], *x.shape[:2], dtype=torch.float32, device=x.device)
-    launcher(pool_kernel)[grid](x, out, *x.shape[:2], x.shape[2] * x.shape[3], *strides(x), **blocks)
+    launch(launcher(pool_kernel), grid, x, out, *x.shape[:2], x.shape[2] * x.shape[3], *strides(x), **blocks)
     return joined(out)
 
 
@@ -304,7 +329,8 @@ def light_forward_op(
     """`light_forward` as an operator."""
     out = torch.empty_like(x)
     blocks, grid = tiling(x)
-    launcher(apply_kernel)[grid](
+    launch(
+        launcher(apply_kernel), grid,
         x, x if previous is None else previous, taps, taps if slope is None else slope,
         taps if shift is None else shift, x, out, out, *x.shape[1:], *strides(x), row_stride(slope), row_stride(shift),
         TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
@@ -321,7 +347,8 @@ def light_backward_op(
     by_x = torch.empty_like(grad)
     by_previous = by_x if slope is None else torch.empty_like(grad)
     blocks, grid = tiling(grad)
-    launcher(apply_kernel)[grid](
+    launch(
+        launcher(apply_kernel), grid,
         grad, grad, taps, taps if slope is None else slope, taps if constant is None else constant,
         grad if mask is None else mask, by_x, by_previous,
         *grad.shape[1:], *strides(grad), row_stride(slope), row_stride(constant),
@@ -340,7 +367,8 @@ def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, s
         torch.empty(by_taps.shape[:3], dtype=torch.float32, device=x.device) if there else by_taps
         for there in (previous is not None, shift)
     )
-    launcher(sums_kernel)[grid](
+    launch(
+        launcher(sums_kernel), grid,
         grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape, *strides(x),
         TAPS=size, HISTORY=previous is not None, SHIFT=shift, **blocks,
     )  # fmt: skip
@@ -358,7 +386,8 @@ def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, valu
         last = first + MAX_VALUES >= len(values)
         out = torch.empty_like(like) if last else torch.empty_like(like, dtype=torch.float32)
         add_x, add_shift = last and x is not None, last and shift is not None
-        launcher(sum_kernel)[grid](
+        launch(
+            launcher(sum_kernel), grid,
             *part, *[like] * (MAX_VALUES - len(part)), like if total is None else total, x if add_x else like,
             weights, shift if add_shift else weights, out, like.shape[1], like.shape[2] * like.shape[3], len(values),
             first, *strides(like), row_stride(shift) if add_shift else 0,
@@ -377,7 +406,8 @@ def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> 
     for first in range(0, len(values), MAX_VALUES):
         part, targets = values[first : first + MAX_VALUES], gradients[first : first + MAX_VALUES]
         missing = MAX_VALUES - len(part)
-        launcher(sum_backward_kernel)[grid](
+        launch(
+        launcher(sum_backward_kernel), grid,
             grad, *part, *[grad] * missing, *targets, *[targets[0]] * missing, weights, sums, *grad.shape[:2],
             grad.shape[2] * grad.shape[3], len(values), first, *strides(grad), COUNT=len(part), **blocks,
         )  # fmt: skip
@@ -414,7 +444,8 @@ def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> 
     x, (mean, variance, weight, bias, eps) = torch.empty_like(c), norm
     blocks, grid = summing(c)
     averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device) if pooled else None
-    activate_kernel[grid](
+    launch(
+        activate_kernel, grid,
         c, shortcut, mean, variance, mean if weight is None else weight, mean if bias is None else bias, x,
         x if averages is None else averages, *c.shape[:2], c.shape[2] * c.shape[3], *strides(c), eps=eps,
         WEIGHT=weight is not None, BIAS=bias is not None, POOL=pooled, **blocks,

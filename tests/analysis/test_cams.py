@@ -15,8 +15,9 @@ from mrla_mm.analysis.models import LoadedModel, Prepared
 from mrla_mm.cli import locate_config
 from mrla_mm.errors import InputError
 from tests.analysis.small_models import randomise
+from tests.conftest import missing_torchcam
 
-pytest.importorskip("torchcam", reason="torchcam is not installed: pip install mrla_mm[cam]")
+pytestmark = pytest.mark.skipif(bool(missing_torchcam()), reason=missing_torchcam())
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +166,9 @@ def test_gradcam_of_a_detector_is_its_scores_gradient(detector):
 def test_missing_torchcam_and_unknown_layers(classifier, monkeypatch):
     with pytest.raises(InputError, match="--layers layer9: the backbone has no such part"):
         cams.check_layers(classifier.model, ["layer9"])
+    monkeypatch.setattr(cams, "version", lambda name: "0.3.1")
+    with pytest.raises(InputError, match=r"torchcam 0\.3\.1 is too old, class activation maps need 0\.4 or later"):
+        cams.import_torchcam()
     monkeypatch.setitem(sys.modules, "torchcam.methods", None)
     with pytest.raises(InputError, match=r"pip install mrla_mm\[cam\]"):
         cams.import_torchcam()

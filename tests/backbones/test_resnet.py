@@ -169,7 +169,8 @@ def test_resnet_options_work_as_in_mmdet(name):
     plain = ResNet(**options)
     plain.eval()
     plain.load_state_dict(backbone.state_dict(), strict=False)
-    image = torch.randn(1, options.get("in_channels", 3), 64, 96)
+    size = (96, 128) if name == "dcn" else (64, 96)  # compiled DCN takes no map smaller than its kernel
+    image = torch.randn(1, options.get("in_channels", 3), *size)
     for ours, theirs in zip(backbone(image), plain(image), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 

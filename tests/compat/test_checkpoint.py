@@ -3,6 +3,7 @@ import pickle
 import zipfile
 from pathlib import Path
 
+import mmengine.runner.checkpoint
 import numpy as np
 import pytest
 import torch
@@ -191,3 +192,15 @@ def test_allowing_twice_changes_nothing():
     before = set(torch.serialization.get_safe_globals())
     checkpoint.allow_mmengine_checkpoints()
     assert set(torch.serialization.get_safe_globals()) == before
+
+
+def test_a_loader_that_falls_back_to_any_pickle_is_replaced(tmp_path, monkeypatch):
+    """OneDL's mmengine has one; its other tests are those above, on its stack."""
+    victim = tmp_path / "created"
+    torch.save(Payload(Path.touch, victim), tmp_path / "evil.pth")
+    fallback = lambda file, map_location=None, weights_only=None: torch.load(file, weights_only=False)  # noqa: E731
+    monkeypatch.setattr(mmengine.runner.checkpoint, "_safe_torch_load", fallback, raising=False)
+    checkpoint.allow_mmengine_checkpoints()
+    with pytest.raises(pickle.UnpicklingError):
+        mmengine.runner.checkpoint._safe_torch_load(tmp_path / "evil.pth")
+    assert not victim.exists()

@@ -5,6 +5,9 @@ from mmcv.ops import DeformConv2dPack, ModulatedDeformConv2dPack, deform_conv2d,
 from torch.testing import assert_close
 
 from tests.compat import reference
+from tests.compat.stand_in import needs_stand_in
+
+pytestmark = needs_stand_in
 
 GEOMETRIES = pytest.mark.parametrize(
     "geometry",

@@ -5,6 +5,9 @@ from mmdet.models.losses import FocalLoss
 from torch.testing import assert_close
 
 from mrla_mm.compat.ext_ops import focal
+from tests.compat.stand_in import needs_stand_in
+
+pytestmark = needs_stand_in
 
 GAMMAS = pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 WEIGHTED = pytest.mark.parametrize("weighted", [False, True])

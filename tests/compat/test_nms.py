@@ -5,6 +5,9 @@ from mmcv.ops import batched_nms, nms, nms_match, soft_nms
 from torch.testing import assert_close
 
 from tests.compat import reference
+from tests.compat.stand_in import needs_stand_in
+
+pytestmark = needs_stand_in
 
 
 def crowd(count, device="cpu", dtype=torch.float32):

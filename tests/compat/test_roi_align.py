@@ -5,6 +5,9 @@ from torch.testing import assert_close
 
 from mrla_mm.compat.ext_ops import roi
 from tests.compat import reference
+from tests.compat.stand_in import needs_stand_in
+
+pytestmark = needs_stand_in
 
 ROIS = [
     [0, 3.1, 2.3, 17.9, 22.2],

@@ -166,25 +166,6 @@ def dtypes_of(path):
     return [torch.float64] * (path == "folded") + [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def interpreter_with_new_numpy():
-    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
-    if not INTERPRETED:
-        yield
-        return
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-    yield
-    interpreter._patch_lang_tensor = original
-
-
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Fill every buffer that the fused paths allocate with NaN, so that what nothing writes shows."""

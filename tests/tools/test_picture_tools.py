@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm.cli import locate_config
+from tests.conftest import missing_torchcam
 
 DETECTOR = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 BASE = "model.backbone.layer_attention.type=MRLABase"
@@ -67,7 +68,8 @@ def test_query_similarity(run_tool, models, images, tmp_path):
 
 
 def test_class_activation_maps(run_tool, models, images, tmp_path):
-    pytest.importorskip("torchcam", reason="torchcam is not installed: pip install mrla_mm[cam]")
+    if missing_torchcam():
+        pytest.skip(missing_torchcam())
     out = tmp_path / "out"
     weak = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]  # random weights detect nothing above 0.05
     arguments = [DETECTOR, models / "detector.pth", images, "--out-dir", out, "--max-channels", 4, *weak]

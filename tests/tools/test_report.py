@@ -52,6 +52,7 @@ def work_dir(tmp_path_factory):
     cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=10)
     for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
         cfg[name].update(num_workers=0, persistent_workers=False)
+    cfg.provenance = dict(version="0.0.1", commit="abc")  # as of the training
     train = root / "quickstart/train"
     write_logs(train, epochs=3)
     cfg.dump(train / "config.py")
@@ -113,6 +114,7 @@ def test_every_section_is_there(page):
     assert titles == [*SECTIONS[:2], "Runs compared", *SECTIONS[2:]]
     facts = numbers(section(text, "Run"))
     assert facts["epochs"] == ["3 of 5"] and facts["PyTorch"] == ["9.8.7"] and facts["backbone"] == ["MRLAResNet 18"]
+    assert facts["mrla_mm"] == ["0.0.1, commit abc"]
     assert facts["layer attention"] == ["MRLALight, head_channels=16"]
     assert int(facts["weights in it"][0].split()[0].replace(",", "")) > 1_000_000
     assert numbers(section(text, "AP by epoch"))["3"] == ["0.367", "0.567", "0.317"]

@@ -1,6 +1,7 @@
 """Checkpoints appear whole, outdated ones go last, and a resumed run repeats the one that was not interrupted."""
 
 import errno
+import multiprocessing
 import os
 import random
 import signal
@@ -90,7 +91,19 @@ def build(work_dir, *, loop, workers=0, seed=3, hooks=(), resume=False, **checkp
         resume=resume,
     )
     runner._val_evaluator = NoisyMetric()
+    runner.train = lambda: train(runner)
     return runner
+
+
+def train(runner):
+    """Train, and end the loader workers at once: torch waits five seconds for each when it drops two loaders."""
+    try:
+        Runner.train(runner)
+    finally:
+        for child in multiprocessing.active_children():
+            runner.train_dataloader.worker_init_fn.release()
+            runner.val_dataloader.worker_init_fn.release()
+            child.terminate()
 
 
 def weights(runner):
@@ -151,7 +164,7 @@ def test_a_process_with_persistent_workers_ends_and_they_live_through_a_signal_t
     code += (
         "run = build(pathlib.Path(sys.argv[1]), loop=EPOCHS, workers=1, hooks=[Die(6, everyone=True)], interval=1); "
     )
-    code += "keep = run; run.train()"
+    code += "keep = run; Runner.train(run)"
     ended = subprocess.run(
         [sys.executable, "-c", code, tmp_path], cwd=ROOT, timeout=120, start_new_session=True, check=False
     )
