@@ -55,17 +55,17 @@ def pool_kernel(x_ptr, out_ptr, B, C, S, stride_c, stride_s, span, BLOCK_C: tl.c
 def activate_kernel(
     c_ptr, shortcut_ptr, mean_ptr, variance_ptr, weight_ptr, bias_ptr, out_ptr, pooled_ptr,
     B, C, S, stride_c, stride_s, span, eps,
-    AFFINE: tl.constexpr, POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Compute out = relu(norm(c) + shortcut) and, POOL: its mean over the grid, of the rounded numbers."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = channels < C
     scale = tl.rsqrt(tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps)
-    if AFFINE:
+    if WEIGHT:
         scale *= tl.load(weight_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     offset = -tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32) * scale
-    if AFFINE:
+    if BIAS:
         offset += tl.load(bias_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     begin = tl.program_id(2) * span
@@ -448,7 +448,7 @@ def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> 
         activate_kernel, grid,
         c, shortcut, mean, variance, mean if weight is None else weight, mean if bias is None else bias, x,
         x if averages is None else averages, *c.shape[:2], c.shape[2] * c.shape[3], *strides(c), eps=eps,
-        AFFINE=weight is not None, POOL=pooled, **blocks,
+        WEIGHT=weight is not None, BIAS=bias is not None, POOL=pooled, **blocks,
     )  # fmt: skip
     return x, None if averages is None else joined(averages)
 

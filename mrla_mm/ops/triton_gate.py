@@ -227,7 +227,7 @@ def unfold(
         unfold_kernel, (blocks,),
         *(pooled if t is None else t for t in (*given, keep)), *(constant if t is None else t for t in made),
         batch, channels, width, x.shape[2] * x.shape[3], K=kernel, HISTORY=sums.slope is not None,
-        LEARNED=history_scale is not None, BLOCK_B=min(BLOCK_B, triton.next_power_of_2(batch)), BLOCK_C=BLOCK_C,
+        LEARNED=history_scale is not None, BLOCK_B=min(BLOCK_B, triton.next_power_of_2(max(batch, 1))), BLOCK_C=BLOCK_C,
         **flags,
     )  # fmt: skip
     by_query, by_key = by_weights.sum(0).view(2, 1, 1, kernel).unbind(0)

@@ -432,7 +432,7 @@ SIGNATURES = {  # types of what a half-precision launch passes, by the names of 
     "by_taps_ptr": "*fp32", "by_slope_ptr": "*fp32", "by_shift_ptr": "*fp32", "sums_ptr": "*fp32",
 }  # fmt: skip
 FLAGS = dict(TAPS=9, FLIP=1, RESIDUAL=1, HISTORY=1, SHIFT=1, SCALED=1, COUNT=8, START=1, BLOCK_C=4, BLOCK_S=256)
-FLAGS |= dict(MASK=1, POOL=1, K=5, VALUE=1, LEARNED=1, AFFINE=1, KEEP=1, BLOCK=32, BLOCK_B=16)
+FLAGS |= dict(MASK=1, POOL=1, WEIGHT=1, BIAS=1, K=5, VALUE=1, LEARNED=1, AFFINE=1, KEEP=1, BLOCK=32, BLOCK_B=16)
 KERNELS = ["pool_kernel", "activate_kernel", "apply_kernel", "sums_kernel", "sum_kernel", "sum_backward_kernel"]
 GATE_KERNELS = ["fold_kernel", "ungate_kernel", "unfold_kernel"]
 
