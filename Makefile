@@ -5,7 +5,7 @@ VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: install install-dev quickstart test lint bench lock clean
+.PHONY: install install-dev quickstart test lint bench torture matrix licenses lock docs clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
@@ -32,8 +32,23 @@ lint: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/pylint --jobs 1 mrla_mm tools tests
 
+docs: install-dev  # Sphinx needs Python 3.11 or newer
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+
 bench: install
 	$(BIN)/python tools/benchmark.py
+
+torture: install
+	$(BIN)/python tools/torture.py
+	$(BIN)/python tools/check_distributed.py --processes 2
+	$(BIN)/python tools/check_distributed.py --processes 4
+
+matrix: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python tools/matrix.py
+
+licenses: install-dev
+	$(BIN)/python tools/licenses.py --out docs/licenses.md
 
 lock: install
 	$(BIN)/python -m pip install --quiet uv
@@ -41,4 +56,4 @@ lock: install
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes requirements/dev.in -o requirements/dev.txt
 
 clean:
-	rm -rf $(VENV) work_dirs build dist *.egg-info
+	rm -rf $(VENV) work_dirs build dist docs/_build *.egg-info

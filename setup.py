@@ -21,8 +21,8 @@ setup(
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
     python_requires=">=3.10,<3.13",
     install_requires=[
-        "torch>=2.1",
-        "torchvision>=0.16",
+        "torch>=2.6",
+        "torchvision>=0.21",
         "mmengine>=0.10.5,<1",
         "mmcv-lite>=2.1.0,<2.2",
         "mmdet>=3.3.0,<3.4",

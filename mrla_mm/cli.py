@@ -19,6 +19,7 @@ from mmengine.runner import Runner
 
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
+from mrla_mm.version import __version__, commit
 from mrla_mm.weights import check_weights
 
 # Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
@@ -236,10 +237,11 @@ def preflight(cfg: Config, phases: Iterable[str]) -> None:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Build the Runner, or the class the config's `runner_type` names.
+    """Build the Runner, or the class the config's `runner_type` names, and note in the config which code runs.
 
     mmengine gives each of torchrun's processes a GPU; processes on the CPU are set up here.
     """
+    cfg.provenance = dict(version=__version__, commit=commit())
     if cfg.launcher == "pytorch" and runs_on_cpu(cfg):
         torch.distributed.init_process_group("gloo")
         unused = cfg.get("find_unused_parameters", False)

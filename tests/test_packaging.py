@@ -70,7 +70,7 @@ def build_wheel(source, target):
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """A copy of the sources: building leaves folders behind."""
-    kept = ("mrla_mm", "configs", "tools", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+    kept = ("mrla_mm", "configs", "tools", "setup.py", "pyproject.toml", "README.md", "LICENSE", "model-index.yml")
     copy = tmp_path_factory.mktemp("source")
     for name in kept:
         if (ROOT / name).is_dir():
@@ -86,12 +86,13 @@ def wheel(source, tmp_path_factory):
 
 
 def packed(folder):
-    return {f"mrla_mm/.mim/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.[ps][yh]")}
+    paths = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh", ".yml")]
+    return {f"mrla_mm/.mim/{path.relative_to(ROOT)}" for path in paths}
 
 
 def test_wheel_and_source_distribution_carry_every_config_and_tool(wheel, source, tmp_path):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert packed("configs") | packed("tools") <= names
+    assert packed("configs") | packed("tools") | {"mrla_mm/.mim/model-index.yml"} <= names
     assert {f"{path.relative_to(ROOT)}" for path in (ROOT / "mrla_mm").rglob("*.py")} <= names
     assert not [name for name in names if name.startswith(("tests", "configs", "tools"))]
 

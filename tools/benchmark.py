@@ -18,26 +18,23 @@ import argparse
 import os
 import statistics
 import sys
-import types
 from pathlib import Path
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
 import torch
-from mmdet.testing import demo_mm_inputs
 from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 from mrla_mm import cli
 from mrla_mm.analysis import benchmark
-from mrla_mm.attention import LayerAttention, LayerAttentionResidual
+from mrla_mm.analysis.paths import PATHS, take_path, usable_paths, wake
+from mrla_mm.analysis.steps import Step, build_backbone, build_detector, check_paths
+from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.errors import InputError
-from mrla_mm.ops import choose_path, depthwise_value, global_average, light_gate, softmax_scores
 
 SUITES = ("goals", "oom", "branch", "depth", "resolution", "models")
-PATHS = ("plain", "straightforward", "reference", "folded", "triton")
 ATTENTION = {"light": "MRLALight", "base": "MRLABase", "mla": "MLA", "linear": "LinearRLA"}
 STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and stride
 
@@ -86,186 +83,10 @@ def parse_args(argv):
     return args
 
 
-def straightforward_light(self, x, shortcut, memory=None, affine=None):
-    """MRLA-light as it is written down: every product is a tensor of its own."""
-    out = depthwise_value(x, self.value.weight)
-    gate = light_gate(*self.query_and_key(x))
-    heads = out.unflatten(1, (self.heads, -1))
-    gated = (gate.to(x.dtype)[..., None, None, None] * heads).flatten(1, 2)
-    return gated + self.history_scale.to(x.dtype)[:, None, None] * shortcut, None
-
-
-def straightforward_sum(self, x, keys, values, query):
-    """Softmax attention over concatenated values: the product of scores and values is a tensor T times a map's size."""
-    stacked = torch.cat([v.unsqueeze(1) for v in values], dim=1).unflatten(2, (self.heads, -1))  # (B, T, G, D, H, W)
-    scores = softmax_scores(query, keys).transpose(1, 2).to(x.dtype)  # (B, T, G)
-    return (scores[..., None, None, None] * stacked).sum(1).flatten(1, 2)
-
-
-def straightforward_base(self, x, shortcut, memory=None, affine=None):
-    """MRLA-base over concatenated keys and values."""
-    query, key = self.query_and_key(x)
-    keys, values = memory or ((), ())
-    keys, values = (*keys, key), (*values, self.project_value(x))
-    return straightforward_sum(self, x, keys, values, query), (keys, values)
-
-
-def straightforward_mla(self, x, shortcut, memory=None, affine=None):
-    """MLA over concatenated keys and values."""
-    maps = (*(memory or ()), x)
-    pooled = [global_average(m) for m in maps]
-    keys, values = [self.project_key(y) for y in pooled], [self.project_value(m) for m in maps]
-    return straightforward_sum(self, x, keys, values, self.project_query(pooled[-1])), maps
-
-
-STRAIGHTFORWARD = {"MRLALight": straightforward_light, "MRLABase": straightforward_base, "MLA": straightforward_mla}
-
-
-def take_path(model, path):
-    """Make every layer attention of a model compute by one of the paths."""
-    os.environ["MRLA_OPS"] = "reference" if path in ("plain", "straightforward") else path
-    for module in model.modules():
-        if isinstance(module, LayerAttention):
-            module.__dict__.pop("forward", None)
-            if path == "straightforward":
-                module.forward = types.MethodType(STRAIGHTFORWARD[type(module).__name__], module)
-
-
-def usable_paths(args, attention):
-    """Paths that can run on the device, or those the user asked for."""
-    if args.paths:
-        return args.paths
-    paths = [
-        path
-        for path in ("straightforward", "reference", "folded")
-        if path != "straightforward" or attention in STRAIGHTFORWARD
-    ]
-    os.environ.pop("MRLA_OPS", None)
-    probe = torch.zeros(1, 1, 1, 1, device=args.device)
-    return [*paths, "triton"] if choose_path(probe).path == "triton" else paths
-
-
-def wake(model):
-    """Leave the identity start, so that layer attention takes part in outputs and gradients."""
-    for module in model.modules():
-        if isinstance(module, LayerAttentionResidual):
-            nn.init.uniform_(module.norm.weight, 0.02, 0.05)
-    return model
-
-
-def build_backbone(depth, attention, norm):
-    """Build a ResNet, plain or with layer attention, for training with frozen or with batch statistics."""
-    cfg = dict(type="mmdet.ResNet", depth=depth, norm_eval=norm == "frozen", zero_init_residual=False)
-    if attention is not None:
-        cfg |= dict(type="MRLAResNet", layer_attention=dict(type=attention))
-    return wake(MODELS.build(cfg))
-
-
-def build_detector(path, plain):
-    """Build the detector of a config, with its own backbone or with mmdet's plain one of the same depth."""
-    cfg = Config.fromfile(cli.locate_config(path))
-    init_default_scope("mmdet")
-    backbone = cfg.model.backbone
-    if backbone.type != "MRLAResNet":
-        raise InputError(f"{path} has a {backbone.type}; benchmarks of configs compare an MRLAResNet with plain ResNet")
-    backbone.init_cfg = None
-    if plain:
-        backbone.type = "mmdet.ResNet"
-        for key in ("layer_attention", "attention_drop_path", "zero_init_attention"):
-            backbone.pop(key, None)
-    return wake(MODELS.build(cfg.model))
-
-
-class Step:
-    """One model's training or inference step on fixed random images, on one device."""
-
-    def __init__(self, model, args, *, detector=False, compiled=False):
-        self.model = model.to(args.device)
-        self.model.train(args.mode == "train")  # mmdet's ResNet returns nothing from it
-        if args.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)
-        self.args, self.detector = args, detector
-        self.call = torch.compile(self.model) if compiled else self.model
-        self.data = self.draw(args.batch_size, *args.size)
-
-    def draw(self, batch, height, width):
-        """Draw random images, for a detector with boxes, masks and labels, preprocessed."""
-        generator = torch.Generator().manual_seed(0)
-        if not self.detector:
-            images = torch.randn(batch, 3, height, width, generator=generator).to(self.args.device)
-            return images.contiguous(memory_format=torch.channels_last) if self.args.channels_last else images
-        packed = demo_mm_inputs(batch, [[3, height, width]] * batch, num_classes=80, with_mask=True)
-        return self.model.data_preprocessor(packed, True)
-
-    def forward(self):
-        """Run the forward pass: the loss, or in inference the outputs."""
-        amp = torch.autocast(
-            self.args.device.type, torch.float16 if self.args.device.type == "cuda" else torch.bfloat16
-        )
-        with amp if self.args.amp else torch.autocast(self.args.device.type, enabled=False):
-            if not self.detector:
-                levels = self.call(self.data)
-                return sum(level.float().pow(2).mean() for level in levels) if self.args.mode == "train" else levels
-            if self.args.mode == "train":
-                return self.model.parse_losses(self.call(**self.data, mode="loss"))[0]
-            return self.call(**self.data, mode="predict")
-
-    def __call__(self):
-        """Run a step, leaving the gradients in the parameters."""
-        if self.args.mode == "infer":
-            with torch.no_grad():
-                return self.forward()
-        self.model.zero_grad(set_to_none=True)
-        loss = self.forward()
-        loss.backward()
-        return loss.detach()
-
-    def memory(self):
-        """Bytes, as the module's text defines them."""
-        if self.args.device.type == "cuda":
-            return benchmark.peak_bytes(self, self.args.device)
-        return benchmark.kept_bytes(self.forward, self.model) if self.args.mode == "train" else 0
-
-
-def results(step):
-    """Everything that two paths must agree on: loss or outputs, and gradients."""
-    torch.manual_seed(0)
-    out = step()
-    if step.args.mode == "infer":
-        return [] if step.detector else list(out)
-    return [out.reshape(1), *(p.grad for p in step.model.parameters() if p.grad is not None)]
-
-
-def check_paths(step, paths, args):
-    """Compare each path with the reference on the very step that will be timed.
-
-    How far rounding alone carries in a network, through batch statistics above all, is seen from what rounding the
-    images does to the reference; a path may differ by a few times that.
-    """
-    take_path(step.model, "reference")
-    expected = joined(results(step))
-    images = step.data["inputs"] if step.detector else step.data
-    original = images.clone()
-    images.mul_(1 + 1e-6 * torch.randn_like(images))
-    noise = benchmark.relative_error([joined(results(step))], [expected])
-    images.copy_(original)
-    errors = {}
-    for path in paths:
-        take_path(step.model, path)
-        allowed = max(0.1 if args.amp else 1e-3, 5 * noise)
-        errors[path] = benchmark.check_parity(path, [joined(results(step))], [expected], allowed)
-    return errors
-
-
-def joined(tensors):
-    """All numbers of several tensors in one, in float32, on the CPU."""
-    return torch.cat([tensor.detach().flatten().float().cpu() for tensor in tensors] or [torch.zeros(1)])
-
-
 def measure(title, make_plain, make_ours, args, *, attention, paths=None, detector=False):
     """Time and weigh the paths of one model against the plain backbone; return a row per path."""
     plain, ours = (Step(make(), args, detector=detector) for make in (make_plain, make_ours))
-    paths = paths or usable_paths(args, attention)
+    paths = paths or usable_paths(attention, args.device, args.paths)
     errors = check_paths(ours, paths, args)
 
     def run(path):
@@ -300,7 +121,7 @@ def row_of(title, name, seconds, step, args, error):
 def measure_compiled(title, make_plain, make_ours, args, *, attention, detector=False):
     """Rows under torch.compile, each path with a plain backbone of its own: compiled code does not change path."""
     rows = []
-    for path in usable_paths(args, attention):
+    for path in usable_paths(attention, args.device, args.paths):
         torch.compiler.reset()
         plain, ours = (Step(make(), args, detector=detector, compiled=True) for make in (make_plain, make_ours))
         take_path(ours.model, path)
@@ -323,7 +144,7 @@ def measure_resnet(depth, kind, norm, args, **kwargs):
 def goals(args):
     """Light on ResNet-50 with frozen and batch statistics, base and light on ResNet-101."""
     rows = measure_resnet(50, "light", "frozen", args) + measure_resnet(50, "light", "batch", args)
-    fast = [usable_paths(args, "MRLABase")[-1]]
+    fast = [usable_paths("MRLABase", args.device, args.paths)[-1]]
     base = measure_resnet(101, "base", "frozen", args, paths=fast)
     light = measure_resnet(101, "light", "frozen", args, paths=fast)
     over = {"model": "R101, base over light", "path": fast[0], "memory ratio": base[1]["MiB"] / light[1]["MiB"]}
@@ -335,7 +156,7 @@ def oom(args):
     rows = []
     for depth in (50, 101):
         for kind in ("mla", "base", "light"):
-            paths = [path for path in usable_paths(args, ATTENTION[kind]) if path != "reference"]
+            paths = [path for path in usable_paths(ATTENTION[kind], args.device, args.paths) if path != "reference"]
             rows += measure_resnet(depth, kind, "frozen", args, paths=paths)[kind != "mla" :]
     return {"MLA, base and light on deeper networks": rows}
 
@@ -358,7 +179,7 @@ def branch(args):
 
         expected = run("reference")
         steps = {}
-        for path in usable_paths(args, "MRLALight"):
+        for path in usable_paths("MRLALight", args.device, args.paths):
             benchmark.check_parity(path, run(path)[:2], expected[:2], 1e-2 if dtype == torch.float16 else 1e-4)
             steps[path] = lambda path=path, run=run: run(path)
         title = "x".join(str(side) for side in shape)
@@ -422,7 +243,7 @@ def depth_sweep(args):
 
     rows = []
     for kind in ("light", "base", "mla"):
-        paths = [path for path in usable_paths(args, ATTENTION[kind]) if path != "reference"]
+        paths = [path for path in usable_paths(ATTENTION[kind], args.device, args.paths) if path != "reference"]
         make = lambda depth, kind=kind: StageStep(Stage(kind, depth, 1024), args)  # noqa: E731
         rows += sweep(f"stage of T {kind} layers", make, (4, 8, 16, 23), args, paths, "T")
     return {"Growth with the depth of a stage": rows}
@@ -438,7 +259,7 @@ def resolution_sweep(args):
 
     sizes = [side * side for side in (128, 192, 256, 320)]
     rows = sweep("R50 plain", lambda n: make(n, None), sizes, args, ["plain"], "pixels")
-    paths = usable_paths(args, "MRLALight")
+    paths = usable_paths("MRLALight", args.device, args.paths)
     return {
         "Growth with resolution": rows
         + sweep("R50 light", lambda n: make(n, "MRLALight"), sizes, args, paths, "pixels")
@@ -448,9 +269,10 @@ def resolution_sweep(args):
 def models(args):
     """What the user named, eager and, if asked for, compiled."""
     if args.config:
-        title, attention = Path(args.config).stem, Config.fromfile(cli.locate_config(args.config)).model.backbone
-        attention = attention.get("layer_attention", {}).get("type", "MRLALight")
-        makers = [lambda plain=plain: build_detector(args.config, plain) for plain in (True, False)]
+        cfg = Config.fromfile(cli.locate_config(args.config))
+        title = Path(args.config).stem
+        attention = cfg.model.backbone.get("layer_attention", {}).get("type", "MRLALight")
+        makers = [lambda plain=plain: build_detector(cfg, plain) for plain in (True, False)]
     else:
         title, attention = f"R{args.depth} {args.attention}, {args.norm} statistics", ATTENTION[args.attention]
         makers = [lambda kind=kind: build_backbone(args.depth, kind, args.norm) for kind in (None, attention)]

@@ -110,7 +110,7 @@ def copy_bandwidth(device: torch.device, *, megabytes: int = 256, rounds: int = 
 
 
 def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Largest over the tensors of |found - expected| / |expected|; NaN becomes infinite."""
+    """Largest over the tensors of ``|found - expected| / |expected|``; NaN becomes infinite."""
     worst = 0.0
     for got, wanted in zip(found, expected, strict=True):
         error = float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-12))

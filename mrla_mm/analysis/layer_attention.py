@@ -13,13 +13,13 @@ image, and what the identity path carries besides o^{t-1} is the rest. A branch 
 starts at zero) hands nothing on, so beta is 0 there.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from mrla_mm.analysis.listening import BranchListener, attended_map
 from mrla_mm.attention import (
     MLA,
     LayerAttention,
@@ -58,7 +58,7 @@ class Layer(NamedTuple):
     out: Tensor | None
 
 
-class LayerAttentionRecorder:
+class LayerAttentionRecorder(BranchListener):
     """Record the weights that every layer of a model gives the values of its stage, as the model runs inside.
 
     Attributes:
@@ -80,74 +80,47 @@ class LayerAttentionRecorder:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._branches = {n: m for n, m in model.named_modules() if isinstance(m, LayerAttentionResidual)}
-        if not self._branches:
-            raise InputError(f"{type(model).__name__} has no layer attention to look at")
-        for branch in self._branches.values():
+        super().__init__(model)
+        for branch in self.branches.values():
             if weigher(branch.attention) is None:
                 raise InputError(f"the weights of {type(branch.attention).__name__} are not known; add them to weigher")
         self.last: dict[str, list[Tensor]] = {}
-        self._stages: list[list[str]] = []
         self._sums: dict[str, Tensor] = {}
         self._images: dict[str, int] = {}
         self._previous: Layer | None = None
-        self._handles = []
-
-    def __enter__(self) -> "LayerAttentionRecorder":
-        """Start to listen."""
-        for name, branch in self._branches.items():
-            self._handles.append(branch.register_forward_hook(self._listen(name), with_kwargs=True))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop to listen."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._previous = None
 
     def stages(self) -> list[StageScores]:
         """Return the mean scores of each stage over all images so far, in the order in which the stages ran."""
-        return [self._stage(names) for names in self._stages]
+        return [self._stage(names) for names in self.stage_names]
 
     def _stage(self, names: list[str]) -> StageScores:
-        attention = self._branches[names[0]].attention
+        attention = self.branches[names[0]].attention
         weights = torch.full((attention.heads, len(names), len(names)), torch.nan)
         for index, name in enumerate(names):
             weights[:, index, : index + 1] = (self._sums[name] / self._images[name]).cpu()
         return StageScores(type(attention).__name__, tuple(names), weights)
 
-    def _listen(self, name: str) -> Callable:
-        def hook(branch, args, kwargs, result):
-            with torch.no_grad():
-                given = inspect.signature(branch.forward).bind(*args, **kwargs).arguments
-                previous = None if branch.attention.first_in_stage else self._previous
-                self._previous = look(branch, given, result, previous)
-                self._add(name, branch.attention)
-
-        return hook
-
-    def _add(self, name: str, attention: LayerAttention) -> None:
+    def hear(self, name: str, branch: LayerAttentionResidual, given: dict, result: tuple) -> None:
+        """Add a layer's weights to the sums."""
+        attention = branch.attention
+        self._previous = look(branch, given, result, None if attention.first_in_stage else self._previous)
         weights = self._previous.weights
         batch = self._previous.output.shape[0]
         per_head = torch.stack([head_means(weight, attention.heads).expand(batch, -1) for weight in weights], -1)
-        if name not in self._sums:
-            if attention.first_in_stage or not self._stages:
-                self._stages.append([])
-            self._stages[-1].append(name)
         self._sums[name] = self._sums.get(name, 0) + per_head.double().sum(0)
         self._images[name] = self._images.get(name, 0) + batch
         self.last[name] = weights
+
+    def forget(self) -> None:
+        """Drop the last layer."""
+        self._previous = None
 
 
 def look(branch: LayerAttentionResidual, given: dict, result: tuple, previous: Layer | None) -> Layer:
     """Work out a layer's weights from what its branch was given, what it returned and the layer before it."""
     output, memory = result
-    x, shortcut = next(iter(given.values())), given["shortcut"]
-    seen = x
-    if isinstance(branch, TokenAttentionResidual):
-        seen = to_map(branch.norm(x)[:, branch.extra_tokens :], given["grid"])
-    attention = branch.attention
+    shortcut = given["shortcut"]
+    attention, seen = branch.attention, attended_map(branch, given)
     if isinstance(attention, MRLALight):
         share = None if previous is None else carried(branch, shortcut, previous, given.get("grid"))
         weights, keys = light_weights(attention, seen, share, previous), []

@@ -1,7 +1,7 @@
 """Plots of a training run from the scalars that mmengine logs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from mrla_mm.errors import InputError
 
 AP_LABELS = {"bbox_mAP": "box AP", "bbox_mAP_50": "box AP50", "segm_mAP": "mask AP", "segm_mAP_50": "mask AP50"}
+_STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
 
 
 def training_logs(work_dir: str | Path) -> list[Path]:
@@ -62,8 +63,15 @@ def plot_training_curves(json_logs: Sequence[str | Path], out_file: str | Path) 
     Raises:
         InputError: From `read_scalars`.
     """
-    train, val = read_scalars(json_logs)
-    with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+    out_file = Path(out_file)
+    out_file.parent.mkdir(parents=True, exist_ok=True)
+    draw_training_curves(*read_scalars(json_logs)).savefig(out_file, dpi=120)
+    return out_file
+
+
+def draw_training_curves(train: list[dict], val: list[dict]) -> Figure:
+    """Draw loss terms, learning rate and validation AP from the records of `read_scalars`."""
+    with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(13, 4.2), layout="constrained")
         losses, rate, precision = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1.2])
         _plot_losses(losses, train)
@@ -71,10 +79,40 @@ def plot_training_curves(json_logs: Sequence[str | Path], out_file: str | Path) 
         rate.set(title="learning rate", xlabel="iteration", ylim=(0, None))
         rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         _plot_precision(precision, val)
-        out_file = Path(out_file)
-        out_file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out_file, dpi=120)
-    return out_file
+    return figure
+
+
+def draw_runs(runs: Mapping[str, tuple[list[dict], list[dict]]]) -> Figure:
+    """Draw the training loss and the validation AP of several runs on the same axes.
+
+    Args:
+        runs: records of `read_scalars` by the name of the run.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(13, 4.2), layout="constrained")
+        losses, boxes, masks = figure.subplots(1, 3)
+        for index, (name, (train, _)) in enumerate(runs.items()):
+            steps, values = [r["step"] for r in train], [r["loss"] for r in train]
+            losses.plot(steps, values, color=f"C{index % 10}", linewidth=1.3, label=name)
+        losses.set(title="training loss (sum)", xlabel="iteration", yscale="log")
+        for axes, metric in ((boxes, "bbox_mAP"), (masks, "segm_mAP")):
+            _plot_metric(axes, runs, metric)
+        for axes in (losses, boxes, masks):
+            axes.grid(alpha=0.3)
+        losses.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _plot_metric(axes, runs: Mapping[str, tuple[list[dict], list[dict]]], metric: str) -> None:
+    axes.set(title=f"validation, {AP_LABELS[metric]}", xlabel="epoch")
+    for index, (_, val) in enumerate(runs.values()):
+        points = [(r["step"], r[f"coco/{metric}"]) for r in val if f"coco/{metric}" in r]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o-", color=f"C{index % 10}", markersize=4)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    if not axes.lines:
+        axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
 
 
 def _plot_losses(axes, train: list[dict]) -> None:
@@ -91,6 +129,7 @@ def _plot_losses(axes, train: list[dict]) -> None:
 
 def _plot_precision(axes, val: list[dict]) -> None:
     axes.set(title="validation", xlabel="epoch", ylim=(0, 1))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     for metric, label in AP_LABELS.items():
         points = [(r["step"], r[f"coco/{metric}"]) for r in val if f"coco/{metric}" in r]

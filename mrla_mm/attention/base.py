@@ -131,10 +131,12 @@ class LayerAttention(nn.Module):
         """Whether `end_block` can do what leads from the block's last convolution to x, too."""
         return False
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine) -> Tensor:
-        """Attend to x = relu(norm(c) + shortcut): what forward returns for x, the shortcut and an affine, as `out`.
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: Memory = None
+    ) -> tuple[Tensor, Memory]:
+        """Attend to x = relu(norm(c) + shortcut): what forward returns for x, the shortcut, memory and affine.
 
-        For a variant with `takes_block_end`, which has no memory then. Shapes: two (B, C, H, W) -> (B, C, H, W).
+        For a variant with `takes_block_end`. Shapes: c and shortcut (B, C, H, W) -> (B, C, H, W) and the new memory.
         """
         raise NotImplementedError
 

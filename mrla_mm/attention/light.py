@@ -86,11 +86,13 @@ class MRLALight(LayerAttention):
         """Whether `end_block` computes what forward does: as `takes_affine`, unless forward is no longer this one."""
         return self.takes_affine and getattr(self.forward, "__func__", None) is MRLALight.forward
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine) -> Tensor:
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: None = None
+    ) -> tuple[Tensor, None]:
         """Attend to the block's output without keeping it for backward; the contract of `LayerAttention`."""
-        self.check(c, None, shortcut)
-        history = self.previous == "shortcut"
-        return light_block_end(c, shortcut, norm, self.weights(), heads=self.heads, affine=affine, history=history)
+        self.check(c, memory, shortcut)
+        options = dict(heads=self.heads, affine=affine, history=self.previous == "shortcut")
+        return light_block_end(c, shortcut, norm, self.weights(), **options), None
 
     @property
     def uses_shortcut(self) -> bool:

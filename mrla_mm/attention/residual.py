@@ -47,6 +47,11 @@ def is_frozen(norm: nn.Module) -> bool:
     return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
 
 
+def frozen(norm: nn.BatchNorm2d) -> FrozenNorm:
+    """Numbers of a batch norm with frozen statistics."""
+    return FrozenNorm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
+
+
 def is_heard(module: nn.Module) -> bool:
     """Whether a hook listens to what goes into a module or comes out of it."""
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -151,20 +156,19 @@ class LayerAttentionResidual(BaseModule):
         ours = plain and not heard and self.can_fold() and self.attention.takes_block_end
         return ours and not torch.compiler.is_compiling() and choose_path(c).path != "reference"
 
-    def end_block(self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d) -> Tensor:
-        """Compute relu(norm(c) + shortcut) with the attention added: two (B, C, H, W) -> (B, C, H, W)."""
-        frozen = FrozenNorm(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
-        return self.attention.end_block(c, shortcut, frozen, self.affine(c))
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d, memory: Memory = None
+    ) -> tuple[Tensor, Memory]:
+        """Compute relu(norm(c) + shortcut) and add the attention to it: what forward returns for that x.
+
+        Shapes:
+            c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
+        """
+        return self.attention.end_block(c, shortcut, frozen(norm), self.affine(c), memory)
 
     def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
         """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""
-        norm = self.norm
-        scale = torch.rsqrt(norm.running_var + norm.eps)
-        if norm.affine:
-            scale = scale * norm.weight
-        offset = -norm.running_mean * scale
-        if norm.affine:
-            offset = offset + norm.bias
+        scale, offset = frozen(self.norm).fold()
         if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):
             drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
             keep = drawn if keep is None else keep * drawn

@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention.base import LayerAttention
-from mrla_mm.ops import Affine, global_average, softmax_scores, weighted_sum
+from mrla_mm.ops import Affine, FrozenNorm, base_block_end, global_average, softmax_scores, weighted_sum
 
 
 class SoftmaxMemory(NamedTuple):
@@ -41,6 +41,22 @@ class MRLABase(LayerAttention):
         query, key = self.query_and_key(x)  # (B, G, D)
         kept = SoftmaxMemory((*earlier.keys, key), (*earlier.values, self.project_value(x)))
         return weighted_sum(softmax_scores(query, kept.keys), kept.values, x=x, affine=affine), kept
+
+    @property
+    def takes_block_end(self) -> bool:
+        """Whether `end_block` does as forward does: with a linear value, unless forward is no longer this one."""
+        linear = self.value is not None and not self.value_gelu
+        return linear and getattr(self.forward, "__func__", None) is MRLABase.forward
+
+    def end_block(
+        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: SoftmaxMemory | None = None
+    ) -> tuple[Tensor, SoftmaxMemory]:
+        """Attend to the block's output without keeping it for backward; the contract of `LayerAttention`."""
+        earlier = memory or SoftmaxMemory()
+        self.check(c, memory, shortcut, *earlier.values)
+        weights = (self.query.weight, self.key.weight, self.value.weight)
+        out, key, value = base_block_end(c, shortcut, norm, weights, earlier, heads=self.heads, affine=affine)
+        return out, SoftmaxMemory((*earlier.keys, key), (*earlier.values, value))
 
 
 @MODELS.register_module()

@@ -83,7 +83,7 @@ class _MRLABlock:
             x = self.run_plugins(x, step)
         x, norm = self.conv(last)(x), self.norm(last)
         if not self.plugins_behind(last) and self.mrla.can_end_block(x, shortcut, norm, self.relu):
-            return self.mrla.end_block(x, shortcut, norm), None
+            return self.mrla.end_block(x, shortcut, norm, memory)
         x = self.run_plugins(norm(x), last)
         return self.mrla(self.relu(x + shortcut), shortcut, memory)
 

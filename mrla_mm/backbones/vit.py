@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+import torch.nn.functional as F
+from mmcv.cnn.bricks import DropPath
 from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
@@ -29,7 +31,9 @@ from mrla_mm.arguments import (
     whole,
 )
 from mrla_mm.attention import Memory, TokenAttentionResidual
+from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.errors import InputError
+from mrla_mm.ops import is_exporting
 
 RULES = dict(
     with_dist_token=FLAG,
@@ -149,6 +153,9 @@ class ViT(VisionTransformer):
         with naming(self, dict(arch=arch, out_indices=blocks, **kwargs)):
             super().__init__(arch, out_indices=blocks, **kwargs)
         self.in_channels = kwargs.get("in_channels", 3)
+        for module in self.modules():
+            if isinstance(module, DropPath):
+                module.drop_prob = float(module.drop_prob)  # numpy's in mmpretrain, which breaks a compiled graph
         self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
@@ -187,12 +194,20 @@ class ViT(VisionTransformer):
                 "enlarge the images or take a smaller patch_size"
             )
         x, grid = self.patch_embed(x)
-        extra = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        extra = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*extra, x], dim=1)
-        positions = resize_pos_embed(
-            self.pos_embed, self.patch_resolution, grid, self.interpolate_mode, self.num_extra_tokens
-        )
-        return self.pre_norm(self.drop_after_pos(x + positions)), grid
+        return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
+
+    def positions(self, grid: tuple[int, int]) -> Tensor:
+        """Positional embedding (1, E + H * W, C) of a grid (H, W)."""
+        extra, own = self.num_extra_tokens, self.patch_resolution
+        if not is_exporting():
+            return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
+        # mmpretrain's compares the grid with its own, which would bind an exported graph to what came out; here a grid
+        # of the same size comes through the interpolation unchanged
+        maps = to_map(self.pos_embed[:, extra:].float(), own)
+        patches = to_tokens(F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False))
+        return torch.cat([self.pos_embed[:, :extra], patches.to(self.pos_embed.dtype)], dim=1)
 
     def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""

@@ -4,10 +4,17 @@ One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D
 the stage.
 """
 
-from mrla_mm.ops.block_end import FrozenNorm
-from mrla_mm.ops.dispatch import Choice, choose_path
+from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, LightWeights
-from mrla_mm.ops.operators import depthwise_value, global_average, light, light_block_end, weighted_sum
+from mrla_mm.ops.operators import (
+    base_block_end,
+    depthwise_value,
+    global_average,
+    light,
+    light_block_end,
+    weighted_sum,
+)
 from mrla_mm.ops.reference import (
     expand_heads,
     feature_map,
@@ -25,11 +32,13 @@ __all__ = [
     "Choice",
     "FrozenNorm",
     "LightWeights",
+    "base_block_end",
     "choose_path",
     "depthwise_value",
     "expand_heads",
     "feature_map",
     "global_average",
+    "is_exporting",
     "light",
     "light_attention",
     "light_block_end",

@@ -57,10 +57,17 @@ def has_triton() -> bool:
     return find_spec("triton") is not None and hasattr(torch.library, "triton_op")
 
 
+def is_exporting() -> bool:
+    """Whether torch.export (not strict) or the ONNX exporter traces: unlike torch.compile, without Dynamo."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
 def why_not_fused(x: Tensor) -> str:
     """Reason why neither folded nor Triton can take a feature map, or an empty string."""
     if torch.jit.is_tracing():
         return "torch.jit traces plain operators only"
+    if is_exporting():
+        return "an exported program is to hold plain operators only"
     if torch.compiler.is_compiling() and not hasattr(torch.library, "custom_op"):
         return "torch.compile needs torch >= 2.4 to see through the fused operators"
     if not x.is_floating_point():

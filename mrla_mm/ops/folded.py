@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums, wide
 
 # Bytes of one map that go through all operations at a time: several maps of this size fit the last-level cache of a
@@ -71,6 +72,17 @@ def depthwise(x: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
     return F.conv2d(as_one, weight, shift, padding=1, groups=batch * channels).view(x.shape)
 
 
+def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute x = relu(norm(c) + shortcut), (B, C, H, W), and its average over the grid (B, C) if wanted."""
+    x = torch.empty_like(c)
+    averages = x.new_empty(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32)) if pooled else None
+    for samples in chunks(c):
+        part = torch.add(norm(c[samples]), shortcut[samples], out=x[samples]).relu_()
+        if pooled:
+            averages[samples] = pool(part)
+    return x, averages
+
+
 def light_forward(x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool) -> Tensor:
     """Map part of light attention: [x +] dw(x; taps) + slope previous + shift, all (B, C, H, W)."""
     taps, slope, shift = coefficients
@@ -127,6 +139,20 @@ def light_backward(
     transposed = Coefficients(coefficients.taps.flip(-1), None, constant)
     by_x = light_forward(grad, None, transposed, residual=residual)
     return by_x, grad * on_grid(coefficients.slope, grad) if history else None
+
+
+def block_backward(
+    grad: Tensor, x: Tensor, coefficients: Coefficients, constant: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients through `light_forward` with residual and `activate`'s ReLU: of norm(c), and of the shortcut.
+
+    The latter has the history's part if the coefficients have a slope.
+    """
+    by_normed = light_forward(grad, None, Coefficients(coefficients.taps.flip(-1), None, constant), residual=True)
+    torch.ops.aten.threshold_backward.grad_input(by_normed, x, 0, grad_input=by_normed)
+    if coefficients.slope is None:
+        return by_normed, by_normed
+    return by_normed, torch.addcmul(by_normed, grad, on_grid(coefficients.slope, grad))
 
 
 def sum_forward(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:

@@ -14,8 +14,12 @@ from torch.autograd.function import once_differentiable
 from mrla_mm.ops import folded, library
 from mrla_mm.ops.gating import (
     Affine,
+    Coefficients,
+    Gate,
     LightWeights,
+    MapSums,
     fold_light,
+    light_gain,
     per_sample,
     pooled_gate,
     times,
@@ -50,44 +54,83 @@ def cast(gradient: Tensor | None, tensor: Tensor | None) -> Tensor | None:
     return None if gradient is None or tensor is None else gradient.to(tensor.dtype)
 
 
+def gate_kernels(path: str, weights: LightWeights) -> ModuleType | None:
+    """Module with kernels for what surrounds the maps of light attention; None where plain PyTorch computes it."""
+    if path == "triton" and not torch.compiler.is_compiling():
+        from mrla_mm.ops import triton_gate
+
+        return triton_gate if triton_gate.takes(weights) else None
+    return None
+
+
+def fold(
+    path: str, x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, history: bool
+) -> tuple[Gate, Coefficients]:
+    """Gate of its pooled channels, unless it is known, and the linear function of the maps."""
+    fast = gate_kernels(path, weights)
+    if fast is not None:
+        return fast.fold(x, gate.pooled, weights, affine, heads=heads, history=history)
+    if gate.pooled is not None and gate.gate is None:
+        gate = pooled_gate(gate.pooled, weights, heads)
+    gain = light_gain(gate.gate, affine, x.shape[1])
+    return gate, fold_light(x, gain, weights, affine, history=history)
+
+
+def unfold(
+    path: str, x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, sums: MapSums
+) -> tuple[Tensor | None, LightWeights, Tensor | None, Tensor | None]:
+    """Gradients that follow from the sums over the grid, see `gating.unfold_light`."""
+    fast = gate_kernels(path, weights)
+    if fast is not None:
+        return fast.unfold(x, gate, weights, affine, sums)
+    return unfold_light(x, gate, light_gain(gate.gate, affine, x.shape[1]), weights, affine, sums)
+
+
 def light_values(
-    path: str, heads: int, x: Tensor, previous: Tensor | None, weights: LightWeights, affine: Affine | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Light attention of x, and what of its gate backward needs: y (B, C, H, W), pooled (B, C), gate (B, G)."""
-    with torch.autocast(device_type=x.device.type, enabled=False):
-        pooled = None if weights.query is None else kernels(path).pool(x)
-        gate = None if weights.query is None else pooled_gate(pooled, weights, heads)
-        coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
-        out = kernels(path).light_forward(x, previous, coefficients, residual=affine is not None)
-    return out, pooled, gate
-
-
-def light_gradients(
     path: str,
+    heads: int,
+    x: Tensor,
+    previous: Tensor | None,
+    weights: LightWeights,
+    affine: Affine | None,
+    pooled: Tensor | None = None,
+) -> tuple[Tensor, Gate]:
+    """Light attention of x (B, C, H, W), and its gate; pooled (B, C) if it is known already."""
+    with torch.autocast(device_type=x.device.type, enabled=False):
+        gate = Gate() if weights.query is None else Gate(kernels(path).pool(x) if pooled is None else pooled)
+        history = previous is not None
+        gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=history)
+        out = kernels(path).light_forward(x, previous, coefficients, residual=affine is not None)
+    return out, gate
+
+
+def small_gradients(
+    path: str,
+    heads: int,
     grad: Tensor,
     x: Tensor,
     previous: Tensor | None,
-    pooled: Tensor | None,
-    gate: Tensor | None,
+    gate: Gate,
     weights: LightWeights,
     affine: Affine | None,
     *,
-    small: bool,
-    history: bool,
-) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
-    """Gradients of `light_values`: of x, of the history if wanted, and of weights, scale and offset if small."""
-    run, residual = kernels(path), affine is not None
+    wanted: bool,
+) -> tuple[Coefficients, Tensor | None, list[Tensor | None]]:
+    """What backward of `light_values` needs before it writes maps, and gradients of what is small, if wanted.
+
+    Returns:
+        The linear function of the maps, what the gate adds to every position of the gradient of x (B, C), and the
+        gradients of weights, scale and offset; None for what is absent.
+    """
     scale, offset, _ = affine or (None, None, None)
-    constant, by_small = None, (LightWeights(), None, None)
-    with torch.autocast(device_type=x.device.type, enabled=False):
-        coefficients = fold_light(x, gate, weights, affine, history=previous is not None)
-        if small or gate is not None:
-            sums = run.light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=residual)
-            constant, *by_small = unfold_light(x, pooled, gate, weights, affine, sums)
-        by_x, by_previous = run.light_backward(grad, coefficients, constant, residual=residual, history=history)
-    by_weights, by_scale, by_offset = by_small
+    constant, found = None, (LightWeights(), None, None)
+    gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=previous is not None)
+    if wanted or gate.gate is not None:
+        sums = kernels(path).light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=affine is not None)
+        constant, *found = unfold(path, x, gate, weights, affine, sums)
+    by_weights, by_scale, by_offset = found
     pairs = zip([*by_weights, by_scale, by_offset], [*weights, scale, offset], strict=True)
-    return by_x, by_previous, [cast(gradient, tensor) for gradient, tensor in pairs]
+    return coefficients, constant, [cast(gradient, tensor) for gradient, tensor in pairs]
 
 
 class LightFunction(torch.autograd.Function):
@@ -98,22 +141,54 @@ class LightFunction(torch.autograd.Function):
         """Compute y (B, C, H, W); the residual is added if there is a scale."""
         weights = LightWeights(query, key, value, history_scale)
         affine = None if scale is None else Affine(scale, offset, keep)
-        out, pooled, gate = light_values(path, heads, x, previous, weights, affine)
-        ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, pooled, gate)
-        ctx.path = path
+        out, gate = light_values(path, heads, x, previous, weights, affine)
+        ctx.save_for_backward(x, previous, query, key, value, history_scale, scale, offset, keep, *gate)
+        ctx.path, ctx.heads = path, heads
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of all tensors but keep."""
-        x, previous, *weights, scale, offset, keep, pooled, gate = ctx.saved_tensors
+        x, previous, *weights, scale, offset, keep, pooled, projected, gate = ctx.saved_tensors
         affine = None if scale is None else Affine(scale, offset, keep)
-        needs = dict(small=any(ctx.needs_input_grad[4:10]), history=ctx.needs_input_grad[3])
-        by_x, by_previous, by_small = light_gradients(
-            ctx.path, like(grad, x), x, previous, pooled, gate, LightWeights(*weights), affine, **needs
-        )
+        gate, grad, (*_, history) = Gate(pooled, projected, gate), like(grad, x), ctx.needs_input_grad[:4]
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            coefficients, constant, by_small = small_gradients(
+                ctx.path, ctx.heads, grad, x, previous, gate, LightWeights(*weights), affine,
+                wanted=any(ctx.needs_input_grad[4:10]),
+            )  # fmt: skip
+            by_x, by_previous = kernels(ctx.path).light_backward(
+                grad, coefficients, constant, residual=affine is not None, history=history
+            )
         return None, None, by_x, by_previous, *by_small, None
+
+
+def sum_values(path: str, x: Tensor | None, scores: Tensor, values: Sequence[Tensor], affine: Affine | None) -> Tensor:
+    """Sum of scored values (B, C, H, W); x is added if there is an affine."""
+    with torch.autocast(device_type=values[0].device.type, enabled=False):
+        weights, shift = sum_coefficients(scores, affine, values[0].shape[1])
+        return kernels(path).sum_forward(x, weights, shift, values)
+
+
+def sum_gradients(
+    path: str, grad: Tensor, scores: Tensor, values: Sequence[Tensor], affine: Affine | None
+) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor]]:
+    """Gradients of `sum_values`: of the scores, of scale and offset, and of each value; that of x is grad itself."""
+    channels, run = values[0].shape[1], kernels(path)
+    scale, offset, keep = affine or (None, None, None)
+    with torch.autocast(device_type=grad.device.type, enabled=False):
+        weights, _ = sum_coefficients(scores, affine, channels)
+        sums, by_values = run.sum_backward(grad, weights, values)  # (B, C, T)
+        by_scale = by_offset = None
+        if affine is not None:
+            factors = per_sample(keep)
+            gates = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)  # (B, C, T)
+            by_scale = times((sums * gates).sum(-1), factors).sum(0)
+            by_offset = times(run.pool(grad) * (grad.shape[2] * grad.shape[3]), factors).sum(0)
+            sums = sums * times(wide(scale), factors).expand(sums.shape[:2]).unsqueeze(-1)
+        by_scores = sums.unflatten(1, (scores.shape[1], -1)).sum(2)  # (B, G, T)
+    return by_scores.to(scores.dtype), cast(by_scale, scale), cast(by_offset, offset), by_values
 
 
 class SumFunction(torch.autograd.Function):
@@ -122,46 +197,28 @@ class SumFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, path, x, scale, offset, keep, scores, *values):
         """Compute y (B, C, H, W); x is there if there is a scale."""
-        channels = values[0].shape[1]
-        with torch.autocast(device_type=values[0].device.type, enabled=False):
-            weights, shift = sum_coefficients(scores, scale, offset, keep, channels)
-            out = kernels(path).sum_forward(x, weights, shift, values)
         ctx.save_for_backward(scale, offset, keep, scores, *values)
         ctx.path = path
-        return out
+        return sum_values(path, x, scores, values, None if scale is None else Affine(scale, offset, keep))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of all tensors but keep."""
         scale, offset, keep, scores, *values = ctx.saved_tensors
-        channels, run = values[0].shape[1], kernels(ctx.path)
-        with torch.autocast(device_type=grad.device.type, enabled=False):
-            grad = like(grad, values[0])
-            weights, _ = sum_coefficients(scores, scale, offset, keep, channels)
-            sums, by_values = run.sum_backward(grad, weights, values)  # (B, C, T)
-            by_scale = by_offset = None
-            factors = per_sample(keep)
-            if scale is not None:
-                gates = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)  # (B, C, T)
-                by_scale = times((sums * gates).sum(-1), factors).sum(0)
-                by_offset = times(run.pool(grad) * (grad.shape[2] * grad.shape[3]), factors).sum(0)
-                sums = sums * times(wide(scale), factors).expand(sums.shape[:2]).unsqueeze(-1)
-            by_scores = sums.unflatten(1, (scores.shape[1], -1)).sum(2)  # (B, G, T)
-        by_x = grad if scale is not None else None
-        return None, by_x, cast(by_scale, scale), cast(by_offset, offset), None, by_scores.to(scores.dtype), *by_values
+        affine, grad = None if scale is None else Affine(scale, offset, keep), like(grad, values[0])
+        by_scores, by_scale, by_offset, by_values = sum_gradients(ctx.path, grad, scores, values, affine)
+        return None, None if affine is None else grad, by_scale, by_offset, None, by_scores, *by_values
 
 
-def sum_coefficients(
-    scores: Tensor, scale: Tensor | None, offset: Tensor | None, keep: Tensor | None, channels: int
-) -> tuple[Tensor, Tensor | None]:
+def sum_coefficients(scores: Tensor, affine: Affine | None, channels: int) -> tuple[Tensor, Tensor | None]:
     """Factor of each value, keep scale score (B, C, T), and what is added, keep offset (B or 1, C) or None."""
     weights = wide(scores).repeat_interleave(channels // scores.shape[1], dim=1)
-    if scale is None:
+    if affine is None:
         return weights.contiguous(), None
-    factors = times(wide(scale), per_sample(keep))
+    factors = times(wide(affine.scale), per_sample(affine.keep))
     return (weights * factors.expand(weights.shape[:2]).unsqueeze(-1)).contiguous(), torch.atleast_2d(
-        times(wide(offset), per_sample(keep))
+        times(wide(affine.offset), per_sample(affine.keep))
     )
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.reference import light_gate, project, split_heads
+from mrla_mm.ops.reference import light_gate
 
 
 class Affine(NamedTuple):
@@ -83,26 +83,48 @@ def channel_gate(gate: Tensor | None, channels: int) -> Tensor | None:
     return None if gate is None else gate.repeat_interleave(channels // gate.shape[1], dim=1)
 
 
-def pooled_gate(pooled: Tensor, weights: LightWeights, heads: int) -> Tensor | None:
-    """Gate of pooled channels: (B, C) -> (B, G), None without query and key."""
-    if weights.query is None:
-        return None
-    query, key = (split_heads(project(pooled, weight), heads) for weight in (weights.query, weights.key))
-    return light_gate(query, key)
+class Gate(NamedTuple):
+    """Gate of light attention and what its backward needs: pooled (B, C), query and key (B, 2, E), gate (B, G)."""
+
+    pooled: Tensor | None = None
+    projected: Tensor | None = None
+    gate: Tensor | None = None
+
+
+def both_weights(weights: LightWeights, pooled: Tensor) -> Tensor:
+    """Weights of query and key in one: (2, 1, k) or (2 E, C)."""
+    return torch.cat((weights.query, weights.key)).to(pooled.dtype)
+
+
+def pooled_gate(pooled: Tensor, weights: LightWeights, heads: int) -> Gate:
+    """Gate of pooled channels (B, C); query and key are one operation."""
+    both = both_weights(weights, pooled)
+    if both.dim() == 2:
+        projected = F.linear(pooled, both).unflatten(1, (2, -1))  # (B, 2, E)
+    else:
+        projected = F.conv1d(pooled.unsqueeze(1), both, padding=both.shape[-1] // 2)  # (B, 2, C)
+    query, key = projected.unflatten(2, (heads, -1)).unbind(1)
+    return Gate(pooled, projected, light_gate(query, key))
+
+
+def light_gain(gate: Tensor | None, affine: Affine | None, channels: int) -> Tensor | None:
+    """Factor of the value, keep scale gate: (B or 1, C), or None for 1."""
+    scale, _, keep = affine or (None, None, None)
+    gain = times(channel_gate(gate, channels), wide(scale), per_sample(keep))
+    return None if gain is None else torch.atleast_2d(gain)
 
 
 def fold_light(
-    x: Tensor, gate: Tensor | None, weights: LightWeights, affine: Affine | None, *, history: bool
+    x: Tensor, gain: Tensor | None, weights: LightWeights, affine: Affine | None, *, history: bool
 ) -> Coefficients:
-    """Fold gate, weights and normalisation into one linear function of x (B, C, H, W) and, with history, of p."""
-    gain = light_gain(x, gate, affine)  # (B or 1, C)
-    taps = gain.unsqueeze(-1)
+    """Fold gain, weights and normalisation into one linear function of x (B, C, H, W) and, with history, of p."""
+    taps = None if gain is None else gain.unsqueeze(-1)  # (B or 1, C, 1)
     if weights.value is not None:
-        taps = taps * wide(weights.value).flatten(1)  # (B, C, 9)
-    taps = taps.expand(x.shape[0], -1, -1).contiguous()
-    shift = None
-    if affine is not None:
-        shift = torch.atleast_2d(times(wide(affine.offset), per_sample(affine.keep)))
+        taps = times(wide(weights.value).flatten(1), taps)  # (B or 1, C, 9) or (C, 9)
+    elif taps is None:
+        taps = torch.ones(1, 1, 1, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    taps = taps.expand(*x.shape[:2], -1).contiguous()
+    shift = None if affine is None else torch.atleast_2d(times(wide(affine.offset), per_sample(affine.keep)))
     return Coefficients(taps, fold_slope(x, weights, affine) if history else None, shift)
 
 
@@ -115,21 +137,8 @@ def fold_slope(x: Tensor, weights: LightWeights, affine: Affine | None) -> Tenso
     return torch.atleast_2d(slope)
 
 
-def light_gain(x: Tensor, gate: Tensor | None, affine: Affine | None) -> Tensor:
-    """Factor of the value, keep scale gate: (B or 1, C)."""
-    one = torch.ones(1, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    if affine is None:
-        return times(one, channel_gate(gate, x.shape[1]))
-    return times(one, channel_gate(gate, x.shape[1]), wide(affine.scale), per_sample(affine.keep))
-
-
 def unfold_light(
-    x: Tensor,
-    pooled: Tensor | None,
-    gate: Tensor | None,
-    weights: LightWeights,
-    affine: Affine | None,
-    sums: MapSums,
+    x: Tensor, gate: Gate, gain: Tensor | None, weights: LightWeights, affine: Affine | None, sums: MapSums
 ) -> tuple[Tensor | None, LightWeights, Tensor | None, Tensor | None]:
     """Gradients that follow from the sums over the grid.
 
@@ -143,38 +152,36 @@ def unfold_light(
         by_gain, value = sums.taps[..., 0], None  # (B, C)
     else:
         by_gain = (sums.taps * wide(weights.value).flatten(1)).sum(-1)
-        value = (light_gain(x, gate, affine).unsqueeze(-1) * sums.taps).sum(0).view(weights.value.shape)
-    history_scale = None if weights.history_scale is None else times(sums.slope, scale, keep).sum(0)
+        value = times(sums.taps, None if gain is None else gain.unsqueeze(-1)).sum(0).view(weights.value.shape)
+    history_scale = None if weights.history_scale is None else times(times(sums.slope, keep).sum(0), scale)
     by_scale = by_offset = None
     if scale is not None:
-        by_scale = times(by_gain, channel_gate(gate, x.shape[1]))
+        by_scale = times(by_gain, channel_gate(gate.gate, x.shape[1]))
         if sums.slope is not None:
             by_scale = by_scale + times(sums.slope, wide(weights.history_scale))
         by_scale = times(by_scale, keep).sum(0)
         by_offset = times(sums.shift, keep).sum(0)
     constant = query = key = None
-    if gate is not None:
-        by_gate = times(by_gain, scale, keep).unflatten(1, (gate.shape[1], -1)).sum(-1)  # (B, G)
-        by_pooled, query, key = gate_gradients(pooled, gate, weights, by_gate)
+    if gate.gate is not None:
+        by_gate = times(by_gain, scale, keep).unflatten(1, (gate.gate.shape[1], -1)).sum(-1)  # (B, G)
+        by_pooled, query, key = gate_gradients(gate, weights, by_gate)
         constant = by_pooled / (x.shape[2] * x.shape[3])
     return constant, LightWeights(query, key, value, history_scale), by_scale, by_offset
 
 
-def gate_gradients(pooled: Tensor, gate: Tensor, weights: LightWeights, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def gate_gradients(gate: Gate, weights: LightWeights, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of pooled, query and key weight from that of the gate, sigmoid(q . k / sqrt(D)) (B, G)."""
-    query, key = (split_heads(project(pooled, weight), gate.shape[1]) for weight in (weights.query, weights.key))
-    by_score = (grad * gate * (1 - gate) * query.shape[-1] ** -0.5).unsqueeze(-1)  # (B, G, 1)
-    by_pooled, by_query = project_gradients(pooled, weights.query, (by_score * key).flatten(1))
-    more, by_key = project_gradients(pooled, weights.key, (by_score * query).flatten(1))
-    return by_pooled + more, by_query, by_key
-
-
-def project_gradients(pooled: Tensor, weight: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of pooled (B, C) and weight from that of `project`'s output (B, C) or (B, E)."""
-    weight = weight.to(pooled.dtype)
-    if weight.dim() == 2:
-        return grad @ weight, grad.T @ pooled
-    size = weight.shape[-1]
-    windows = F.pad(pooled, (size // 2, size // 2)).unfold(1, size, 1)  # (B, C, k)
-    by_weight = (windows * grad.unsqueeze(-1)).sum((0, 1)).view(1, 1, size)
-    return project(grad, weight.flip(-1)), by_weight
+    pooled, projected, gate = gate
+    heads = projected.flip(1).unflatten(2, (gate.shape[1], -1))  # key, then query: (B, 2, G, D)
+    by_score = torch.ops.aten.sigmoid_backward(grad, gate) * heads.shape[-1] ** -0.5  # (B, G)
+    by_projected = (by_score[:, None, :, None] * heads).flatten(2)  # (B, 2, E)
+    both = both_weights(weights, pooled)
+    if both.dim() == 2:
+        flat = by_projected.flatten(1)
+        by_pooled, by_both = flat @ both, flat.T @ pooled
+    else:
+        arguments = ([1], [both.shape[-1] // 2], [1], False, [0], 1, [True, True, False])
+        backward = torch.ops.aten.convolution_backward
+        by_pooled, by_both, _ = backward(by_projected, pooled.unsqueeze(1), both, None, *arguments)
+        by_pooled = by_pooled.squeeze(1)
+    return by_pooled, *by_both.chunk(2)

@@ -14,12 +14,24 @@ from mrla_mm.ops.gating import Coefficients, MapSums
 
 __all__ = ["light_backward", "light_forward", "light_sums", "pool", "sum_backward", "sum_forward"]
 
+# Of the operators here and of Triton's; torch 2.6 cannot infer them from annotations such as list[Tensor].
+SCHEMAS = {
+    "light_forward": "(Tensor x, Tensor? previous, Tensor taps, Tensor? slope, Tensor? shift, bool residual) -> Tensor",
+    "light_sums": "(Tensor grad, Tensor x, Tensor? previous, SymInt size, bool shift) -> Tensor[]",
+    "light_backward": "(Tensor grad, Tensor taps, Tensor? slope, Tensor? constant, bool residual) -> Tensor[]",
+    "masked_backward": (
+        "(Tensor grad, Tensor taps, Tensor? slope, Tensor? constant, Tensor? mask, bool residual) -> Tensor[]"
+    ),
+    "sum_forward": "(Tensor? x, Tensor weights, Tensor? shift, Tensor[] values) -> Tensor",
+    "sum_backward": "(Tensor grad, Tensor weights, Tensor[] values) -> Tensor[]",
+}
 
-def register(function):
+
+def register(function, schema: str):
     """Register an operator, or leave the function as it is where torch (< 2.4) cannot."""
     if not hasattr(torch.library, "custom_op"):
         return function
-    return torch.library.custom_op(f"mrla_mm::{function.__name__}", function, mutates_args=())
+    return torch.library.custom_op(f"mrla_mm::{function.__name__}", function, mutates_args=(), schema=schema)
 
 
 def shaped_like(operator, fake) -> None:
@@ -60,11 +72,11 @@ def folded_sum_backward(grad: Tensor, weights: Tensor, values: Sequence[Tensor])
     return [sums, *gradients]
 
 
-LIGHT_FORWARD = register(folded_light_forward)
-LIGHT_SUMS = register(folded_light_sums)
-LIGHT_BACKWARD = register(folded_light_backward)
-SUM_FORWARD = register(folded_sum_forward)
-SUM_BACKWARD = register(folded_sum_backward)
+LIGHT_FORWARD = register(folded_light_forward, SCHEMAS["light_forward"])
+LIGHT_SUMS = register(folded_light_sums, SCHEMAS["light_sums"])
+LIGHT_BACKWARD = register(folded_light_backward, SCHEMAS["light_backward"])
+SUM_FORWARD = register(folded_sum_forward, SCHEMAS["sum_forward"])
+SUM_BACKWARD = register(folded_sum_backward, SCHEMAS["sum_backward"])
 
 
 def fake_light_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, shift: bool) -> list[Tensor]:

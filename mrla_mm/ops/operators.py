@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from mrla_mm.ops import block_end, fused, reference
-from mrla_mm.ops.block_end import FrozenNorm
 from mrla_mm.ops.dispatch import choose_path
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, LightWeights
 
 
@@ -86,3 +86,31 @@ def weighted_sum(
         return fused.weighted_sum(path, scores, values, x=x, affine=affine)
     out = reference.weighted_sum(scores, values)
     return out if affine is None else reference.affine_residual(x, out, *affine)
+
+
+def base_block_end(
+    c: Tensor,
+    shortcut: Tensor,
+    norm: FrozenNorm,
+    weights: Sequence[Tensor],
+    earlier: tuple[Sequence[Tensor], Sequence[Tensor]],
+    *,
+    heads: int,
+    affine: Affine,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """End of a residual block with MRLA-base: x = relu(norm(c) + shortcut), then attention over the stage's layers.
+
+    weights are those of query, key and value, earlier the keys and values of the stage's earlier layers. Fused, c, the
+    shortcut and the values are kept for backward, but not x.
+
+    Shapes:
+        c and shortcut (B, C, H, W), keys (B, G, D), values (B, C, H, W) -> y (B, C, H, W) and the layer's own key and
+        value.
+    """
+    path = choose_path(c).path
+    if path != "reference":
+        return block_end.base_block_end(path, c, shortcut, norm, weights, earlier, affine, heads=heads)
+    x, (keys, values), (query, key, value) = (norm(c) + shortcut).relu(), earlier, weights
+    scores, key = reference.base_scores(reference.global_average(x), query, key, keys, heads)
+    value = reference.depthwise_value(x, value)
+    return weighted_sum(scores, (*values, value), x=x, affine=affine), key, value

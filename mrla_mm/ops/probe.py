@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import folded
-from mrla_mm.ops.gating import Coefficients
+from mrla_mm.ops.frozen_norm import FrozenNorm
+from mrla_mm.ops.gating import Affine, Coefficients, Gate, LightWeights, MapSums
 
 
 def numbers(*shape: int, device: torch.device, phase: float) -> Tensor:
@@ -27,7 +28,13 @@ def outcomes(kernels, device: torch.device) -> list[Tensor]:
     coefficients = Coefficients(numbers(2, 5, 9, device=device, phase=5.0), *per_channel)
     weights = numbers(2, 5, 2, device=device, phase=6.0)
     sums, gradients = kernels.sum_backward(grad, weights, [x, history])
+    variance = numbers(1, 5, device=device, phase=7.0)[0].abs() + 0.5
+    norm = FrozenNorm(*(numbers(5, device=device, phase=phase) for phase in (8.0, 9.0, 10.0, 11.0)), 1e-5)
+    activated, pooled = kernels.activate(x, history, norm._replace(variance=variance), pooled=True)
     return [
+        activated,
+        pooled,
+        *kernels.block_backward(grad, x, coefficients, None),
         kernels.pool(x),
         kernels.light_forward(x, history, coefficients, residual=True),
         *kernels.light_sums(grad, x, history, 9, shift=True),
@@ -38,6 +45,21 @@ def outcomes(kernels, device: torch.device) -> list[Tensor]:
     ]
 
 
+def gate_outcomes(path: str, device: torch.device) -> list[Tensor]:
+    """What a path makes of the same small gate, forward and backward."""
+    from mrla_mm.ops import fused
+
+    x, pooled = (numbers(*shape, device=device, phase=0.0) for shape in ((2, 6, 3, 4), (2, 6)))
+    query, key, value, history = ((1, 1, 5), (1, 1, 5), (6, 1, 3, 3), (6,))
+    weights = LightWeights(*(numbers(*shape, device=device, phase=1.0) for shape in (query, key, value, history)))
+    affine = Affine(*(numbers(size, device=device, phase=2.0) for size in (6, 6, 2)))
+    gate, coefficients = fused.fold(path, x, Gate(pooled), weights, affine, heads=2, history=True)
+    sums = MapSums(*(numbers(2, 6, *last, device=device, phase=3.0) for last in ((9,), (), ())))
+    constant, by_weights, by_scale, by_offset = fused.unfold(path, x, gate, weights, affine, sums)
+    slope, shift = (per_channel.expand(2, 6) for per_channel in coefficients[1:])
+    return [gate.gate, coefficients.taps, slope, shift, constant, *by_weights, by_scale, by_offset]
+
+
 @torch.compiler.assume_constant_result
 @cache
 def why_triton_fails(device: torch.device) -> str:
@@ -46,7 +68,8 @@ def why_triton_fails(device: torch.device) -> str:
 
     try:
         with torch.no_grad():
-            pairs = zip(outcomes(triton, device), outcomes(folded, device), strict=True)
+            found, wanted = outcomes(triton, device), outcomes(folded, device)
+            pairs = zip(found + gate_outcomes("triton", device), wanted + gate_outcomes("folded", device), strict=True)
             wrong = not all(torch.allclose(found, wanted, rtol=1e-3, atol=1e-3) for found, wanted in pairs)
     except Exception as error:  # whatever a compiler, a driver or Triton itself may raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

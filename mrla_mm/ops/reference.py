@@ -27,7 +27,7 @@ def global_average(x: Tensor) -> Tensor:
 
 def without_autocast(like: Tensor) -> AbstractContextManager:
     """Context in which a tensor's device computes in the precision it is given; meta tensors know no autocast."""
-    return nullcontext() if like.is_meta else torch.autocast(device_type=like.device.type, enabled=False)
+    return nullcontext() if like.device.type == "meta" else torch.autocast(device_type=like.device.type, enabled=False)
 
 
 def project(pooled: Tensor, weight: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
     with without_autocast(pooled):
         if weight.dim() == 2:
             return F.linear(pooled, weight)  # (B, E)
-        return F.conv1d(pooled.unsqueeze(1), weight, padding=weight.shape[-1] // 2).squeeze(1)  # (B, C)
+        return F.conv1d(pooled.unsqueeze(1), weight, padding=(weight.shape[-1] // 2,)).squeeze(1)  # (B, C)
 
 
 def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -53,7 +53,8 @@ def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
     """
     if weight is None:
         return x
-    return F.conv2d(x, weight, padding=weight.shape[-1] // 2, groups=x.shape[1])
+    reach = weight.shape[-1] // 2
+    return F.conv2d(x, weight, padding=(reach, reach), groups=x.shape[1])
 
 
 def split_heads(pooled: Tensor, heads: int) -> Tensor:
@@ -101,6 +102,19 @@ def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
     stacked = torch.stack(tuple(keys), dim=-1)  # (B, G, D, T)
     scores = (query.unsqueeze(-1) * stacked).sum(2) * query.shape[-1] ** -0.5  # (B, G, T)
     return scores.softmax(-1)
+
+
+def base_scores(
+    pooled: Tensor, query: Tensor, key: Tensor, earlier: Sequence[Tensor], heads: int
+) -> tuple[Tensor, Tensor]:
+    """Scores of MRLA-base over the layers of its stage, and the layer's own key (Eq. 6, Algorithm 1).
+
+    Shapes:
+        pooled (B, C), weights of query and key as `project` takes them, T - 1 earlier keys (B, G, D)
+        -> (B, G, T) and (B, G, D).
+    """
+    query, key = (split_heads(project(pooled, weight), heads) for weight in (query, key))
+    return softmax_scores(query, (*earlier, key)), key
 
 
 def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:

@@ -2,18 +2,18 @@
 
     light forward    pool: read x                    apply: read x and the history, write y
     light backward   sums: read grad, x, history     apply: read grad, write the gradients of x and the history
+    block's end      activate: read c and the shortcut, write x and pool it; apply backward masks by x > 0 as it writes
     sum forward      read each value and x, write y  sum backward: read grad and each value, write each gradient
 
-Numbers are loaded in the map's precision, computed in float32 and rounded once, when stored. One program owns the whole
-grid of a few channels of a sample wherever it sums, so sums are taken in one order and nothing is added atomically:
-results are the same to the bit in every run. Map elements are addressed by their strides, so contiguous and
-channels-last maps of any size are read as they lie; BLOCK_C channels by BLOCK_S positions form a tile, with the longer
-side along the dense dimension.
+Numbers are loaded in the map's precision, computed in float32 and rounded once, when stored. Where a kernel sums, each
+program writes the sum of its span of the grid, and the spans are added up afterwards: sums are taken in one order and
+nothing is added atomically, so results are the same to the bit in every run. Map elements are addressed by their
+strides, so contiguous and channels-last maps of any size are read as they lie; BLOCK_C channels by BLOCK_S positions
+form a tile, with the longer side along the dense dimension.
 
 The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -21,8 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums
+from mrla_mm.ops.launching import launch
+from mrla_mm.ops.library import SCHEMAS
 
+PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
 MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several launches, each adding to the last's result
 
 
@@ -34,25 +38,61 @@ def tile_offsets(sample, channels, spots, C, S, stride_c, stride_s):
 
 
 @triton.jit
-def pool_kernel(x_ptr, out_ptr, C, S, stride_c, stride_s, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Mean over the grid."""
+def pool_kernel(x_ptr, out_ptr, B, C, S, stride_c, stride_s, span, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Sum over a span of the grid, divided by the positions of all of it."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
-    for start in range(0, S, BLOCK_S):
+    begin = tl.program_id(2) * span
+    for start in range(begin, begin + span, BLOCK_S):
         offsets, inside = tile_offsets(sample, channels, start + tl.arange(0, BLOCK_S), C, S, stride_c, stride_s)
         total += tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + sample * C + channels, tl.sum(total, axis=1) / S, mask=channels < C)
+    place = (tl.program_id(2) * B + sample) * C + channels
+    tl.store(out_ptr + place, tl.sum(total, axis=1) / S, mask=channels < C)
+
+
+@triton.jit
+def activate_kernel(
+    c_ptr, shortcut_ptr, mean_ptr, variance_ptr, weight_ptr, bias_ptr, out_ptr, pooled_ptr,
+    B, C, S, stride_c, stride_s, span, eps,
+    AFFINE: tl.constexpr, POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Compute out = relu(norm(c) + shortcut) and, POOL: its mean over the grid, of the rounded numbers."""
+    sample = tl.program_id(0).to(tl.int64)
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    exists = channels < C
+    scale = tl.rsqrt(tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps)
+    if AFFINE:
+        scale *= tl.load(weight_ptr + channels, mask=exists, other=0.0).to(tl.float32)
+    offset = -tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32) * scale
+    if AFFINE:
+        offset += tl.load(bias_ptr + channels, mask=exists, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
+    begin = tl.program_id(2) * span
+    for start in range(begin, begin + span, BLOCK_S):
+        offsets, inside = tile_offsets(sample, channels, start + tl.arange(0, BLOCK_S), C, S, stride_c, stride_s)
+        normed = tl.load(c_ptr + offsets, mask=inside, other=0.0).to(tl.float32) * scale[:, None] + offset[:, None]
+        value = normed + tl.load(shortcut_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        rounded = tl.where(inside & (value > 0), value, 0.0).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + offsets, rounded, mask=inside)
+        if POOL:
+            total += rounded.to(tl.float32)
+    if POOL:
+        place = (tl.program_id(2) * B + sample) * C + channels
+        tl.store(pooled_ptr + place, tl.sum(total, axis=1) / S, mask=exists)
 
 
 @triton.jit
 def apply_kernel(
-    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, out_ptr, by_previous_ptr,
+    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, by_previous_ptr,
     C, H, W, stride_c, stride_s, slope_stride, shift_stride,
     TAPS: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    SCALED: tl.constexpr, MASK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also by_previous = slope x."""
+    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also by_previous = slope x.
+
+    MASK: out is 0 where the mask is not positive, and by_previous gets it added.
+    """
     S = H * W
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -82,18 +122,21 @@ def apply_kernel(
         total += tl.load(shift_ptr + sample * shift_stride + channels, mask=exists, other=0.0)[:, None]
     if RESIDUAL:
         total += centre
+    if MASK:
+        total = tl.where(tl.load(mask_ptr + offsets, mask=inside, other=0.0) > 0, total, 0.0)
     tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=inside)
     if SCALED:
         slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)
-        tl.store(by_previous_ptr + offsets, (slope[:, None] * centre).to(out_ptr.dtype.element_ty), mask=inside)
+        scaled = slope[:, None] * centre + total if MASK else slope[:, None] * centre
+        tl.store(by_previous_ptr + offsets, scaled.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def sums_kernel(
-    grad_ptr, x_ptr, previous_ptr, by_taps_ptr, by_slope_ptr, by_shift_ptr, C, H, W, stride_c, stride_s,
+    grad_ptr, x_ptr, previous_ptr, by_taps_ptr, by_slope_ptr, by_shift_ptr, B, C, H, W, stride_c, stride_s, span,
     TAPS: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the grid of grad times shifted x, of grad times previous and of grad; sums are indexed by tap."""
+    """Sums over a span of the grid of grad times shifted x, of grad times previous and of grad."""
     S = H * W
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -102,7 +145,8 @@ def sums_kernel(
     total = tl.zeros((BLOCK_C, 16), dtype=tl.float32)
     slope = tl.zeros((BLOCK_C,), dtype=tl.float32)
     shift = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for start in range(0, S, BLOCK_S):
+    begin = tl.program_id(2) * span
+    for start in range(begin, begin + span, BLOCK_S):
         spots = start + tl.arange(0, BLOCK_S)
         offsets, inside = tile_offsets(sample, channels, spots, C, S, stride_c, stride_s)
         grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -119,7 +163,7 @@ def sums_kernel(
             slope += tl.sum(grad * tl.load(previous_ptr + offsets, mask=inside, other=0.0).to(tl.float32), axis=1)
         if SHIFT:
             shift += tl.sum(grad, axis=1)
-    place = sample * C + channels
+    place = (tl.program_id(2) * B + sample) * C + channels
     tl.store(by_taps_ptr + place[:, None] * TAPS + sums[None, :], total, mask=exists[:, None] & (sums[None, :] < TAPS))
     if HISTORY:
         tl.store(by_slope_ptr + place, slope, mask=exists)
@@ -178,16 +222,17 @@ def sum_kernel(
 @triton.jit
 def sum_backward_kernel(
     grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, g0, g1, g2, g3, g4, g5, g6, g7, weights_ptr, sums_ptr,
-    C, S, T, first, stride_c, stride_s, COUNT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    B, C, S, T, first, stride_c, stride_s, span, COUNT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of each value, weights_s grad, and the sum over the grid of grad times the value."""
+    """Gradient of each value, weights_s grad, and the sum over a span of the grid of grad times the value."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = channels < C
     sums = tl.arange(0, 8)
     total = tl.zeros((BLOCK_C, 8), dtype=tl.float32)
     place = (sample * C + channels) * T + first
-    for start in range(0, S, BLOCK_S):
+    begin = tl.program_id(2) * span
+    for start in range(begin, begin + span, BLOCK_S):
         spots = start + tl.arange(0, BLOCK_S)
         offsets, inside = tile_offsets(sample, channels, spots, C, S, stride_c, stride_s)
         grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -198,54 +243,40 @@ def sum_backward_kernel(
             weight = tl.load(weights_ptr + place + index, mask=exists, other=0.0)
             target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
             tl.store(target + offsets, (weight[:, None] * grad).to(target.dtype.element_ty), mask=inside)
+    place += tl.program_id(2) * B * C * T
     tl.store(sums_ptr + place[:, None] + sums[None, :], total, mask=exists[:, None] & (sums[None, :] < COUNT))
 
 
-def tiling(x: Tensor, *, spread: bool) -> tuple[dict[str, int], tuple[int, ...]]:
-    """Tile sides and launch grid for a map; spread: positions go over programs too, else each program sums them."""
+def tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
+    """Tile sides and launch grid for a map, its positions spread over programs."""
     batch, channels, height, width = x.shape
     spots = height * width
     if x.is_contiguous():
-        block_s = min(512 if spread else 1024, triton.next_power_of_2(spots))
+        block_s = min(512, triton.next_power_of_2(spots))
         block_c = max(1, min(2048 // block_s, triton.next_power_of_2(channels), 16))
     else:
         block_c = min(64, triton.next_power_of_2(channels))
         block_s = min(32, triton.next_power_of_2(spots))
-    grid = (batch, triton.cdiv(channels, block_c), triton.cdiv(spots, block_s) if spread else 1)
+    grid = (batch, triton.cdiv(channels, block_c), triton.cdiv(spots, block_s))
     return dict(BLOCK_C=block_c, BLOCK_S=block_s), grid
+
+
+def summing(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
+    """Tile sides, span and launch grid for sums over the grid: a program sums a span, and few maps take many spans."""
+    blocks, (batch, rows, tiles) = tiling(x)
+    per_program = max(1, tiles * batch * rows // PROGRAMS)
+    spans = triton.cdiv(tiles, per_program)
+    return dict(span=per_program * blocks["BLOCK_S"], **blocks), (batch, rows, spans)
+
+
+def joined(partial: Tensor) -> Tensor:
+    """Sum of what the spans' programs found, always in the same order."""
+    return partial[0] if len(partial) == 1 else partial.sum(0)
 
 
 def strides(x: Tensor) -> tuple[int, int]:
     """Distance in memory between channels and between positions of a dense map."""
     return (x.shape[2] * x.shape[3], 1) if x.is_contiguous() else (1, x.shape[1])
-
-
-def launch(kernel, grid: tuple[int, ...], first: Tensor, *rest: object, **constants: object) -> None:
-    """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
-
-    A compiled kernel is launched in the form that torch.compile sees through, an interpreted one as it is.
-    """
-    run = torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-    with torch.cuda.device_of(first):
-        run[grid](first, *rest, **constants)
-
-
-def mend_interpreter() -> None:
-    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
-    from triton.runtime import interpreter
-
-    original = getattr(interpreter, "_patch_lang_tensor", None)
-
-    def patch(tensor, scope):
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    if original is not None:
-        interpreter._patch_lang_tensor = patch
-
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    mend_interpreter()
 
 
 def row_stride(per_channel: Tensor | None) -> int:
@@ -256,67 +287,70 @@ def row_stride(per_channel: Tensor | None) -> int:
 @torch.library.triton_op("mrla_mm::triton_pool", mutates_args=())
 def pool_op(x: Tensor) -> Tensor:
     """`pool` as an operator."""
-    out = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
-    blocks, grid = tiling(x, spread=False)
-    launch(pool_kernel, grid, x, out, x.shape[1], x.shape[2] * x.shape[3], *strides(x), **blocks)
-    return out
+    blocks, grid = summing(x)
+    out = torch.empty(grid[2], *x.shape[:2], dtype=torch.float32, device=x.device)
+    launch(pool_kernel, grid, x, out, *x.shape[:2], x.shape[2] * x.shape[3], *strides(x), **blocks)
+    return joined(out)
 
 
-@torch.library.triton_op("mrla_mm::triton_light_forward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_forward", mutates_args=(), schema=SCHEMAS["light_forward"])
 def light_forward_op(
     x: Tensor, previous: Tensor | None, taps: Tensor, slope: Tensor | None, shift: Tensor | None, residual: bool
 ) -> Tensor:
     """`light_forward` as an operator."""
     out = torch.empty_like(x)
-    blocks, grid = tiling(x, spread=True)
+    blocks, grid = tiling(x)
     launch(
         apply_kernel, grid,
         x, x if previous is None else previous, taps, taps if slope is None else slope,
-        taps if shift is None else shift, out, out, *x.shape[1:], *strides(x), row_stride(slope), row_stride(shift),
+        taps if shift is None else shift, x, out, out, *x.shape[1:], *strides(x), row_stride(slope), row_stride(shift),
         TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
-        SCALED=False, **blocks,
+        SCALED=False, MASK=False, **blocks,
     )  # fmt: skip
     return out
 
 
-@torch.library.triton_op("mrla_mm::triton_light_backward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_backward", mutates_args=(), schema=SCHEMAS["masked_backward"])
 def light_backward_op(
-    grad: Tensor, taps: Tensor, slope: Tensor | None, constant: Tensor | None, residual: bool
+    grad: Tensor, taps: Tensor, slope: Tensor | None, constant: Tensor | None, mask: Tensor | None, residual: bool
 ) -> list[Tensor]:
-    """`light_backward` as an operator: the gradient of x and, given a slope, that of the history."""
+    """`light_backward` and `block_backward` as an operator: of x and, given a slope, of the history."""
     by_x = torch.empty_like(grad)
     by_previous = by_x if slope is None else torch.empty_like(grad)
-    blocks, grid = tiling(grad, spread=True)
+    blocks, grid = tiling(grad)
     launch(
         apply_kernel, grid,
-        grad, grad, taps, taps if slope is None else slope, taps if constant is None else constant, by_x, by_previous,
+        grad, grad, taps, taps if slope is None else slope, taps if constant is None else constant,
+        grad if mask is None else mask, by_x, by_previous,
         *grad.shape[1:], *strides(grad), row_stride(slope), row_stride(constant),
         TAPS=taps.shape[-1], FLIP=True, RESIDUAL=residual, HISTORY=False, SHIFT=constant is not None,
-        SCALED=slope is not None, **blocks,
+        SCALED=slope is not None, MASK=mask is not None, **blocks,
     )  # fmt: skip
     return [by_x] if slope is None else [by_x, by_previous]
 
 
-@torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=(), schema=SCHEMAS["light_sums"])
 def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, shift: bool) -> list[Tensor]:
     """`light_sums` as an operator, without what is absent."""
-    by_taps = torch.empty(*x.shape[:2], size, dtype=torch.float32, device=x.device)
-    by_slope = by_taps if previous is None else torch.empty(x.shape[:2], dtype=torch.float32, device=x.device)
-    by_shift = torch.empty(x.shape[:2], dtype=torch.float32, device=x.device) if shift else by_taps
-    blocks, grid = tiling(x, spread=False)
+    blocks, grid = summing(x)
+    by_taps = torch.empty(grid[2], *x.shape[:2], size, dtype=torch.float32, device=x.device)
+    by_slope, by_shift = (
+        torch.empty(by_taps.shape[:3], dtype=torch.float32, device=x.device) if there else by_taps
+        for there in (previous is not None, shift)
+    )
     launch(
         sums_kernel, grid,
-        grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape[1:], *strides(x),
+        grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape, *strides(x),
         TAPS=size, HISTORY=previous is not None, SHIFT=shift, **blocks,
     )  # fmt: skip
-    return [by_taps, *([] if previous is None else [by_slope]), *([by_shift] if shift else [])]
+    return [joined(by_taps), *([] if previous is None else [joined(by_slope)]), *([joined(by_shift)] if shift else [])]
 
 
-@torch.library.triton_op("mrla_mm::triton_sum_forward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_sum_forward", mutates_args=(), schema=SCHEMAS["sum_forward"])
 def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:
     """`sum_forward` as an operator; partial sums of deep stages are kept in float32."""
     like = values[0]
-    blocks, grid = tiling(like, spread=True)
+    blocks, grid = tiling(like)
     total = None
     for first in range(0, len(values), MAX_VALUES):
         part = list(values[first : first + MAX_VALUES])
@@ -334,21 +368,21 @@ def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, valu
     return total
 
 
-@torch.library.triton_op("mrla_mm::triton_sum_backward", mutates_args=())
+@torch.library.triton_op("mrla_mm::triton_sum_backward", mutates_args=(), schema=SCHEMAS["sum_backward"])
 def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> list[Tensor]:
     """`sum_backward` as an operator, the sums first."""
-    sums = torch.empty_like(weights)
+    blocks, grid = summing(grad)
+    sums = torch.empty(grid[2], *weights.shape, dtype=weights.dtype, device=weights.device)
     gradients = [torch.empty_like(value) for value in values]
-    blocks, grid = tiling(grad, spread=False)
     for first in range(0, len(values), MAX_VALUES):
         part, targets = values[first : first + MAX_VALUES], gradients[first : first + MAX_VALUES]
         missing = MAX_VALUES - len(part)
         launch(
             sum_backward_kernel, grid,
-            grad, *part, *[grad] * missing, *targets, *[targets[0]] * missing, weights, sums, grad.shape[1],
+            grad, *part, *[grad] * missing, *targets, *[targets[0]] * missing, weights, sums, *grad.shape[:2],
             grad.shape[2] * grad.shape[3], len(values), first, *strides(grad), COUNT=len(part), **blocks,
         )  # fmt: skip
-    return [sums, *gradients]
+    return [joined(sums), *gradients]
 
 
 def pool(x: Tensor) -> Tensor:
@@ -371,8 +405,31 @@ def light_backward(
     grad: Tensor, coefficients: Coefficients, constant: Tensor | None, *, residual: bool, history: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients of x and previous: the transposed of `light_forward`, plus a constant per sample and channel."""
-    found = light_backward_op(grad, coefficients.taps, coefficients.slope if history else None, constant, residual)
+    slope = coefficients.slope if history else None
+    found = light_backward_op(grad, coefficients.taps, slope, constant, None, residual)
     return found[0], found[1] if history else None
+
+
+def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute x = relu(norm(c) + shortcut), (B, C, H, W), and its average over the grid (B, C) if wanted."""
+    x, (mean, variance, weight, bias, eps) = torch.empty_like(c), norm
+    blocks, grid = summing(c)
+    averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device) if pooled else None
+    with torch.cuda.device_of(c):
+        activate_kernel[grid](
+            c, shortcut, mean, variance, mean if weight is None else weight, mean if bias is None else bias, x,
+            x if averages is None else averages, *c.shape[:2], c.shape[2] * c.shape[3], *strides(c), eps=eps,
+            AFFINE=weight is not None, POOL=pooled, **blocks,
+        )  # fmt: skip
+    return x, None if averages is None else joined(averages)
+
+
+def block_backward(
+    grad: Tensor, x: Tensor, coefficients: Coefficients, constant: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients through `light_forward` with residual and `activate`'s ReLU: of norm(c), and of the shortcut."""
+    found = light_backward_op(grad, coefficients.taps, coefficients.slope, constant, x, True)
+    return found[0], found[-1]
 
 
 def sum_forward(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:

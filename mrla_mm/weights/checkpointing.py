@@ -1,8 +1,10 @@
 """Checkpoints that survive whatever ends a run, and from which a run continues as if nothing had happened."""
 
+import math
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from mrla_mm.weights.replay import Replay, shield_workers
 OUTDATED = "outdated_ckpts"
 INTERRUPTED = "interrupted.pth"
 TERMINATED = 128 + signal.SIGTERM
+AGREE_SECONDS, AGREE_STEPS = 2.0, 50  # how long the processes of a run wait at most to ask each other
 
 
 class StopRequest:
@@ -27,6 +30,8 @@ class StopRequest:
     def __init__(self):
         self.received = False
         self.previous = None
+        self.steps = self.left = 0  # between two agreements, and until the next
+        self.asked = -math.inf
 
     def listen(self) -> None:
         """Take over the signal; only a process's main thread can."""
@@ -44,12 +49,24 @@ class StopRequest:
             self.previous = None
 
     def agreed(self) -> bool:
-        """Whether any process of the run was asked to stop: all get the same answer, so all stop at one iteration."""
+        """Whether any process of the run was asked to stop: all get the same answer, so all stop at one iteration.
+
+        Asking takes a collective, and on GPUs waits for them. So processes ask about every two seconds: each time they
+        also agree on how many of the slowest one's iterations that is.
+        """
         if get_world_size() == 1:
             return self.received
-        asked = torch.tensor(int(self.received))
-        all_reduce(asked, "max")
-        return bool(asked)
+        self.left -= 1
+        if self.left > 0:
+            return False
+        elapsed = (time.monotonic() - self.asked) / max(self.steps, 1)
+        steps = min(max(int(AGREE_SECONDS / max(elapsed, 1e-6)), 1), AGREE_STEPS)
+        answer = torch.tensor([int(self.received), -steps])
+        all_reduce(answer, "max")
+        stop, steps = answer.tolist()
+        self.steps = self.left = -steps
+        self.asked = time.monotonic()
+        return bool(stop)
 
 
 @HOOKS.register_module()
@@ -177,6 +194,8 @@ class AtomicCheckpointHook(CheckpointHook):
         best = [getattr(self, "best_ckpt_path", None), *getattr(self, "best_ckpt_path_dict", {}).values()]
         if is_main_process():
             self.file_backend.prune(kept={self.last_ckpt, *best})
+        else:
+            self.file_backend.outdated.clear()
 
     def _stop(self, runner: Runner, meta: dict) -> None:
         """Save unless this iteration is saved already, and end the process."""

@@ -10,8 +10,13 @@ iteration), every batch is loaded from states that are a function of (seed, rank
 iteration can be entered from outside, evaluation in between changes nothing, and neither does the number of workers.
 """
 
+import atexit
+import multiprocessing
+import os
 import random
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -72,20 +77,42 @@ def replayed(kind: type) -> type:
 
 
 class ShieldedWorker:
-    """Starts a data loading worker that lives through a SIGTERM to the whole job; its parent ends it."""
+    """Starts a data loading worker that lives through a SIGTERM to the whole job, but not through its parent's end.
+
+    Left alone, a worker whose parent is killed waits forever, with its memory, to hand over a batch larger than a pipe.
+    """
 
     def __init__(self, start: Callable[[int], None] | None):
         self.start = start
+        self.parent = os.getpid()
+        self.ended = multiprocessing.RawValue("b", 0)
+        atexit.register(self.release)  # runs before multiprocessing ends its children by SIGTERM and waits for them
+
+    def release(self) -> None:
+        """Let the workers end by SIGTERM."""
+        self.ended.value = 1
+
+    def terminate(self, *_) -> None:
+        """End a worker if its parent ends."""
+        if self.ended.value:
+            os._exit(0)
+
+    def follow(self) -> None:
+        """End the worker when another process becomes its parent: its own has ended."""
+        while os.getppid() == self.parent:
+            time.sleep(1)
+        os._exit(1)
 
     def __call__(self, worker: int) -> None:
         """Start the worker of this number."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self.terminate)
+        threading.Thread(target=self.follow, daemon=True).start()
         if self.start is not None:
             self.start(worker)
 
 
 def shield_workers(loader: object) -> None:
-    """Let the workers that a loader will start ignore SIGTERM."""
+    """Let the workers that a loader will start live through a SIGTERM to the whole job."""
     if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, ShieldedWorker):
         loader.worker_init_fn = ShieldedWorker(loader.worker_init_fn)
 

@@ -1,6 +1,7 @@
 """Folded and Triton against the equations in float64: values, every gradient, every precision, awkward shapes."""
 
 import functools
+import importlib
 import os
 import subprocess
 import sys
@@ -176,6 +177,7 @@ def poisoned(monkeypatch):
 
         return call
 
+    monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
 
@@ -388,18 +390,34 @@ def test_gpu_tensors_take_triton_where_it_can_run(monkeypatch):
 
 
 @needs_triton
+def test_triton_programs_that_sum_several_tiles(monkeypatch):
+    monkeypatch.setattr(fused.kernels("triton"), "PROGRAMS", 2)
+    options = dict(path="triton", dtype=torch.float32, layout="contiguous", monkeypatch=monkeypatch)
+    shape = (1, 3, 33, 35)
+    compare(run_light, draw_light(shape, affine="frozen", gated=False), **options)
+    compare(run_sum, draw_sum((1, 4, 33, 35), depth=2, affine="frozen"), **options)
+    compare(run_block_end, draw_block_end((1, 4, 33, 35), affine="frozen"), **options)
+
+
+@needs_triton
 def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
     """Right kernels pass; one that raises or miscomputes is found, named in a warning, and random states are kept."""
     kernels = fused.kernels("triton")
     state = torch.get_rng_state()
     assert why_triton_fails.__wrapped__(device()) == ""
     assert torch.equal(torch.get_rng_state(), state)
-    for name in ("pool", "light_forward", "sum_forward"):
-        good = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *a, f=good, **k: f(*a, **k) + 0.1)
+    of_gate = fused.gate_kernels("triton", weights_of(draw_light((1, 4, 2, 2), affine="none")))
+    wrongs = [(kernels, name, lambda found: found + 0.1) for name in ("pool", "light_forward", "sum_forward")]
+    for name in ("activate", "block_backward"):
+        wrongs.append((kernels, name, lambda found: (found[0] + 0.1, found[1])))
+    wrongs.append((of_gate, "fold", lambda found: (found[0], found[1]._replace(taps=2 * found[1].taps))))
+    wrongs.append((of_gate, "unfold", lambda found: (found[0] + 0.1, *found[1:])))
+    for module, name, spoil in wrongs:
+        good = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=good, s=spoil, **k: s(f(*a, **k)))
         with pytest.warns(UserWarning, match="folded path .*they compute wrong numbers"):
             assert why_triton_fails.__wrapped__(device()) == "they compute wrong numbers"
-        monkeypatch.setattr(kernels, name, good)
+        monkeypatch.setattr(module, name, good)
 
     def no_compiler(*args, **kwargs):
         raise RuntimeError("Failed to find C compiler")
@@ -414,23 +432,27 @@ SIGNATURES = {  # types of what a half-precision launch passes, by the names of 
     "by_taps_ptr": "*fp32", "by_slope_ptr": "*fp32", "by_shift_ptr": "*fp32", "sums_ptr": "*fp32",
 }  # fmt: skip
 FLAGS = dict(TAPS=9, FLIP=1, RESIDUAL=1, HISTORY=1, SHIFT=1, SCALED=1, COUNT=8, START=1, BLOCK_C=4, BLOCK_S=256)
+FLAGS |= dict(MASK=1, POOL=1, K=5, VALUE=1, LEARNED=1, AFFINE=1, KEEP=1, BLOCK=32, BLOCK_B=16)
+KERNELS = ["pool_kernel", "activate_kernel", "apply_kernel", "sums_kernel", "sum_kernel", "sum_backward_kernel"]
+GATE_KERNELS = ["fold_kernel", "ungate_kernel", "unfold_kernel"]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("kernel", ["pool_kernel", "apply_kernel", "sums_kernel", "sum_kernel", "sum_backward_kernel"])
+@pytest.mark.parametrize("kernel", [*KERNELS, *GATE_KERNELS])
 def test_kernels_compile_for_a_gpu(kernel):
     """Compile to PTX for compute capability 9.0, which needs no GPU: the interpreter accepts more than the compiler."""
     compiler = pytest.importorskip("triton.compiler", reason="Triton is not installed")
     from triton.backends.compiler import GPUTarget
 
-    function = getattr(fused.kernels("triton"), kernel)
-    signature, constants = {}, {}
+    of_gate = kernel in GATE_KERNELS
+    function = getattr(importlib.import_module("mrla_mm.ops.triton_gate" if of_gate else "mrla_mm.ops.triton"), kernel)
+    signature, constants = {name: "fp32" for name in ("root", "eps") if name in function.arg_names}, {}
     for name in function.arg_names:
         if name in FLAGS:
             signature[name], constants[name] = "constexpr", FLAGS[name]
         elif name.endswith("_ptr") or name[1:].isdigit():
-            signature[name] = SIGNATURES.get(name, "*fp16")
-        else:
+            signature[name] = "*fp32" if of_gate else SIGNATURES.get(name, "*fp16")
+        elif name not in signature:
             signature[name] = "i32"
     source = compiler.ASTSource(function, signature, constexprs=constants)
     compiled = compiler.compile(source, target=GPUTarget("cuda", 90, 32))
@@ -439,9 +461,18 @@ def test_kernels_compile_for_a_gpu(kernel):
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="this process runs the Triton tests itself")
 def test_triton_interpreted():
-    """Run this file's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
+    """Run this folder's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "triton and not interpreted", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-k",
+        "triton and not interpreted",
+        os.path.dirname(__file__),
+    ]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,120 @@
+"""The export tool on the three detectors: the graphs it cuts, what they compute, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from mmdet.structures import DetDataSample
+from mmdet.structures.bbox import bbox2roi
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+from mrla_mm import export
+from mrla_mm.compat.config_scope import config_path
+from tests.backbones.common import wake
+from tests.conftest import load_tool, tiny_options
+
+ONNX = pytest.importorskip("onnxruntime", reason="needs the extra `deploy`")
+pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
+PARTS = {"retinanet": ["dense"], "faster_rcnn": ["dense", "boxes"], "mask_rcnn": ["dense", "boxes", "masks"]}
+
+
+def small_options(name):
+    """Return --cfg-options of a detector with few layers and channels."""
+    options = [o for o in tiny_options(name, "none") if o.startswith("model.backbone")]
+    options += [
+        "model.backbone.base_channels=16",
+        "model.neck.in_channels=[16,32,64,128]",
+        "model.neck.out_channels=16",
+    ]
+    if "retinanet" in name:
+        return [
+            *options,
+            "model.bbox_head.in_channels=16",
+            "model.bbox_head.feat_channels=16",
+            "model.bbox_head.stacked_convs=1",
+        ]
+    options += ["model.rpn_head.in_channels=16", "model.rpn_head.feat_channels=16"]
+    for part in ("bbox", "mask") if "mask" in name else ("bbox",):
+        options += [
+            f"model.roi_head.{part}_roi_extractor.out_channels=16",
+            f"model.roi_head.{part}_head.in_channels=16",
+        ]
+    options += ["model.roi_head.bbox_head.fc_out_channels=32"]
+    return options + (["model.roi_head.mask_head.conv_out_channels=16"] if "mask" in name else [])
+
+
+def arguments(name, tmp_path, *more):
+    return [config_path(name), tmp_path / "model.pth", "--shape", 64, 96, "--out-dir", tmp_path, *more]
+
+
+@pytest.fixture
+def save_model(tmp_path):
+    """Return `save(name)`, which writes a checkpoint of a small detector and returns the detector and its options."""
+
+    def save(name):
+        torch.manual_seed(0)
+        options = small_options(name)
+        tool = load_tool("export")
+        given = [*map(str, arguments(name, tmp_path)), "--cfg-options", *options]
+        cfg = Config.fromfile(config_path(name))
+        cfg.merge_from_dict(dict(tool.parse_args(given).cfg_options))
+        init_default_scope("mmdet")
+        model = MODELS.build(cfg.model)
+        wake(model.backbone)
+        torch.save(dict(state_dict=model.state_dict()), tmp_path / "model.pth")
+        return model.eval(), options
+
+    return save
+
+
+@pytest.mark.parametrize("detector", PARTS)
+def test_detector_for_any_batch_and_size(detector, save_model, run_tool, tmp_path):
+    name = f"{detector}_r50_mrla_light_1x"
+    _, options = save_model(name)
+    code, errors = run_tool("export", *arguments(name, tmp_path, "--dynamic", "--cfg-options", *options))
+    assert code == 0, errors
+    assert sorted(tmp_path.glob("*.onnx")) == sorted(tmp_path / f"{name}.{part}.onnx" for part in PARTS[detector])
+
+
+def test_graphs_together_give_what_mmdet_predicts(save_model, tmp_path):
+    """Dense, proposals as mmdet decodes them, then boxes: the scores and deltas behind mmdet's own detections."""
+    model, _ = save_model("faster_rcnn_r50_mrla_light_1x")
+    graphs = export.graphs_of(model, (64, 96))
+    for name, graph in graphs.items():
+        export.to_onnx(graph, tmp_path / f"{name}.onnx", dynamic=True)
+    run = {name: export.in_onnxruntime(graph, tmp_path / f"{name}.onnx") for name, graph in graphs.items()}
+    image = torch.rand(1, 3, 96, 64)
+    sample = DetDataSample(metainfo=dict(img_shape=(96, 64), ori_shape=(96, 64), scale_factor=(1.0, 1.0)))
+    with torch.no_grad():
+        maps = model.extract_feat(image)
+        (proposals,) = model.rpn_head.predict(maps, [sample], rescale=False)
+        rois = bbox2roi([proposals.bboxes])
+        expected = model.roi_head._bbox_forward(maps, rois)
+    found = run["dense"](image)
+    levels = len(found) // 3
+    scores = [torch.from_numpy(array) for array in found[levels : 2 * levels]]
+    deltas = [torch.from_numpy(array) for array in found[2 * levels :]]
+    (ours,) = model.rpn_head.predict_by_feat(scores, deltas, batch_img_metas=[sample.metainfo])
+    torch.testing.assert_close(ours.bboxes, proposals.bboxes, rtol=1e-4, atol=1e-3)
+    class_scores, box_deltas = run["boxes"](rois, *(torch.from_numpy(array) for array in found[: levels - 1]))
+    np.testing.assert_allclose(class_scores, expected["cls_score"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(box_deltas, expected["bbox_pred"], rtol=1e-4, atol=1e-4)
+
+
+def test_backbone_alone_as_a_program(save_model, run_tool, tmp_path):
+    name = "retinanet_r50_mrla_light_1x"
+    model, options = save_model(name)
+    more = ["--backbone", "--format", "export", "--cfg-options", *options]
+    assert run_tool("export", *arguments(name, tmp_path, *more))[0] == 0
+    image = torch.rand(2, 3, 64, 96)
+    found = torch.export.load(tmp_path / f"{name}.backbone.pt2").module()(image)
+    for ours, expected in zip(found, model.backbone(image), strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_of_another_model_are_refused(save_model, run_tool, tmp_path):
+    _, options = save_model("retinanet_r50_mrla_light_1x")
+    other = arguments("faster_rcnn_r50_mrla_light_1x", tmp_path, "--cfg-options", *small_options("faster_rcnn_r50"))
+    code, errors = run_tool("export", *other)
+    assert code == 2
+    assert "does not fit the model of" in errors

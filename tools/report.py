@@ -1,0 +1,135 @@
+#!/usr/bin/env python
+"""Write the report of a training run as one page of HTML that opens offline: `python tools/report.py WORK_DIR`.
+
+Run facts, training curves, AP by epoch, ground truth beside predictions, AP by size and class, error breakdown,
+precision-recall curves and confusion matrix. Config, checkpoint and logs are found in the work directory. Predictions
+are those of --results, or of WORK_DIR/report/predictions.pkl, which tools/test.py is run for when it is missing or
+older than the checkpoint.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import mrla_mm
+from mrla_mm import cli
+from mrla_mm.errors import InputError
+
+# isort: split
+from mmdet.registry import DATASETS
+from mmengine.registry import init_default_scope
+from pycocotools.coco import COCO
+
+from mrla_mm.analysis import report, work_dirs
+from mrla_mm.analysis.coco_results import read_detections
+from mrla_mm.analysis.html_page import page
+from mrla_mm.analysis.plots import read_scalars
+
+TEST_TOOL = Path(__file__).resolve().with_name("test.py")
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("work_dir", help="work directory of the run")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: WORK_DIR/report/report.html")
+    parser.add_argument("--config", help="instead of the one in the work directory")
+    parser.add_argument("--checkpoint", help="instead of the best or last one in the work directory")
+    parser.add_argument("--results", help="predictions: from tools/test.py --out FILE.pkl, or JSON in COCO's format")
+    parser.add_argument("--compare", nargs="+", default=[], metavar="WORK_DIR", help="further runs for the curves")
+    parser.add_argument("--images", type=int, default=12, help="pictures in the gallery (default: 12)")
+    parser.add_argument(
+        "--score-thr", type=float, default=0.3, help="weaker detections are left out of gallery and confusion matrix"
+    )
+    parser.add_argument(
+        "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
+    )
+    args = parser.parse_args(argv)
+    if args.images < 1:
+        raise InputError(f"--images {args.images}: give a positive number")
+    if not 0 <= args.score_thr <= 1:
+        raise InputError(f"--score-thr {args.score_thr}: give a number from 0 to 1")
+    return args
+
+
+def load_config(run, args):
+    """Return the run's config with the overrides."""
+    args.config = str(args.config or run.config)
+    args.launcher, args.local_rank, args.work_dir = "none", 0, str(run.folder)
+    return cli.load_config(args)
+
+
+def predictions(run, cfg, checkpoint, args):
+    """Return the file of the predictions, made by tools/test.py where it is missing or older than the checkpoint."""
+    if args.results:
+        return Path(args.results)
+    results = run.folder / "report/predictions.pkl"
+    if results.is_file() and (checkpoint is None or results.stat().st_mtime >= checkpoint.stat().st_mtime):
+        print(f"predictions of {results} kept")
+        return results
+    if checkpoint is None:
+        raise InputError(f"{run.folder} holds no checkpoint to predict with: give --checkpoint or --results")
+    results.parent.mkdir(parents=True, exist_ok=True)
+    config, part = results.with_name("config.py"), results.with_name("part.pkl")
+    cfg.dump(config)
+    print(f"predicting with {checkpoint} ...", flush=True)
+    command = [sys.executable, str(TEST_TOOL), str(config), str(checkpoint), "--out", str(part)]
+    root = str(Path(mrla_mm.__file__).parents[1])
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
+    command += ["--work-dir", str(results.with_name("test"))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    if done.returncode:
+        raise InputError(f"tools/test.py ended with code {done.returncode}:\n{done.stdout[-2000:]}")
+    part.replace(results)
+    return results
+
+
+def read_dataset(cfg):
+    """Return the test data set of the config, its annotations, and the file of each image."""
+    init_default_scope(cfg.get("default_scope", "mmdet"))
+    with contextlib.redirect_stdout(io.StringIO()):
+        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        if not hasattr(dataset, "cat_ids"):
+            raise InputError(f"the test data set is a {type(dataset).__name__}: the report knows COCO-format ones")
+        truth = COCO(dataset.ann_file)
+    infos = (dataset.get_data_info(index) for index in range(len(dataset)))
+    return dataset, truth, {info["img_id"]: Path(info["img_path"]) for info in infos}
+
+
+def main(argv=None):
+    """Write the report."""
+    args = parse_args(argv)
+    run = work_dirs.find_run(args.work_dir)
+    cfg = load_config(run, args)
+    checkpoint = Path(args.checkpoint) if args.checkpoint else run.checkpoint
+    if checkpoint is not None and not checkpoint.is_file():
+        raise InputError(f"--checkpoint {checkpoint} does not exist")
+    train, val = read_scalars(run.logs)
+    compared = {}
+    for other in map(work_dirs.find_run, args.compare):
+        compared[str(other.folder) if other.name in (run.name, *compared) else other.name] = read_scalars(other.logs)
+    results = predictions(run, cfg, checkpoint, args)
+    dataset, truth, images = read_dataset(cfg)
+    found = read_detections(results, truth, category_ids=dataset.cat_ids, classes=dataset.metainfo["classes"])
+    sections = report.training_sections(work_dirs.run_facts(run, cfg, checkpoint), cfg.pretty_text, train, val)
+    if compared:
+        sections.insert(2, report.comparison_section({run.name: (train, val), **compared}))
+    print("evaluating ...", flush=True)
+    sections += report.detection_sections(found, images, dataset.metainfo, limit=args.images, score_thr=args.score_thr)
+    out = args.out or run.folder / "report/report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    source = args.results or (checkpoint or results).name
+    subtitle = f"Predictions of {source}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
+    out.write_text(page(run.name, subtitle, sections), encoding="utf-8")
+    print(f"written: {out} ({out.stat().st_size / 2**20:.1f} MB)")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,51 @@
+#!/usr/bin/env python
+"""Draw how alike the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
+
+  visualize_query_similarity.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--compare CONFIG2 CHECKPOINT2]... [--out-dir DIR]
+
+Writes histograms.png (a row for each model, a panel for each stage) and similarities.csv (every layer and head).
+"""
+
+import argparse
+import sys
+
+import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
+
+# isort: split
+import torch
+
+from mrla_mm import cli, picture_cli
+from mrla_mm.analysis import query_similarity
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="visualize_query_similarity.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
+    picture_cli.add_compare_argument(parser)
+    parser.add_argument(
+        "--skip-first", action="store_true", help="leave out pairs with a stage's first layer, as the paper does"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """Run the models over the images, and draw the similarities of their queries."""
+    args = parse_args(argv)
+    images = picture_cli.chosen_images(args)
+    found = []
+    for loaded in picture_cli.load_models(args):
+        with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
+            for number, path in enumerate(images, 1):
+                loaded.model.extract_feat(loaded.prepare(path).inputs)
+                print(f"{loaded.name} [{number}/{len(images)}] {path.name}", flush=True)
+        found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
+    picture = query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
+    table = query_similarity.write_csv(found, args.out_dir / "similarities.csv")
+    print(f"{len(images)} image{'s' if len(images) > 1 else ''}, written: {picture}, {table}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
