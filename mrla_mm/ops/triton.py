@@ -14,7 +14,6 @@ form a tile, with the longer side along the dense dimension.
 The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums
+from mrla_mm.ops.launching import launch, launcher
 from mrla_mm.ops.library import SCHEMAS
 
 PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
@@ -277,35 +277,6 @@ def joined(partial: Tensor) -> Tensor:
 def strides(x: Tensor) -> tuple[int, int]:
     """Distance in memory between channels and between positions of a dense map."""
     return (x.shape[2] * x.shape[3], 1) if x.is_contiguous() else (1, x.shape[1])
-
-
-def launcher(kernel):
-    """Kernel in the form that torch.compile sees through; the interpreter's are called as they are."""
-    return torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-
-
-def launch(kernel, grid: tuple[int, ...], first: Tensor, *rest: object, **constants: object) -> None:
-    """Launch a kernel on the GPU that its first tensor is on, whichever one is current."""
-    with torch.cuda.device_of(first):
-        kernel[grid](first, *rest, **constants)
-
-
-def mend_interpreter() -> None:
-    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
-    from triton.runtime import interpreter
-
-    original = getattr(interpreter, "_patch_lang_tensor", None)
-
-    def patch(tensor, scope):
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    if original is not None:
-        interpreter._patch_lang_tensor = patch
-
-
-if os.environ.get("TRITON_INTERPRET") == "1":
-    mend_interpreter()
 
 
 def row_stride(per_channel: Tensor | None) -> int:

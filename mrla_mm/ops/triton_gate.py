@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops.gating import Affine, Coefficients, Gate, LightWeights, MapSums
-from mrla_mm.ops.triton import launch
+from mrla_mm.ops.launching import launch
 
 BLOCK_B, BLOCK_C = 16, 32  # samples by channels that a program of `unfold` takes at a time
 
