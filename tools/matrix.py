@@ -50,6 +50,7 @@ SHOWN = (
     "mmcv-lite",
     "mmcv",
     "mmdet",
+    "mmpretrain",
     *(name.split("==")[0] for name in ONEDL),
     "onedl-mmcv",
 )
