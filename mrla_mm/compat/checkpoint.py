@@ -10,7 +10,7 @@ exactly those names are allowed, some of them by a stricter stand-in:
   every allowed object, so the name is bound to a function that knows those four methods and nothing else.
 
 OneDL's mmengine has a list of its own, with ``getattr`` on it, takes back what is on both after each load, and reads a
-file that this list refuses without any restriction, executing what it holds. Its loader is replaced by one that refuses.
+file that this list refuses without any restriction, executing what it holds. Its loader gives way to one that refuses.
 
 torch < 2.6 loads any pickle by default and so reads these checkpoints, and malicious ones, without help. Nothing is
 changed there: its restricted unpickler cannot bind names to stand-ins, and refusing by force would break

@@ -12,7 +12,6 @@ from tests.ops.test_fused import (
     draw_block_end,
     draw_light,
     draw_sum,
-    interpreter_with_new_numpy,
     needs_triton,
     results,
     run_block_end,
@@ -20,7 +19,6 @@ from tests.ops.test_fused import (
     run_sum,
 )
 
-__all__ = ["interpreter_with_new_numpy"]  # a fixture of this module too
 CASES = {
     "light": (run_light, lambda batch: draw_light((batch, 12, 3, 4), affine="dropped")),
     "sum": (run_sum, lambda batch: draw_sum((batch, 12, 3, 4), depth=2, affine="dropped")),
