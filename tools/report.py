@@ -3,8 +3,8 @@
 
 Run facts, training curves, AP by epoch, ground truth beside predictions, AP by size and class, error breakdown,
 precision-recall curves and confusion matrix. Config, checkpoint and logs are found in the work directory. Predictions
-are those of --results, or of WORK_DIR/report/predictions.pkl, which tools/test.py is run for when it is missing or
-older than the checkpoint.
+are those of --results, or of WORK_DIR/report/predictions.pkl, which tools/test.py is run for unless it has those of
+the checkpoint and config.
 """
 
 import argparse
@@ -67,15 +67,17 @@ def load_config(run, args):
 
 
 def predictions(run, cfg, checkpoint, args):
-    """Return the file of the predictions, made by tools/test.py where it is missing or older than the checkpoint."""
+    """Return the file of the predictions, made by tools/test.py unless it has those of this checkpoint and config."""
     if args.results:
         return Path(args.results)
-    results = run.folder / "report/predictions.pkl"
-    if results.is_file() and (checkpoint is None or results.stat().st_mtime >= checkpoint.stat().st_mtime):
-        print(f"predictions of {results} kept")
-        return results
     if checkpoint is None:
         raise InputError(f"{run.folder} holds no checkpoint to predict with: give --checkpoint or --results")
+    results = run.folder / "report/predictions.pkl"
+    origin, made_of = results.with_name("predictions.txt"), f"{checkpoint.resolve()}\n{cfg.pretty_text}"
+    fresh = results.is_file() and results.stat().st_mtime >= checkpoint.stat().st_mtime
+    if fresh and origin.is_file() and origin.read_text(encoding="utf-8") == made_of:
+        print(f"predictions of {results} kept")
+        return results
     results.parent.mkdir(parents=True, exist_ok=True)
     config, part = results.with_name("config.py"), results.with_name("part.pkl")
     cfg.dump(config)
@@ -87,7 +89,9 @@ def predictions(run, cfg, checkpoint, args):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
         raise InputError(f"tools/test.py ended with code {done.returncode}:\n{done.stdout[-2000:]}")
+    origin.unlink(missing_ok=True)
     part.replace(results)
+    origin.write_text(made_of, encoding="utf-8")
     return results
 
 

@@ -378,7 +378,7 @@ def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> 
         part, targets = values[first : first + MAX_VALUES], gradients[first : first + MAX_VALUES]
         missing = MAX_VALUES - len(part)
         launch(
-        launcher(sum_backward_kernel), grid,
+            launcher(sum_backward_kernel), grid,
             grad, *part, *[grad] * missing, *targets, *[targets[0]] * missing, weights, sums, *grad.shape[:2],
             grad.shape[2] * grad.shape[3], len(values), first, *strides(grad), COUNT=len(part), **blocks,
         )  # fmt: skip

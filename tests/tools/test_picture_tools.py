@@ -111,6 +111,7 @@ def test_attention_of_a_transformer(run_tool, models, images, tmp_path):
         (["--max-images", "0"], "--max-images 0: give a positive number"),
         (["--compare", DETECTOR, "{models}/detector.pth"], "MaskRCNN has no vision transformer"),
         (["--device", "nonsense"], "--device nonsense cannot be used here"),
+        (["--cfg-options", "modle.type=None"], "nothing reads a key 'modle'"),
     ],
 )
 def test_what_cannot_work(run_tool, models, images, tmp_path, arguments, message):

@@ -170,6 +170,10 @@ def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
     assert 0 <= float(detected[1]) < 0.2, "random weights find next to nothing"
     code, err = run_tool("report", work_dir, "--images", 1)
     assert code == 0 and (report / "predictions.pkl").stat().st_mtime == made
+    other = work_dir.parent / "other.pth"
+    shutil.copy2(work_dir / "train/epoch_3.pth", other)
+    code, err = run_tool("report", work_dir, "--images", 1, "--checkpoint", other)
+    assert code == 0 and (report / "predictions.pkl").stat().st_mtime > made, "another checkpoint's are not its own"
 
 
 @pytest.mark.parametrize(
@@ -181,9 +185,11 @@ def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
         (["{root}/quickstart", "--score-thr", "2"], "--score-thr 2.0: give a number from 0 to 1"),
         (["{root}/quickstart", "--checkpoint", "none.pth"], "--checkpoint none.pth does not exist"),
         (["{root}/quickstart", "--results", "none.pkl"], "results file none.pkl does not exist"),
+        (["{root}/quickstart", "--results", "{root}/empty.pkl"], "is neither of tools/test.py nor in COCO's"),
         (["{root}/quickstart", "--compare", "nowhere"], "work directory nowhere does not exist"),
     ],
 )
 def test_what_cannot_work(run_tool, work_dir, arguments, message):
+    (work_dir.parent / "empty.pkl").touch()
     code, err = run_tool("report", *(str(argument).format(root=work_dir.parent) for argument in arguments))
     assert code == 2 and message in err
