@@ -242,7 +242,7 @@ def preflight(cfg: Config, phases: Iterable[str]) -> None:
     if int(local_rank or 0) == 0:
         check_processes(cfg)
         check_datasets(cfg, phases)
-        check_weights(cfg)
+        check_weights(cfg, training="train" in phases)
 
 
 def build_runner(cfg: Config) -> Runner:
