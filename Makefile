@@ -5,7 +5,7 @@ VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: install install-dev quickstart test lint bench torture matrix licenses lock docs clean
+.PHONY: install install-dev quickstart test lint bench torture fuzz matrix licenses lock docs clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
@@ -42,6 +42,9 @@ torture: install
 	$(BIN)/python tools/torture.py
 	$(BIN)/python tools/check_distributed.py --processes 2
 	$(BIN)/python tools/check_distributed.py --processes 4
+
+fuzz: install-dev
+	MRLA_FUZZ=$(or $(EFFORT),20) $(BIN)/python -m pytest tests/robustness
 
 matrix: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv

@@ -56,8 +56,28 @@ def list_tools(app, docname, source):
         source[0] = re.sub(r"<!-- list of tools: .*? -->", "\n".join(rows), source[0])
 
 
+def list_analysis(app, docname, source):
+    """Fill in the reference of every module of the analysis."""
+    if docname == "api/analysis":
+        names = sorted(path.stem for path in Path(mrla_mm.__file__).parent.glob("analysis/[a-z]*.py"))
+        block = "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: mrla_mm.analysis.{0}\n   :members:\n```\n"
+        source[0] = re.sub(r"<!-- list of modules: .*? -->", "\n".join(map(block.format, names)), source[0])
+
+
+def keep_formulas(app, what, name, obj, options, lines):
+    """Take indented paragraphs of a docstring, which are formulas and tables in plain text, as they stand."""
+    for number in range(len(lines) - 1, 0, -1):
+        line, above = lines[number], lines[number - 1]
+        if line.startswith(" ") and not above.strip():
+            before = next((text for text in reversed(lines[:number]) if text.strip()), " ")
+            if not before.startswith(" "):
+                lines[number:number] = ["::", ""]
+
+
 def setup(app):
     """Register what this file adds to Sphinx."""
     app.connect("source-read", link_to_pages)
     app.connect("source-read", drop_empty_globs)
     app.connect("source-read", list_tools)
+    app.connect("source-read", list_analysis)
+    app.connect("autodoc-process-docstring", keep_formulas, priority=400)  # before Napoleon reads the sections

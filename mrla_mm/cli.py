@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -118,9 +118,22 @@ def load_config(args: argparse.Namespace) -> Config:
         InputError: the config file is missing, or an override names a key that nothing reads.
     """
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
-    path = locate_config(args.config)
-    cfg = Config.fromfile(path)
-    options = dict(args.cfg_options)
+    cfg = read_config(args.config, args.cfg_options)
+    cfg.launcher = args.launcher
+    cfg.work_dir = args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(cfg.filename).stem)
+    if Path(cfg.work_dir).is_file():
+        raise InputError(f"--work-dir {cfg.work_dir} is a file; name a folder")
+    return cfg
+
+
+def read_config(name: str, options: Mapping[str, object]) -> Config:
+    """Read the config that `locate_config` finds and apply overrides.
+
+    Raises:
+        InputError: the config file is missing, or an override names a key that nothing reads.
+    """
+    cfg = Config.fromfile(locate_config(name))
+    options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, options.pop("data_root"))
     check_option_keys(cfg, options)
@@ -131,10 +144,6 @@ def load_config(args: argparse.Namespace) -> Config:
             f"--cfg-options {' '.join(options)} do not fit the config ({error}): below a value that is None or no "
             "dictionary, override the whole of it"
         ) from error
-    cfg.launcher = args.launcher
-    cfg.work_dir = args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(path).stem)
-    if Path(cfg.work_dir).is_file():
-        raise InputError(f"--work-dir {cfg.work_dir} is a file; name a folder")
     return cfg
 
 
@@ -195,7 +204,8 @@ def check_amp_device(cfg: Config) -> None:
     if cfg.get("optim_wrapper", {}).get("type") == "AmpOptimWrapper" and get_device() == "cpu":
         raise InputError(
             "mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU and this machine shows none: "
-            "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES"
+            "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES. A CPU computes in bfloat16 without --amp, by "
+            "--cfg-options optim_wrapper.type=BFloat16OptimWrapper"
         )
 
 
@@ -232,7 +242,7 @@ def preflight(cfg: Config, phases: Iterable[str]) -> None:
     if int(local_rank or 0) == 0:
         check_processes(cfg)
         check_datasets(cfg, phases)
-        check_weights(cfg)
+        check_weights(cfg, training="train" in phases)
 
 
 def build_runner(cfg: Config) -> Runner:

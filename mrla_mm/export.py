@@ -8,6 +8,7 @@ each time its data decides: `dense` up to the proposals' scores, `boxes` for pro
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -194,7 +195,14 @@ def moving(graph: Graph) -> tuple:
 def to_onnx(
     graph: Graph, path: str | Path, *, dynamic: bool, opset: int = OPSET, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a graph as an ONNX file, the metadata among its properties."""
+    """Write a graph as an ONNX file, the metadata among its properties.
+
+    Raises:
+        InputError: the packages that write and run ONNX are not installed.
+    """
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"ONNX needs the extra deploy ({', '.join(missing)} missing): pip install 'mrla_mm[deploy]'")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         program = torch.onnx.export(

@@ -52,6 +52,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
         InputError: a config or checkpoint is missing, or they do not fit.
     """
     given = [(args.config, args.checkpoint, args.cfg_options)]
+    cli.read_config(args.config, args.cfg_options)  # names overrides that do not fit
     given += [(config, checkpoint, None) for config, checkpoint in getattr(args, "compare", ())]
     models = []
     for config, checkpoint, options in given:

@@ -77,6 +77,18 @@ def make_coco(tmp_path):
     return lambda **kwargs: write_coco(tmp_path / "coco", **kwargs)
 
 
+def missing_torchcam():
+    """Why class activation maps cannot be tested here, "" if they can."""
+    from mrla_mm.analysis.cams import import_torchcam
+    from mrla_mm.errors import InputError
+
+    try:
+        import_torchcam()
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def load_tool(name):
     """Return a command line tool as a module."""
     spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")

@@ -122,7 +122,8 @@ def test_amp_needs_a_gpu():
     cfg = loaded()
     load_tool("train").enable_amp(cfg)
     assert cfg.optim_wrapper.type == "AmpOptimWrapper" and cfg.optim_wrapper.loss_scale == "dynamic"
-    assert "drop --amp" in error_of(cli.preflight, cfg, ())
+    said = error_of(cli.preflight, cfg, ())
+    assert "drop --amp" in said and "optim_wrapper.type=BFloat16OptimWrapper" in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checks the refusal of GPU processes without a GPU")

@@ -93,6 +93,18 @@ def test_configs_are_thin(path):
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
 
 
+def roots():
+    """Configs that do not inherit from one beside them, which has its checkpoint hook from there."""
+    for path in sorted(set(CONFIGS.rglob("*.py")) - set(CONFIGS.glob("_base_/*"))):
+        if not path.read_text(encoding="utf-8").count('_base_ = "./'):
+            yield path
+
+
+@pytest.mark.parametrize("path", roots(), ids=lambda p: p.stem)
+def test_checkpoints_are_atomic(path):
+    assert Config.fromfile(path).default_hooks.checkpoint.type == "AtomicCheckpointHook"
+
+
 def test_heads_of_16_channels_as_the_published_base_weights_have():
     cfg = load("retinanet_r50_mrla_base_1x")
     cfg.merge_from_dict({"model.backbone.layer_attention.head_channels": 16})

@@ -80,3 +80,9 @@ def test_a_graph_that_computes_something_else_is_found_out():
     assert export.deviation(graph, lambda image: [1.01 * t for t in graph.module(image)], graph.inputs) > 1e-3
     with pytest.raises(InputError, match=r"puts out \[\(1, .* where the model puts out \[\(2, "):
         export.deviation(graph, lambda image: graph.module(image)[0][:1], graph.inputs)
+
+
+def test_onnx_without_its_packages_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else object())
+    with pytest.raises(InputError, match=r"onnxscript missing.*mrla_mm\[deploy\]"):
+        export.to_onnx(None, tmp_path / "x.onnx", dynamic=False)

@@ -73,7 +73,10 @@ test_figures.__test__ = False
     ],
 )
 def test_train_test_resume(name, coco_root, tmp_path, run_tool):
-    """One epoch trains, saves and evaluates; its checkpoint tests to the same figures; the run resumes at epoch two."""
+    """One epoch trains, saves and evaluates; its checkpoint tests to the same figures; the run resumes at epoch two.
+
+    Neither the test nor the resumed run asks for the weights that the config starts from.
+    """
     work_dir, options = tmp_path / "run", tiny_options(name, coco_root)
     arguments = [config_path(name), "--work-dir", work_dir, "--cfg-options", *options]
     assert run_tool("train", *arguments, "train_cfg.max_epochs=1")[0] == 0
@@ -84,6 +87,10 @@ def test_train_test_resume(name, coco_root, tmp_path, run_tool):
     (trained,) = val_figures(work_dir)
     assert trained["coco/AR@100"] >= 0  # -1 if there was nothing to find
 
+    gone = dict(type="Pretrained", checkpoint=str(tmp_path / "gone.pth"))
+    start = [f"model.backbone.init_cfg.{key}={value}" for key, value in gone.items()]
+    options = [*start, *(option for option in options if option != "model.backbone.init_cfg=None")]
+    arguments = [config_path(name), "--work-dir", work_dir, "--cfg-options", *options]
     dump = tmp_path / "predictions.pkl"
     test_dir = tmp_path / "test"
     argv = [config_path(name), checkpoint, "--work-dir", test_dir, "--out", dump, "--cfg-options", *options]

@@ -14,7 +14,6 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 
 # isort: split
 import torch
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import cli, export
@@ -52,8 +51,9 @@ def load_model(args):
     Raises:
         InputError: the checkpoint holds other weights than the model has.
     """
-    cfg = Config.fromfile(cli.locate_config(args.config))
-    cfg.merge_from_dict(dict(args.cfg_options))
+    cfg = cli.read_config(args.config, args.cfg_options)
+    if "model" not in cfg:
+        raise InputError(f"config {args.config} has no model; give that of a training")
     init_default_scope(cfg.get("default_scope", "mmengine"))
     model = MODELS.build(cfg.model)
     found = read_checkpoint(args.checkpoint)

@@ -3,8 +3,8 @@
 
 Run facts, training curves, AP by epoch, ground truth beside predictions, AP by size and class, error breakdown,
 precision-recall curves and confusion matrix. Config, checkpoint and logs are found in the work directory. Predictions
-are those of --results, or of WORK_DIR/report/predictions.pkl, which tools/test.py is run for when it is missing or
-older than the checkpoint.
+are those of --results, or of WORK_DIR/report/predictions.pkl, which tools/test.py is run for unless it has those of
+the checkpoint and config.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import io
 import os
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import mrla_mm
@@ -66,15 +67,17 @@ def load_config(run, args):
 
 
 def predictions(run, cfg, checkpoint, args):
-    """Return the file of the predictions, made by tools/test.py where it is missing or older than the checkpoint."""
+    """Return the file of the predictions, made by tools/test.py unless it has those of this checkpoint and config."""
     if args.results:
         return Path(args.results)
-    results = run.folder / "report/predictions.pkl"
-    if results.is_file() and (checkpoint is None or results.stat().st_mtime >= checkpoint.stat().st_mtime):
-        print(f"predictions of {results} kept")
-        return results
     if checkpoint is None:
         raise InputError(f"{run.folder} holds no checkpoint to predict with: give --checkpoint or --results")
+    results = run.folder / "report/predictions.pkl"
+    origin, made_of = results.with_name("predictions.txt"), f"{checkpoint.resolve()}\n{cfg.pretty_text}"
+    fresh = results.is_file() and results.stat().st_mtime >= checkpoint.stat().st_mtime
+    if fresh and origin.is_file() and origin.read_text(encoding="utf-8") == made_of:
+        print(f"predictions of {results} kept")
+        return results
     results.parent.mkdir(parents=True, exist_ok=True)
     config, part = results.with_name("config.py"), results.with_name("part.pkl")
     cfg.dump(config)
@@ -86,7 +89,9 @@ def predictions(run, cfg, checkpoint, args):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
         raise InputError(f"tools/test.py ended with code {done.returncode}:\n{done.stdout[-2000:]}")
+    origin.unlink(missing_ok=True)
     part.replace(results)
+    origin.write_text(made_of, encoding="utf-8")
     return results
 
 
@@ -111,18 +116,21 @@ def main(argv=None):
     if checkpoint is not None and not checkpoint.is_file():
         raise InputError(f"--checkpoint {checkpoint} does not exist")
     train, val = read_scalars(run.logs)
-    others = {other.name: read_scalars(other.logs) for other in map(work_dirs.find_run, args.compare)}
+    compared = {}
+    for other in map(work_dirs.find_run, args.compare):
+        compared[str(other.folder) if other.name in (run.name, *compared) else other.name] = read_scalars(other.logs)
     results = predictions(run, cfg, checkpoint, args)
     dataset, truth, images = read_dataset(cfg)
     found = read_detections(results, truth, category_ids=dataset.cat_ids, classes=dataset.metainfo["classes"])
     sections = report.training_sections(work_dirs.run_facts(run, cfg, checkpoint), cfg.pretty_text, train, val)
-    if others:
-        sections.insert(2, report.comparison_section({run.name: (train, val), **others}))
+    if compared:
+        sections.insert(2, report.comparison_section({run.name: (train, val), **compared}))
     print("evaluating ...", flush=True)
     sections += report.detection_sections(found, images, dataset.metainfo, limit=args.images, score_thr=args.score_thr)
     out = args.out or run.folder / "report/report.html"
     out.parent.mkdir(parents=True, exist_ok=True)
-    subtitle = f"{run.config.stem}; mrla_mm {mrla_mm.__version__}; predictions of {results.name}"
+    source = args.results or (checkpoint or results).name
+    subtitle = f"Predictions of {source}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
     out.write_text(page(run.name, subtitle, sections), encoding="utf-8")
     print(f"written: {out} ({out.stat().st_size / 2**20:.1f} MB)")
 

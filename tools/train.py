@@ -9,6 +9,7 @@ from pathlib import Path
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 from mrla_mm import cli
 from mrla_mm.errors import InputError
+from mrla_mm.weights import without_pretrained
 
 
 def parse_args(argv):
@@ -88,6 +89,8 @@ def main(argv=None):
         enable_auto_scale_lr(cfg)
     if args.resume is not None:
         set_resume(cfg, args.resume)
+        if cfg.resume:
+            cfg.model = without_pretrained(cfg.model)
     cli.preflight(cfg, phases=("train", "val"))
     cli.build_runner(cfg).train()
 

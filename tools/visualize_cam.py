@@ -4,7 +4,8 @@
   visualize_cam.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--class NAME] [--compare CONFIG2 CHECKPOINT2]...
 
 Explains a classifier's logit of a class, the likeliest one unless --class names another; or a detector's score of its
-best detection (of that class): in a changed image, that of the best detection of the class that overlaps it by half.
+best detection (of that class), as log-odds: in a changed image, that of the best detection of the class that overlaps
+it by half.
 Models of --compare are asked for the same class and box. Writes <image name>.png. Needs `pip install mrla_mm[cam]`.
 """
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from mrla_mm.analysis.cams import CamMap, Target
+from mrla_mm.analysis.panels import lay_map_over, panel_figure, save, set_title
 
 
 class Explanation(NamedTuple):
@@ -41,22 +41,15 @@ def plot_explanations(found: Sequence[Explanation], out_file: str | Path) -> Pat
         out_file: picture to write; its folder is made.
     """
     columns = 1 + max(1, *(len(one.maps) for one in found))
-    height, width = found[0].picture.shape[:2]
-    side = 2.3 * (height / width) ** 0.5  # panels of one area, whatever their aspect
-    figure = Figure(figsize=(columns * side * width / height, len(found) * (side + 0.42)), layout="constrained")
-    grid = figure.subplots(len(found), columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
+    figure, grid = panel_figure(len(found), columns, found[0].picture)
     for row, one in enumerate(found):
         draw_prediction(grid[row, 0], one)
         for axes, cam in zip(grid[row, 1:], one.maps, strict=False):
-            draw_map(axes, one, cam)
+            lay_map_over(axes, cam.values, one.picture, size=one.input_size, vmin=0, vmax=1)
+            set_title(axes, cam.method, cam.layer)
         if not one.maps:
             grid[row, 1].text(0.5, 0.5, "not found by\nthis model", ha="center", va="center", fontsize=9)
-    out_file = Path(out_file)
-    out_file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out_file, dpi=130)
-    return out_file
+    return save(figure, out_file)
 
 
 def draw_prediction(axes, one: Explanation) -> None:
@@ -65,14 +58,4 @@ def draw_prediction(axes, one: Explanation) -> None:
     if one.target.box is not None:
         left, top, right, bottom = one.target.box.tolist()
         axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor="red", linewidth=1.5))
-    axes.set_title(f"{one.model}\n{one.class_name}: {one.score:.3g}", fontsize=7)
-
-
-def draw_map(axes, one: Explanation, cam: CamMap) -> None:
-    """Lay a map over the picture."""
-    height, width = one.picture.shape[:2]
-    axes.imshow(one.picture)
-    extent = (0, one.input_size[1], one.input_size[0], 0)
-    axes.imshow(cam.values, cmap="turbo", alpha=0.55, extent=extent, interpolation="bilinear", vmin=0, vmax=1)
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.set_title(f"{cam.method}\n{cam.layer}", fontsize=7)
+    set_title(axes, one.model, f"{one.class_name}: {one.score:.3g}")

@@ -3,15 +3,18 @@
 torchcam computes the maps. It wants a model that turns images into a score for each, which `Explained` makes of a
 classifier or a detector. The score is
 
-    classifier  the logit of a class
-    detector    the score (after softmax or sigmoid) of the best detection of a class whose box overlaps a given one
-                with an IoU of at least 0.5, or 0 if there is none
+* of a classifier, the logit of a class;
+* of a detector, the log-odds log(p / (1 - p)) of the score p (after softmax or sigmoid) of the best detection of a
+  class whose box overlaps a given one with an IoU of at least 0.5; p = 0.001 if there is none.
+
+ScoreCAM weighs maps by a softmax over scores, among which probabilities would all count alike.
 """
 
 import copy
 from collections.abc import Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.metadata import version
 from typing import NamedTuple
 
 import torch
@@ -22,6 +25,7 @@ from mrla_mm.analysis.models import LoadedModel, Prepared
 from mrla_mm.errors import InputError
 
 MIN_IOU = 0.5
+LEAST_SCORE = 1e-3
 METHODS = {"gradcam": ("Grad-CAM", "GradCAM"), "scorecam": ("ScoreCAM", "ScoreCAM")}
 
 
@@ -82,12 +86,22 @@ class Explained(nn.Module):
 
         return hook
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Score images: (B, 3, H, W) -> (B, 1)."""
+    def scores(self, images: Tensor) -> Tensor:
+        """Score images by logit, or by the detection's own score: (B, 3, H, W) -> (B,)."""
         if not self.loaded.is_detector:
-            return self.model(images, mode="tensor")[:, [self.target.label]]
+            return self.model(images, mode="tensor")[:, self.target.label]
         found = detect(self.loaded, images, self.prepared)
-        return torch.stack([overlap_score(instances, self.target, images) for instances in found])[:, None]
+        return torch.stack([overlap_score(instances, self.target, images) for instances in found])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Score images for torchcam: (B, 3, H, W) -> (B, 1)."""
+        scores = self.scores(images)
+        return (log_odds(scores) if self.loaded.is_detector else scores)[:, None]
+
+
+def log_odds(score: Tensor) -> Tensor:
+    """Return log(p / (1 - p)), finite for all p from 0 to 1."""
+    return torch.logit(score.clamp(LEAST_SCORE, 1 - 1e-6))
 
 
 def first_map(output) -> Tensor:
@@ -187,7 +201,7 @@ def explain(
     max_channels: int | None = None,
     batch_size: int = 16,
 ) -> tuple[float, list[CamMap]]:
-    """Return the target's score in an image, and its maps by each method at each layer; none if it is not detected.
+    """Return the target's logit or detection score in an image, and its maps by method and layer, none if not found.
 
     ScoreCAM runs the model once for each channel of a layer.
 
@@ -237,7 +251,7 @@ def score_of(explained: Explained, images: Tensor, max_channels: int | None) -> 
         probe.register_forward_hook(lambda module, args, output, name=name: seen.__setitem__(name, output))
         for name, probe in zip(explained.layers, explained.probes, strict=True)
     ]
-    score = float(explained(images))
+    score = float(explained.scores(images))
     for handle in handles:
         handle.remove()
     for name, output in seen.items():
@@ -250,9 +264,13 @@ def import_torchcam():
     """Return torchcam.methods.
 
     Raises:
-        InputError: it is not installed.
+        InputError: it is not installed, or older than 0.4, whose ScoreCAM would turn every score into a 1.
     """
+    remedy = "pip install mrla_mm[cam], which on Python 3.10 brings numpy 1"
     try:
-        return import_module("torchcam.methods")
+        methods, found = import_module("torchcam.methods"), version("torchcam")
     except ImportError as error:
-        raise InputError("class activation maps need torchcam: pip install mrla_mm[cam]") from error
+        raise InputError(f"class activation maps need torchcam: {remedy}") from error
+    if tuple(int(part) for part in found.split(".")[:2]) < (0, 4):
+        raise InputError(f"torchcam {found} is too old, class activation maps need 0.4 or later: {remedy}")
+    return methods

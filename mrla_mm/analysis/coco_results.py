@@ -4,6 +4,7 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import NamedTuple
 
 import mmengine
@@ -58,7 +59,7 @@ def read_detections(
         else:
             image_ids, boxes = truth.getImgIds(), list(records)
             boxes = [dict(one, bbox=one["bbox"], score=float(one["score"])) for one in boxes]
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, EOFError, UnpicklingError) as error:
         raise InputError(f"results file {path} is neither of tools/test.py nor in COCO's results format") from error
     foreign = {one["image_id"] for one in boxes}.union(image_ids) - set(truth.getImgIds())
     if foreign:

@@ -99,12 +99,10 @@ def match(found: DetectionSet, kind: str) -> tuple[Matched, dict[int, int]]:
     for record in evaluation.evalImgs:
         if record is not None and list(record["aRng"]) == list(evaluation.params.areaRng[0]):
             per_image.setdefault(record["image_id"], []).append(record)
-    parts, categories = [], {}
+    parts, categories, known = [], {}, set(found.category_ids)
     for image_id in found.image_ids:
-        objects = [
-            one for one in found.truth.imgToAnns[image_id] if not one.get("iscrowd", 0) and not one.get("ignore")
-        ]
-        objects = [one for one in objects if one["category_id"] in set(found.category_ids)]
+        objects = [one for one in found.truth.imgToAnns[image_id] if one["category_id"] in known]
+        objects = [one for one in objects if not one.get("iscrowd", 0) and not one.get("ignore", 0)]
         categories |= {one["id"]: one["category_id"] for one in objects}
         parts.append(match_image(per_image.get(image_id, ()), objects, evaluation.cocoDt.anns, found, kind))
     return Matched(*(np.concatenate(columns) for columns in zip(*parts, strict=True))), categories

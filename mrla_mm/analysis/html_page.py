@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import cv2
@@ -24,12 +24,13 @@ nav a { color: inherit; margin-right: 1rem; white-space: nowrap } p { max-width:
 table { border-collapse: collapse; font-size: .9rem; margin: .6rem 0 }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--line) }
 th { background: var(--soft); position: sticky; top: 0 } th:first-child, td:first-child { text-align: left }
-.scroll { overflow: auto; max-height: 34rem } .facts td { text-align: left }
-.best { font-weight: 700 } .bar { background: linear-gradient(to right, var(--bar) var(--share), transparent 0) }
+.scroll { overflow: auto; max-height: 34rem } .text { text-align: left }
+.best { font-weight: 700 } .bar { min-width: 8rem;
+  background: linear-gradient(to right, var(--bar) var(--share), transparent 0) }
 figure { margin: .8rem 0 } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px }
 figcaption { font-size: .85rem; opacity: .8 } pre { background: var(--soft); padding: 1rem; overflow: auto;
-  max-height: 34rem; font-size: .8rem } .gallery { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fill, minmax(32rem, 1fr)) } @media (max-width: 40rem) {
+  max-height: 34rem; font-size: .8rem } .gallery img { max-height: 26rem } .gallery { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(32rem, 1fr)); align-items: start } @media (max-width: 40rem) {
   .gallery { grid-template-columns: 1fr } }
 """
 
@@ -71,7 +72,7 @@ def _figure(kind: str, data: bytes, caption: str) -> str:
     return f'<figure><img alt="{text}" src="{source}"><figcaption>{text}</figcaption></figure>\n'
 
 
-def table(rows: Sequence[dict], *, bar: str | None = None, best: Sequence[str] = (), kind: str = "") -> str:
+def table(rows: Sequence[dict], *, bar: str | None = None, best: Sequence[str] = ()) -> str:
     """Return a table with a column for each key of the first row.
 
     Numbers that are not whole have three decimals, and NaN is shown as a dash.
@@ -80,25 +81,34 @@ def table(rows: Sequence[dict], *, bar: str | None = None, best: Sequence[str] =
         rows: values by column.
         bar: column whose numbers from 0 to 1 are shown as bars too.
         best: columns whose largest number stands out.
-        kind: class of the table for the style sheet.
     """
     if not rows:
         return "<p>none</p>"
     largest = {
         column: max((row[column] for row in rows if row[column] == row[column]), default=None) for column in best
     }
-    head = "".join(f"<th>{escape(str(column))}</th>" for column in rows[0])
+    texts = {column for column, value in rows[0].items() if isinstance(value, str)}
+    head = "".join(f"<th{_class(column in texts and 'text')}>{escape(str(column))}</th>" for column in rows[0])
     lines = []
     for row in rows:
         cells = []
         for column, value in row.items():
-            style = (
-                f' class="bar" style="--share:{100 * max(0, value):.0f}%"' if column == bar and value == value else ""
-            )
-            style = ' class="best"' if column in largest and value == largest[column] and not style else style
+            style = _class(column in texts and "text" or (column in largest and value == largest[column] and "best"))
+            if column == bar and value == value:
+                style = f' class="bar" style="--share:{100 * max(0, value):.0f}%"'
             cells.append(f"<td{style}>{escape(cell(value))}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table class="{kind}"><tr>{head}</tr>\n{chr(10).join(lines)}</table></div>\n'
+    return f'<div class="scroll"><table><tr>{head}</tr>\n{chr(10).join(lines)}</table></div>\n'
+
+
+def facts_table(facts: Mapping[str, str]) -> str:
+    """Return names and texts side by side."""
+    lines = (f'<tr><td>{escape(name)}</td><td class="text">{escape(text)}</td></tr>' for name, text in facts.items())
+    return f"<table>{chr(10).join(lines)}</table>\n"
+
+
+def _class(name: str | bool) -> str:
+    return f' class="{name}"' if name else ""
 
 
 def cell(value: object) -> str:

@@ -104,11 +104,13 @@ def draw_runs(runs: Mapping[str, tuple[list[dict], list[dict]]]) -> Figure:
 
 
 def _plot_metric(axes, runs: Mapping[str, tuple[list[dict], list[dict]]], metric: str) -> None:
-    axes.set(title=f"validation, {AP_LABELS[metric]}", xlabel="epoch", ylim=(0, None))
+    axes.set(title=f"validation, {AP_LABELS[metric]}", xlabel="epoch")
     for index, (_, val) in enumerate(runs.values()):
         points = [(r["step"], r[f"coco/{metric}"]) for r in val if f"coco/{metric}" in r]
         if points:
             axes.plot(*zip(*points, strict=True), "o-", color=f"C{index % 10}", markersize=4)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     if not axes.lines:
         axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes)
 
@@ -127,6 +129,7 @@ def _plot_losses(axes, train: list[dict]) -> None:
 
 def _plot_precision(axes, val: list[dict]) -> None:
     axes.set(title="validation", xlabel="epoch", ylim=(0, 1))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
     for metric, label in AP_LABELS.items():
         points = [(r["step"], r[f"coco/{metric}"]) for r in val if f"coco/{metric}" in r]

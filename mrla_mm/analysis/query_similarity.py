@@ -2,7 +2,7 @@
 
 For a layer t > 1 of a stage, and each head h of each image,
 
-    |cos(q^t_h, q^{t-1}_h)| = |q^t_h . q^{t-1}_h| / (|q^t_h| |q^{t-1}_h|)
+    abs(cos(q^t_h, q^{t-1}_h)) = abs(q^t_h . q^{t-1}_h) / (norm(q^t_h) norm(q^{t-1}_h))
 
 is 1 where a head's queries are proportional, which is what lets lambda^t stand for the change of the query.
 """
@@ -32,7 +32,7 @@ class StageSimilarity(NamedTuple):
         number: of the stage in the model, from 1.
         layers: names of the residual branches, from the second layer on: each is compared with the one before.
         firsts: number in the stage, from 1, of the first of them.
-        values: (images, layers, G), |cos| of each head.
+        values: (images, layers, G), absolute cosine of each head.
     """
 
     number: int

@@ -12,7 +12,7 @@ from mmengine.structures import InstanceData
 
 from mrla_mm.analysis import html_page as html
 from mrla_mm.analysis import report_plots
-from mrla_mm.analysis.coco_results import DetectionSet, class_figures, evaluate, size_counts, summary
+from mrla_mm.analysis.coco_results import SIZES, DetectionSet, class_figures, evaluate, size_counts, summary
 from mrla_mm.analysis.confusion import confused_pairs, confusion_matrix
 from mrla_mm.analysis.error_breakdown import BACKGROUND, FOREGROUND, KINDS, error_breakdown
 from mrla_mm.analysis.gallery import compare
@@ -33,19 +33,18 @@ MEANING = {
 
 def training_sections(facts: Mapping[str, str], config_text: str, train: list[dict], val: list[dict]) -> list:
     """Return run facts, curves and AP by epoch."""
-    rows = [{"fact": key, "value": value} for key, value in facts.items()]
     config = html.details("the whole config", f"<pre>{escape(config_text)}</pre>")
     curves = html.figure_html(draw_training_curves(train, val), "losses, learning rate and validation")
     return [
-        ("Run", html.table(rows, kind="facts") + config),
+        ("Run", html.facts_table(facts) + config),
         ("Training curves", curves),
-        ("AP by epoch", html.table(epoch_rows(val), best=best_columns(val))),
+        ("AP by epoch", html.table(epoch_rows(val), best=metric_columns(val))),
     ]
 
 
 def epoch_rows(val: list[dict]) -> list[dict]:
     """Return the metrics of each validation; of very many, evenly spread ones and the last."""
-    metrics = best_columns(val)
+    metrics = metric_columns(val)
     step = -(-len(val) // MAX_EPOCH_ROWS) if val else 1
     kept = val[::-1][::step][::-1]
     return [
@@ -54,11 +53,17 @@ def epoch_rows(val: list[dict]) -> list[dict]:
     ]
 
 
-def best_columns(val: list[dict]) -> dict[str, str]:
+def metric_columns(val: list[dict]) -> dict[str, str]:
     """Return the metrics that validations have, by their name in the table."""
     keys = dict.fromkeys(key.removeprefix("coco/") for record in val for key in record if key.startswith("coco/"))
-    keys = [key for key in keys if not key.endswith("_copypaste")]
-    return {AP_LABELS.get(key, key.replace("bbox_mAP", "box AP").replace("segm_mAP", "mask AP")): key for key in keys}
+    return {metric_name(key): key for key in keys if not key.endswith("_copypaste")}
+
+
+def metric_name(key: str) -> str:
+    """Return how a metric of mmdet is called in a table: bbox_mAP_s is "box AP small"."""
+    kind, _, rest = key.partition("_mAP")
+    size = {f"_{name[0]}": f" {name}" for name in SIZES}.get(rest, rest.replace("_", ""))
+    return f"{SHORT[kind]} AP{size}" if kind in SHORT else key
 
 
 def comparison_section(runs: Mapping[str, tuple[list[dict], list[dict]]]) -> tuple[str, str]:
@@ -120,18 +125,21 @@ def gallery(found: DetectionSet, images: Mapping[int, Path], meta: dict, *, limi
 
 
 def as_instances(records: Sequence[dict], found: DetectionSet, size: tuple[int, int]) -> InstanceData:
-    """Return annotations or results as mmdet draws them."""
+    """Return annotations or results in an image of a size (height, width) as mmdet draws them."""
     label = {category: index for index, category in enumerate(found.category_ids)}
     records = [one for one in records if one["category_id"] in label]
     boxes = np.array([one["bbox"] for one in records], np.float32).reshape(-1, 4)
     boxes[:, 2:] += boxes[:, :2]
+    boxes = boxes.clip(0, [size[1], size[0], size[1], size[0]]).astype(
+        np.float32
+    )  # the canvas grows with what is beyond
     instances = InstanceData(
         bboxes=torch.from_numpy(boxes), labels=torch.tensor([label[one["category_id"]] for one in records]).long()
     )
     if records and "score" in records[0]:
         instances.scores = torch.tensor([one["score"] for one in records])
     if records and "segm" in found.results and all(one.get("segmentation") for one in records):
-        masks = [found.truth.annToMask({**one, "image_id": one["image_id"]}) for one in records]
+        masks = [found.truth.annToMask(one) for one in records]
         instances.masks = torch.from_numpy(np.stack(masks).astype(bool))
     return instances
 
@@ -191,5 +199,6 @@ def confusion_section(found: DetectionSet, score_thr: float) -> str:
         for truth, predicted, times in confused_pairs(counts, found.classes)
     ]
     text = f"<p>Boxes that score at least {score_thr}, matched to objects at an IoU of {FOREGROUND} or more.</p>"
-    figure = html.figure_html(report_plots.plot_confusion(counts, found.classes), "which class was taken for which")
+    plot = report_plots.plot_confusion(counts, found.classes)
+    figure = html.figure_html(plot, "which class was taken for which", dpi=140)
     return text + figure + "<h3>Most frequent confusions</h3>" + html.table(pairs)

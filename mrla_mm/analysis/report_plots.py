@@ -11,13 +11,14 @@ from pycocotools.cocoeval import COCOeval
 from mrla_mm.analysis.error_breakdown import KINDS, ErrorBreakdown
 
 MANY_CLASSES = 12  # more have no room for a curve, a name and a number each
+SHOWN_CLASSES = 10
 TITLES = {"bbox": "boxes", "segm": "masks"}
 
 
 def plot_precision_recall(evaluations: Mapping[str, COCOeval], classes: Sequence[str]) -> Figure:
     """Draw precision against recall: the mean over classes by IoU, and single classes at an IoU of 0.5.
 
-    Of many classes the best five and the worst five are drawn.
+    Of many classes ten are drawn, spread evenly from the best to the worst.
     """
     figure = Figure(figsize=(10.5, 3.9 * len(evaluations)), layout="constrained")
     grid = figure.subplots(len(evaluations), 2, squeeze=False)
@@ -28,7 +29,7 @@ def plot_precision_recall(evaluations: Mapping[str, COCOeval], classes: Sequence
         draw_thresholds(grid[row, 0], recalls, precision[:, :, known], evaluation.params.iouThrs)
         draw_classes(grid[row, 1], recalls, precision[0][:, known], [classes[index] for index in known])
         grid[row, 0].set_title(f"{TITLES[kind]}: mean over classes", fontsize=10)
-        many = " (five best, five worst)" if len(known) > MANY_CLASSES else ""
+        many = f" ({SHOWN_CLASSES} of {len(known)}, best to worst)" if len(known) > MANY_CLASSES else ""
         grid[row, 1].set_title(f"{TITLES[kind]}: classes at IoU 0.50{many}", fontsize=10)
         for axes in grid[row]:
             axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
@@ -50,12 +51,12 @@ def draw_thresholds(axes, recalls: np.ndarray, precision: np.ndarray, thresholds
 
 
 def draw_classes(axes, recalls: np.ndarray, precision: np.ndarray, names: Sequence[str]) -> None:
-    """Draw a curve for each class of precision (R, K), or for the best and worst of many."""
+    """Draw a curve for each class of precision (R, K), best first, or for some of many."""
     order = np.argsort(-precision.mean(0), kind="mergesort")
-    shown = order if len(order) <= MANY_CLASSES else np.concatenate([order[:5], order[-5:]])
-    for rank, index in enumerate(shown):
-        style = "--" if len(order) > MANY_CLASSES and rank >= 5 else "-"
-        label = f"{names[index]}: {precision[:, index].mean():.3f}"
+    if len(order) > MANY_CLASSES:
+        order = order[np.linspace(0, len(order) - 1, SHOWN_CLASSES).round().astype(int)]
+    for rank, index in enumerate(order):
+        style, label = "-" if rank < 10 else "--", f"{names[index]}: {precision[:, index].mean():.3f}"
         axes.plot(recalls, precision[:, index], style, color=f"C{rank % 10}", linewidth=1.3, label=label)
 
 

@@ -100,7 +100,8 @@ def metric_name(key: str) -> str:
     if key in NAMES:
         return NAMES[key]
     size = key.partition("_mAP")[2].lstrip("_")
-    return f"AP{size}" if size.isdigit() else f"AP {size.upper()}".strip()
+    mask = "mask " if "segm" in key else ""
+    return mask + (f"AP{size}" if size.isdigit() else f"AP {size.upper()}".strip())
 
 
 def show(value: float | None, key: str) -> str:

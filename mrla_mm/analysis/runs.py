@@ -263,7 +263,7 @@ def read_run(
         date=str(datetime.strptime(last.folder.name, "%Y%m%d_%H%M%S").date()),
         version=source.get("version"),
         commit=source.get("commit"),
-        start=(last.cfg.model.backbone.get("init_cfg") or {}).get("checkpoint"),
+        start=(training[0].cfg.model.backbone.get("init_cfg") or {}).get("checkpoint"),
         **setting,
         memory=memory,
         figures={} if memory_only else final_figures(sessions, last.cfg.train_cfg.max_epochs),

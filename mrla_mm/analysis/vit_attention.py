@@ -13,15 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
 from mrla_mm.analysis.layer_attention_plots import shown_heads
+from mrla_mm.analysis.panels import lay_map_over, panel_figure, save, set_title
 from mrla_mm.errors import InputError
-
-QUERY_COLOUR = "red"
 
 
 class PatchAttention(NamedTuple):
@@ -146,42 +144,31 @@ def plot_heads(found: Sequence[PatchAttention], out_file: str | Path, *, max_hea
         max_heads: how many heads to draw, spread evenly over all.
     """
     columns = 1 + max(min(len(one.maps), max_heads) for one in found)
-    height, width = found[0].picture.shape[:2]
-    side = 2.1 * (height / width) ** 0.5  # panels of one area, whatever their aspect
-    figure = Figure(figsize=(columns * side * width / height, len(found) * (side + 0.42)), layout="constrained")
-    grid = figure.subplots(len(found), columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_axis_off()
+    figure, grid = panel_figure(len(found), columns, found[0].picture)
     for row, one in enumerate(found):
-        draw_picture(grid[row, 0], one)
-        grid[row, 0].set_title(f"{one.model}\nlayer {one.layer}, patch {one.patch[0]} {one.patch[1]}", fontsize=7)
+        height, width = one.picture.shape[:2]
+        grid[row, 0].imshow(one.picture, extent=(0, width, height, 0))
+        set_title(grid[row, 0], one.model, f"layer {one.layer}, patch {one.patch[0]} {one.patch[1]}")
+        draw_query(grid[row, 0], one)
         for axes, head in zip(grid[row, 1:], shown_heads(len(one.maps), max_heads), strict=False):
-            draw_picture(axes, one)
-            draw_map(axes, one, head)
-    out_file = Path(out_file)
-    out_file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out_file, dpi=130)
-    return out_file
+            draw_head(axes, one, head)
+    return save(figure, out_file)
 
 
-def draw_picture(axes, one: PatchAttention) -> None:
-    """Draw what the model saw, and the query patch."""
-    height, width = one.picture.shape[:2]
-    axes.imshow(one.picture, extent=(0, width, height, 0))
+def draw_query(axes, one: PatchAttention) -> None:
+    """Draw a box around the query patch."""
     corner = one.patch[1] * one.cell[1], one.patch[0] * one.cell[0]
-    axes.add_patch(Rectangle(corner, one.cell[1], one.cell[0], fill=False, edgecolor=QUERY_COLOUR, linewidth=1.5))
-    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.add_patch(Rectangle(corner, one.cell[1], one.cell[0], fill=False, edgecolor="red", linewidth=1.5))
 
 
-def draw_map(axes, one: PatchAttention, head: int) -> None:
+def draw_head(axes, one: PatchAttention, head: int) -> None:
     """Lay the map of a head over the picture."""
     weights = one.maps[head].numpy()
-    extent = (0, weights.shape[1] * one.cell[1], weights.shape[0] * one.cell[0], 0)
-    axes.imshow(weights, cmap="turbo", alpha=0.6, extent=extent, interpolation="bilinear", vmin=0)
-    height, width = one.picture.shape[:2]
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    extra = f", extra tokens {float(one.extra[head].sum()):.2f}" if one.extra.shape[-1] else ""
-    axes.set_title(f"head {head + 1}\nmax {weights.max():.3f}{extra}", fontsize=7)
+    size = weights.shape[0] * one.cell[0], weights.shape[1] * one.cell[1]
+    lay_map_over(axes, weights, one.picture, size=size, vmin=0)
+    draw_query(axes, one)
+    extra = f"extra tokens {float(one.extra[head].sum()):.2f}" if one.extra.shape[-1] else ""
+    set_title(axes, f"head {head + 1}, max {weights.max():.3f}", extra)
 
 
 def write_csv(rows: Sequence[tuple[str, PatchAttention]], out_file: str | Path) -> Path:

@@ -83,11 +83,12 @@ def run_facts(run: Run, cfg, checkpoint: Path | None) -> dict[str, str]:
         depth = backbone.get("depth", backbone.get("arch", ""))
         facts["backbone"] = f"{backbone.get('type')} {depth if not isinstance(depth, dict) else ''}".strip()
         attention = backbone.get("layer_attention")
-        facts["layer attention"] = ", ".join(f"{key}={value}" for key, value in attention.items()) if attention else "-"
+        items = sorted((attention or {}).items(), key=lambda item: item[0] != "type")  # its name first
+        facts["layer attention"] = ", ".join(str(v) if k == "type" else f"{k}={v}" for k, v in items) or "-"
     schedule = cfg.get("train_cfg") or {}
     planned = schedule.get("max_epochs")
     facts["epochs"] = f"{train[-1].get('epoch', '?')} of {planned}" if planned else "-"
-    facts["iterations"] = f"{train[-1]['step']:,}"
+    facts["last iteration in the log"] = f"{train[-1]['step']:,}"
     facts["batch size (one process)"] = str((cfg.get("train_dataloader") or {}).get("batch_size", "-"))
     optimizer = (cfg.get("optim_wrapper") or {}).get("optimizer", {})
     facts["optimizer"] = f"{optimizer.get('type', '-')}, lr {optimizer.get('lr', '-')}"
@@ -100,6 +101,9 @@ def run_facts(run: Run, cfg, checkpoint: Path | None) -> dict[str, str]:
     best = max(val, key=lambda record: record.get("coco/bbox_mAP", -1), default=None)
     if best is not None:
         facts["best box AP in training"] = f"{best.get('coco/bbox_mAP', float('nan')):.3f} (epoch {best['step']})"
+    source = cfg.get("provenance") or {}
+    if source:
+        facts["mrla_mm"] = f"{source.get('version')}, commit {source.get('commit') or 'unknown'}"
     return facts | checkpoint_facts(checkpoint) | environment(run)
 
 

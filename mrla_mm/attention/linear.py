@@ -29,7 +29,8 @@ class LinearRLA(LayerAttention):
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         self.check(x, memory)
         query, key = self.query_and_key(x)  # (B, G, D)
-        kept = LinearMemory(linear_state(key, self.project_value(x)), feature_map(key))
+        value = self.project_value(x)  # (B, C, H, W)
+        kept = LinearMemory(linear_state(key, value), feature_map(key))
         if memory is not None:
             if memory.state.shape != kept.state.shape:
                 raise InputError(
@@ -37,4 +38,4 @@ class LinearRLA(LayerAttention):
                     "layer attention needs one shape within a stage"
                 )
             kept = LinearMemory(memory.state + kept.state, memory.normaliser + kept.normaliser)
-        return linear_attention(query, *kept), kept
+        return linear_attention(query, *kept).to(value.dtype), kept

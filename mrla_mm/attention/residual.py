@@ -132,17 +132,20 @@ class LayerAttentionResidual(BaseModule):
         branch = self.drop_path(self.norm(out))
         if keep is not None:
             return x + branch * keep, memory
-        if isinstance(self.norm, nn.BatchNorm2d) and branch.dtype == x.dtype:
-            return branch.add_(x), memory  # a new map, and backward of batch norm and drop path needs their inputs
+        new = isinstance(self.norm, nn.BatchNorm2d) and branch.dtype == x.dtype
+        if new and not (is_heard(self.norm) or is_heard(self.drop_path)):
+            return branch.add_(x), memory  # a map nobody else has; backward of norm and drop path needs their inputs
         return x + branch, memory
 
     def can_fold(self) -> bool:
         """Whether normalisation and residual can be part of the attention's own passes over memory.
 
-        They can if the norm is a batch norm with frozen statistics, and nobody listens to norm or attention.
+        They can if the norm is a batch norm with frozen statistics, and nobody listens to norm, drop path or
+        attention. What comes into the attention stays the same.
         """
         norm, attention = self.norm, self.attention
-        heard = is_heard(norm) or attention._forward_hooks or attention._backward_hooks
+        heard = attention._forward_hooks or attention._backward_hooks or attention._backward_pre_hooks
+        heard = heard or is_heard(norm) or is_heard(self.drop_path)
         return attention.takes_affine and is_frozen(norm) and not heard
 
     def can_end_block(self, c: Tensor, shortcut: Tensor, norm: nn.Module, relu: nn.Module) -> bool:

@@ -117,7 +117,7 @@ def other_size(path: str, found: Sequence[int], listed: Sequence[int]) -> str:
     """Return the message for an image whose (height, width) are not those of its annotations."""
     turned = tuple(found[:2]) == tuple(reversed(listed))
     remedy = (
-        "it is turned by its EXIF orientation. If the boxes are of the pixels as stored, which is what COCO's tools see, "
+        "it is turned by its EXIF orientation. If the boxes are of the pixels as stored, which COCO's tools see, "
         'set color_type="color_ignore_orientation" in LoadImageFromFile; else correct width and height'
         if turned
         else "correct width and height, or the image"

@@ -26,7 +26,7 @@ from mrla_mm.ops.fused import (
     sum_values,
 )
 from mrla_mm.ops.gating import Affine, Gate, LightWeights, fold_light
-from mrla_mm.ops.reference import base_scores
+from mrla_mm.ops.reference import base_scores, without_autocast
 
 
 class LightBlockEnd(torch.autograd.Function):
@@ -36,7 +36,7 @@ class LightBlockEnd(torch.autograd.Function):
     def forward(ctx, path, heads, history, eps, c, shortcut, *tensors):
         """Compute y (B, C, H, W); tensors: FrozenNorm without eps, LightWeights, Affine."""
         norm, weights, affine = FrozenNorm(*tensors[:4], eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
-        with torch.autocast(device_type=c.device.type, enabled=False):
+        with without_autocast(c):
             x, pooled = kernels(path).activate(c, shortcut, norm, pooled=weights.query is not None)
         y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine, pooled)
         ctx.save_for_backward(c, shortcut, *gate, *tensors)
@@ -52,7 +52,7 @@ class LightBlockEnd(torch.autograd.Function):
         norm, weights, affine = FrozenNorm(*tensors[:4], ctx.eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         needs_c, _, _, _, *needs_norm = ctx.needs_input_grad[4:10]
         previous, run = shortcut if ctx.history else None, kernels(ctx.path)
-        with torch.autocast(device_type=c.device.type, enabled=False):
+        with without_autocast(c):
             grad, (x, _) = like(grad, c), run.activate(c, shortcut, norm, pooled=False)
             coefficients, constant, by_small = small_gradients(
                 ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, wanted=any(ctx.needs_input_grad[10:])
@@ -93,7 +93,7 @@ class BaseBlockEnd(torch.autograd.Function):
         norm, (query, key, value), affine = FrozenNorm(*tensors[:4], eps), tensors[4:7], Affine(*tensors[7:10])
         depth = len(tensors[10:]) // 2
         keys, values = tensors[10 : 10 + depth], tensors[10 + depth :]
-        with torch.autocast(device_type=c.device.type, enabled=False):
+        with without_autocast(c):
             x, pooled = kernels(path).activate(c, shortcut, norm, pooled=True)
             scores, new_key = base_scores(pooled, query, key, keys, heads)
         new_value, _ = light_values(path, heads, x, None, LightWeights(value=value), None)
@@ -112,7 +112,7 @@ class BaseBlockEnd(torch.autograd.Function):
         depth = len(tensors[10:]) // 2
         keys, values = tensors[10 : 10 + depth], (*tensors[10 + depth :], new_value)
         needs_c, _, _, _, *needs_norm = ctx.needs_input_grad[3:9]
-        with torch.autocast(device_type=c.device.type, enabled=False):
+        with without_autocast(c):
             grad = torch.zeros_like(c) if grad is None else like(grad, c)
             with torch.enable_grad():
                 leaves = [leaf.detach().requires_grad_() for leaf in (pooled, query, key, *keys)]

@@ -28,6 +28,8 @@ class FrozenNorm(NamedTuple):
     def gradients(self, grad: Tensor, c: Tensor, needed: list[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of c, weight and bias, those that are needed."""
         mean, variance, weight, _, eps = self
+        if c.numel() == 0:  # on which PyTorch's function ends the process
+            return tuple(torch.zeros_like(t) if need else None for t, need in zip((c, mean, mean), needed, strict=True))
         backward = torch.ops.aten.native_batch_norm_backward
         return backward(grad, c, weight, mean, variance, None, None, False, eps, needed)
 
@@ -52,4 +54,7 @@ class FoldFunction(torch.autograd.Function):
     def backward(ctx, by_scale, by_offset):
         """Compute the gradients of weight and bias."""
         mean, inverse = ctx.saved_tensors
-        return None, None, torch.addcmul(by_scale, mean, by_offset, value=-1) * inverse, by_offset, None
+        by_weight = None
+        if ctx.needs_input_grad[2]:
+            by_weight = torch.addcmul(by_scale, mean, by_offset, value=-1) * inverse
+        return None, None, by_weight, by_offset if ctx.needs_input_grad[3] else None, None

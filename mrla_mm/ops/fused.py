@@ -26,6 +26,7 @@ from mrla_mm.ops.gating import (
     unfold_light,
     wide,
 )
+from mrla_mm.ops.reference import without_autocast
 
 
 def kernels(path: str) -> ModuleType:
@@ -96,7 +97,7 @@ def light_values(
     pooled: Tensor | None = None,
 ) -> tuple[Tensor, Gate]:
     """Light attention of x (B, C, H, W), and its gate; pooled (B, C) if it is known already."""
-    with torch.autocast(device_type=x.device.type, enabled=False):
+    with without_autocast(x):
         gate = Gate() if weights.query is None else Gate(kernels(path).pool(x) if pooled is None else pooled)
         history = previous is not None
         gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=history)
@@ -153,7 +154,7 @@ class LightFunction(torch.autograd.Function):
         x, previous, *weights, scale, offset, keep, pooled, projected, gate = ctx.saved_tensors
         affine = None if scale is None else Affine(scale, offset, keep)
         gate, grad, (*_, history) = Gate(pooled, projected, gate), like(grad, x), ctx.needs_input_grad[:4]
-        with torch.autocast(device_type=x.device.type, enabled=False):
+        with without_autocast(x):
             coefficients, constant, by_small = small_gradients(
                 ctx.path, ctx.heads, grad, x, previous, gate, LightWeights(*weights), affine,
                 wanted=any(ctx.needs_input_grad[4:10]),
@@ -166,7 +167,7 @@ class LightFunction(torch.autograd.Function):
 
 def sum_values(path: str, x: Tensor | None, scores: Tensor, values: Sequence[Tensor], affine: Affine | None) -> Tensor:
     """Sum of scored values (B, C, H, W); x is added if there is an affine."""
-    with torch.autocast(device_type=values[0].device.type, enabled=False):
+    with without_autocast(values[0]):
         weights, shift = sum_coefficients(scores, affine, values[0].shape[1])
         return kernels(path).sum_forward(x, weights, shift, values)
 
@@ -177,7 +178,7 @@ def sum_gradients(
     """Gradients of `sum_values`: of the scores, of scale and offset, and of each value; that of x is grad itself."""
     channels, run = values[0].shape[1], kernels(path)
     scale, offset, keep = affine or (None, None, None)
-    with torch.autocast(device_type=grad.device.type, enabled=False):
+    with without_autocast(grad):
         weights, _ = sum_coefficients(scores, affine, channels)
         sums, by_values = run.sum_backward(grad, weights, values)  # (B, C, T)
         by_scale = by_offset = None
@@ -195,8 +196,9 @@ class SumFunction(torch.autograd.Function):
     """y = [x +] keep (scale sum_s a_s v_s + offset), each value read once in either direction."""
 
     @staticmethod
-    def forward(ctx, path, x, scale, offset, keep, scores, *values):
-        """Compute y (B, C, H, W); x is there if there is a scale."""
+    def forward(ctx, path, *tensors):
+        """Compute y (B, C, H, W); tensors: x, scale, offset, keep, scores, values. x is there if there is a scale."""
+        x, scale, offset, keep, scores, *values = tensors  # Dynamo drops ctx where it counts as many names as arguments
         ctx.save_for_backward(scale, offset, keep, scores, *values)
         ctx.path = path
         return sum_values(path, x, scores, values, None if scale is None else Affine(scale, offset, keep))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from mrla_mm.ops import block_end, fused, reference
@@ -61,13 +62,14 @@ def light_block_end(
 ) -> Tensor:
     """End of a residual block with MRLA-light: x = relu(norm(c) + shortcut), and `light` of x with an affine.
 
-    The history, if any, is the shortcut. Fused, c and the shortcut are kept for backward, but not x.
+    The history, if any, is the shortcut. Fused, c and the shortcut are kept for backward, but not x;
+    a compiler chooses by itself what to keep and what to compute again.
 
     Shapes:
         c and shortcut (B, C, H, W) -> (B, C, H, W).
     """
     path = choose_path(c).path
-    if path != "reference":
+    if path != "reference" and not torch.compiler.is_compiling():
         return block_end.light_block_end(path, c, shortcut, norm, weights, heads=heads, affine=affine, history=history)
     x = (norm(c) + shortcut).relu()
     return light(x, shortcut if history else None, weights, heads=heads, affine=affine)
@@ -101,16 +103,16 @@ def base_block_end(
     """End of a residual block with MRLA-base: x = relu(norm(c) + shortcut), then attention over the stage's layers.
 
     weights are those of query, key and value, earlier the keys and values of the stage's earlier layers. Fused, c, the
-    shortcut and the values are kept for backward, but not x.
+    shortcut and the values are kept for backward, but not x; compiled as `light_block_end`.
 
     Shapes:
         c and shortcut (B, C, H, W), keys (B, G, D), values (B, C, H, W) -> y (B, C, H, W) and the layer's own key and
         value.
     """
     path = choose_path(c).path
-    if path != "reference":
+    if path != "reference" and not torch.compiler.is_compiling():
         return block_end.base_block_end(path, c, shortcut, norm, weights, earlier, affine, heads=heads)
     x, (keys, values), (query, key, value) = (norm(c) + shortcut).relu(), earlier, weights
-    scores, key = reference.base_scores(reference.global_average(x), query, key, keys, heads)
-    value = reference.depthwise_value(x, value)
+    scores, key = reference.base_scores(global_average(x), query, key, keys, heads)
+    value = depthwise_value(x, value)
     return weighted_sum(scores, (*values, value), x=x, affine=affine), key, value

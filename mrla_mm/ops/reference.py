@@ -150,10 +150,12 @@ def feature_map(pooled: Tensor) -> Tensor:
 def linear_state(key: Tensor, value: Tensor) -> Tensor:
     """What one layer adds to the memory of linearised layer attention, phi(k)^T v (App. A.3).
 
+    In the precision of the key, at least single: phi falls to 1e-9 and its sums divide by each other.
+
     Shapes:
         key (B, G, E), value (B, C, H, W) -> (B, G, E, D, H, W), E times the value's size.
     """
-    phi = feature_map(key).to(value.dtype)  # (B, G, E)
+    phi = feature_map(key)  # (B, G, E)
     heads = value.unflatten(1, (phi.shape[1], -1))  # (B, G, D, H, W)
     return phi[..., None, None, None] * heads.unsqueeze(2)
 
@@ -164,7 +166,11 @@ def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor
     Shapes:
         query (B, G, E), state U (B, G, E, D, H, W), normaliser Z (B, G, E) -> (B, C, H, W).
     """
-    phi = feature_map(query)  # (B, G, E)
+    # A common factor of phi(q) cancels; taken out, the sum is that of Z alone, held where its square is above 0.
+    shift = query.amax(-1, keepdim=True).clamp(max=0)  # (B, G, 1)
+    phi = torch.where(query > 0, query + 1, (query.clamp(max=0) - shift).exp())  # (B, G, E)
+    phi = phi / phi.sum(-1, keepdim=True)
     total = (phi * normaliser).sum(-1, keepdim=True)  # (B, G, 1)
-    weights = phi / total.clamp_min(torch.finfo(total.dtype).tiny)
-    return torch.einsum("bge,bgedhw->bgdhw", weights.to(state.dtype), state).flatten(1, 2)
+    weights = phi / total.clamp_min(torch.finfo(total.dtype).tiny ** 0.5)
+    with without_autocast(state):
+        return torch.einsum("bge,bgedhw->bgdhw", weights.to(state.dtype), state).flatten(1, 2)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums
+from mrla_mm.ops.launching import launch, launcher
 from mrla_mm.ops.library import SCHEMAS
 
 PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
@@ -54,17 +55,17 @@ def pool_kernel(x_ptr, out_ptr, B, C, S, stride_c, stride_s, span, BLOCK_C: tl.c
 def activate_kernel(
     c_ptr, shortcut_ptr, mean_ptr, variance_ptr, weight_ptr, bias_ptr, out_ptr, pooled_ptr,
     B, C, S, stride_c, stride_s, span, eps,
-    AFFINE: tl.constexpr, POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Compute out = relu(norm(c) + shortcut) and, POOL: its mean over the grid, of the rounded numbers."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = channels < C
     scale = tl.rsqrt(tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps)
-    if AFFINE:
+    if WEIGHT:
         scale *= tl.load(weight_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     offset = -tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32) * scale
-    if AFFINE:
+    if BIAS:
         offset += tl.load(bias_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     begin = tl.program_id(2) * span
@@ -278,11 +279,6 @@ def strides(x: Tensor) -> tuple[int, int]:
     return (x.shape[2] * x.shape[3], 1) if x.is_contiguous() else (1, x.shape[1])
 
 
-def launcher(kernel):
-    """Kernel in the form that torch.compile sees through; the interpreter's are called as they are."""
-    return torch.library.wrap_triton(kernel) if isinstance(kernel, triton.runtime.JITFunction) else kernel
-
-
 def row_stride(per_channel: Tensor | None) -> int:
     """Distance between samples of (B or 1, C), 0 where all samples share the numbers."""
     return per_channel.shape[1] if per_channel is not None and per_channel.shape[0] > 1 else 0
@@ -293,7 +289,7 @@ def pool_op(x: Tensor) -> Tensor:
     """`pool` as an operator."""
     blocks, grid = summing(x)
     out = torch.empty(grid[2], *x.shape[:2], dtype=torch.float32, device=x.device)
-    launcher(pool_kernel)[grid](x, out, *x.shape[:2], x.shape[2] * x.shape[3], *strides(x), **blocks)
+    launch(launcher(pool_kernel), grid, x, out, *x.shape[:2], x.shape[2] * x.shape[3], *strides(x), **blocks)
     return joined(out)
 
 
@@ -304,7 +300,8 @@ def light_forward_op(
     """`light_forward` as an operator."""
     out = torch.empty_like(x)
     blocks, grid = tiling(x)
-    launcher(apply_kernel)[grid](
+    launch(
+        launcher(apply_kernel), grid,
         x, x if previous is None else previous, taps, taps if slope is None else slope,
         taps if shift is None else shift, x, out, out, *x.shape[1:], *strides(x), row_stride(slope), row_stride(shift),
         TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
@@ -321,7 +318,8 @@ def light_backward_op(
     by_x = torch.empty_like(grad)
     by_previous = by_x if slope is None else torch.empty_like(grad)
     blocks, grid = tiling(grad)
-    launcher(apply_kernel)[grid](
+    launch(
+        launcher(apply_kernel), grid,
         grad, grad, taps, taps if slope is None else slope, taps if constant is None else constant,
         grad if mask is None else mask, by_x, by_previous,
         *grad.shape[1:], *strides(grad), row_stride(slope), row_stride(constant),
@@ -340,7 +338,8 @@ def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, s
         torch.empty(by_taps.shape[:3], dtype=torch.float32, device=x.device) if there else by_taps
         for there in (previous is not None, shift)
     )
-    launcher(sums_kernel)[grid](
+    launch(
+        launcher(sums_kernel), grid,
         grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape, *strides(x),
         TAPS=size, HISTORY=previous is not None, SHIFT=shift, **blocks,
     )  # fmt: skip
@@ -358,7 +357,8 @@ def sum_forward_op(x: Tensor | None, weights: Tensor, shift: Tensor | None, valu
         last = first + MAX_VALUES >= len(values)
         out = torch.empty_like(like) if last else torch.empty_like(like, dtype=torch.float32)
         add_x, add_shift = last and x is not None, last and shift is not None
-        launcher(sum_kernel)[grid](
+        launch(
+            launcher(sum_kernel), grid,
             *part, *[like] * (MAX_VALUES - len(part)), like if total is None else total, x if add_x else like,
             weights, shift if add_shift else weights, out, like.shape[1], like.shape[2] * like.shape[3], len(values),
             first, *strides(like), row_stride(shift) if add_shift else 0,
@@ -377,7 +377,8 @@ def sum_backward_op(grad: Tensor, weights: Tensor, values: Sequence[Tensor]) -> 
     for first in range(0, len(values), MAX_VALUES):
         part, targets = values[first : first + MAX_VALUES], gradients[first : first + MAX_VALUES]
         missing = MAX_VALUES - len(part)
-        launcher(sum_backward_kernel)[grid](
+        launch(
+            launcher(sum_backward_kernel), grid,
             grad, *part, *[grad] * missing, *targets, *[targets[0]] * missing, weights, sums, *grad.shape[:2],
             grad.shape[2] * grad.shape[3], len(values), first, *strides(grad), COUNT=len(part), **blocks,
         )  # fmt: skip
@@ -414,10 +415,11 @@ def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> 
     x, (mean, variance, weight, bias, eps) = torch.empty_like(c), norm
     blocks, grid = summing(c)
     averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device) if pooled else None
-    activate_kernel[grid](
+    launch(
+        activate_kernel, grid,
         c, shortcut, mean, variance, mean if weight is None else weight, mean if bias is None else bias, x,
         x if averages is None else averages, *c.shape[:2], c.shape[2] * c.shape[3], *strides(c), eps=eps,
-        AFFINE=weight is not None, POOL=pooled, **blocks,
+        WEIGHT=weight is not None, BIAS=bias is not None, POOL=pooled, **blocks,
     )  # fmt: skip
     return x, None if averages is None else joined(averages)
 

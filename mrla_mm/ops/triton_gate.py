@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops.gating import Affine, Coefficients, Gate, LightWeights, MapSums
+from mrla_mm.ops.launching import launch
 
 BLOCK_B, BLOCK_C = 16, 32  # samples by channels that a program of `unfold` takes at a time
 
@@ -189,7 +190,8 @@ def fold(
     projected, gate = new(batch, 2, channels), new(batch, heads)
     taps, shift = new(batch, channels, size), None if affine is None else new(batch, channels)
     slope = new(batch, channels) if history else None
-    fold_kernel[(batch, heads)](
+    launch(
+        fold_kernel, (batch, heads),
         *(pooled if t is None else t for t in (pooled, query, key, value, history_scale, scale, offset, keep)),
         *(projected, gate, taps, gate if slope is None else slope, gate if shift is None else shift),
         channels, channels // heads, (channels // heads) ** -0.5, K=query.shape[-1], TAPS=size,
@@ -210,7 +212,8 @@ def unfold(
     size, kernel, width = sums.taps.shape[-1], query.shape[-1], channels // heads
     flags = dict(TAPS=size, VALUE=value is not None, AFFINE=affine is not None, KEEP=keep is not None)
     by_projected = torch.empty_like(projected)
-    ungate_kernel[(batch, heads)](
+    launch(
+        ungate_kernel, (batch, heads),
         sums.taps, projected, gates, *(pooled if t is None else t for t in (value, scale, keep)), by_projected,
         channels, width, width**-0.5, BLOCK=triton.next_power_of_2(width), **flags,
     )  # fmt: skip
@@ -220,10 +223,11 @@ def unfold(
     by_scale, by_offset = (None if affine is None else new(channels) for _ in range(2))
     given = (sums.taps, sums.slope, sums.shift, by_projected, pooled, gates, query, key, value, history_scale, scale)
     made = (constant, by_weights, by_value, by_history, by_scale, by_offset)
-    unfold_kernel[(blocks,)](
+    launch(
+        unfold_kernel, (blocks,),
         *(pooled if t is None else t for t in (*given, keep)), *(constant if t is None else t for t in made),
         batch, channels, width, x.shape[2] * x.shape[3], K=kernel, HISTORY=sums.slope is not None,
-        LEARNED=history_scale is not None, BLOCK_B=min(BLOCK_B, triton.next_power_of_2(batch)), BLOCK_C=BLOCK_C,
+        LEARNED=history_scale is not None, BLOCK_B=min(BLOCK_B, triton.next_power_of_2(max(batch, 1))), BLOCK_C=BLOCK_C,
         **flags,
     )  # fmt: skip
     by_query, by_key = by_weights.sum(0).view(2, 1, 1, kernel).unbind(0)

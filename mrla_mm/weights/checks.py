@@ -9,21 +9,45 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
 
 
-def check_weights(cfg: Config) -> None:
+def check_weights(cfg: Config, *, training: bool = True) -> None:
     """Fetch and read every weight file a config starts from, and warn of frozen layers that start from none.
+
+    Args:
+        cfg: of the run.
+        training: whether the run trains; a test has a checkpoint and nothing to start from.
 
     Raises:
         InputError: a file is missing, damaged, unsafe or cannot be fetched; see `read_checkpoint`. Says what to do.
     """
     resuming = cfg.get("resume") and cfg.get("load_from")
     if cfg.get("load_from"):
-        check_location(cfg.load_from, key="load_from", remedy="set load_from=None")
+        key, remedy = ("load_from", "set load_from=None") if training else ("checkpoint", "give another file")
+        check_location(cfg.load_from, key=key, remedy=remedy)
     found = list(pretrained_locations(cfg.get("model") or {}))
     if not resuming:
         for key, location in found:
-            check_location(location, key=key, remedy=f"start without these weights: --cfg-options {key}=None")
+            check_location(location, key=key, remedy=f"start without these weights: --cfg-options {from_scratch(key)}")
     if not cfg.get("load_from"):
         warn_of_frozen_random_layers(cfg.get("model") or {})
+
+
+def from_scratch(key: str) -> str:
+    """Options that train without the weights that a key names; a backbone without them must not be frozen."""
+    thaw = " model.backbone.frozen_stages=-1 model.backbone.norm_eval=False"
+    return f"{key}=None" + (thaw if key == "model.backbone.init_cfg" else "")
+
+
+def without_pretrained(node: object) -> object:
+    """Copy of a model config that starts from no weight file, for a run whose checkpoint has all weights."""
+    if isinstance(node, Mapping):
+        if node.get("type") == "Pretrained" and node.get("checkpoint"):
+            return None
+        named = node.get("pretrained")
+        kept = {key: without_pretrained(value) for key, value in node.items()}
+        return type(node)(kept | {"pretrained": None} if isinstance(named, str) else kept)
+    if isinstance(node, list | tuple):
+        return type(node)(item for old in node if (item := without_pretrained(old)) is not None or old is None)
+    return node
 
 
 def pretrained_locations(node: object, path: str = "model") -> Iterator[tuple[str, str]]:

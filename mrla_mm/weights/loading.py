@@ -34,6 +34,7 @@ class LoadReport:
         unused: keys of the file for parts that the model does not have.
         heads: keys of the file for classifiers and other parts outside the backbone.
         mismatched: keys with the shapes they have in the file and in the model.
+        unusable: keys of tensors without numbers for the model, with the reason.
         resized: keys of positional embeddings with both shapes.
         notes: what else the user should know.
     """
@@ -49,6 +50,7 @@ class LoadReport:
     unused: list[str] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
     resized: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -61,6 +63,7 @@ class LoadReport:
             ("missing", len(self.missing), sample(self.missing) if self.missing else ""),
             ("unexpected", len(self.unexpected), sample(self.unexpected) if self.unexpected else ""),
             ("shape mismatch", len(self.mismatched), sample(self.mismatched) if self.mismatched else ""),
+            *([("no usable numbers", len(self.unusable), sample(self.unusable))] if self.unusable else []),
             ("pos. embedding resized", len(self.resized), sample(self.resized) if self.resized else ""),
             ("dropped: heads", len(self.heads), by_part(self.heads)),
             ("dropped: no such part", len(self.unused), by_part(self.unused)),
@@ -75,6 +78,7 @@ class LoadReport:
             "keys of the model are not in the file": self.missing,
             "keys of the file are not in the model": self.unexpected,
             "tensors have another shape": self.mismatched,
+            "tensors have no numbers that the model could use": self.unusable,
         }
         below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
         return [f"{len(keys)} {words}: {sample(keys)}" for words, keys in below.items() if keys]
@@ -158,6 +162,8 @@ def match(
         if key not in own:
             has_part = key.partition(".")[0] in parts and not key.startswith(unbuilt)
             (report.unexpected if has_part else report.unused).append(key)
+        elif reason := why_unusable(tensor, own[key]):
+            report.unusable.append(f"{key} ({reason})")
         elif tensor.shape == own[key].shape:
             loadable[key] = tensor
         elif fits_resized(module, key, tensor):
@@ -181,6 +187,17 @@ def match(
         start = "as an exact identity" if is_identity(module) else "from random weights"
         report.notes.append(f"plain weights: layer attention starts {start}")
     return loadable
+
+
+def why_unusable(tensor: Tensor, own: Tensor) -> str | None:
+    """Return why the model could not compute with a tensor of a file in place of its own, or None."""
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
+        return "it is " + ("empty, of torch's meta device" if tensor.is_meta else "sparse or quantised")
+    if own.is_floating_point() and not tensor.is_floating_point():
+        return f"it is {tensor.dtype}"
+    if tensor.is_floating_point() and not torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float()).all():
+        return "it holds NaN or infinity"
+    return None
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:

@@ -15,8 +15,9 @@ from mrla_mm.analysis.models import LoadedModel, Prepared
 from mrla_mm.cli import locate_config
 from mrla_mm.errors import InputError
 from tests.analysis.small_models import randomise
+from tests.conftest import missing_torchcam
 
-pytest.importorskip("torchcam", reason="torchcam is not installed: pip install mrla_mm[cam]")
+pytestmark = pytest.mark.skipif(bool(missing_torchcam()), reason=missing_torchcam())
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +100,17 @@ def test_scorecam_masks_the_image_with_each_map(classifier, limit):
     assert weights.std() > 1e-3, "equal weights would prove nothing"
 
 
+@torch.no_grad()
+def test_scorecam_of_a_detector_weighs_log_odds(detector):
+    image = prepared()
+    target = cams.choose_target(detector, image)
+    explained = cams.Explained(detector, image, target, ["layer3"])
+    score = float(explained.scores(image.inputs))
+    assert float(explained(image.inputs)) == pytest.approx(np.log(score / (1 - score)), rel=1e-4)
+    nothing = cams.Explained(detector, image, cams.Target(99, target.box), ["layer3"])
+    assert float(nothing(image.inputs)) == pytest.approx(np.log(0.001 / 0.999), rel=1e-4)
+
+
 def test_stages_are_found_by_their_maps(classifier, detector):
     assert cams.stage_ends(classifier.model, prepared().inputs)[-2:] == ["layer3", "layer4"]
     assert cams.stage_ends(detector.model, prepared().inputs)[-2:] == ["layer2", "layer3"]
@@ -123,9 +135,10 @@ def test_a_detector_is_asked_for_its_detection(detector):
 def test_the_detectors_score_by_its_definition(detector):
     image = prepared()
     target = cams.choose_target(detector, image)
-    (instances,) = cams.detect(detector, image.inputs, image)
+    with torch.no_grad():
+        (instances,) = cams.detect(detector, image.inputs, image)
     other = int(instances.labels[instances.labels != target.label][0])
-    best = instances[instances.labels == other].scores.max()
+    best = instances[instances.labels == other].scores.max().detach()
     everywhere = cams.choose_target(detector, image, other)
     assert everywhere.label == other
     assert float(cams.overlap_score(instances, everywhere, image.inputs)) == pytest.approx(float(best))
@@ -153,6 +166,9 @@ def test_gradcam_of_a_detector_is_its_scores_gradient(detector):
 def test_missing_torchcam_and_unknown_layers(classifier, monkeypatch):
     with pytest.raises(InputError, match="--layers layer9: the backbone has no such part"):
         cams.check_layers(classifier.model, ["layer9"])
+    monkeypatch.setattr(cams, "version", lambda name: "0.3.1")
+    with pytest.raises(InputError, match=r"torchcam 0\.3\.1 is too old, class activation maps need 0\.4 or later"):
+        cams.import_torchcam()
     monkeypatch.setitem(sys.modules, "torchcam.methods", None)
     with pytest.raises(InputError, match=r"pip install mrla_mm\[cam\]"):
         cams.import_torchcam()

@@ -190,3 +190,32 @@ def test_tracing_sees_plain_operators(monkeypatch):
     traced = torch.jit.trace(lambda x: run(stage, x, x), x, check_trace=False)
     assert "PythonOp" not in str(traced.graph)
     torch.testing.assert_close(traced(x), run(stage, x, x))
+
+
+@pytest.mark.parametrize("path", ["reference", "folded"])
+@pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
+@pytest.mark.parametrize("module", ["norm", "drop_path"])
+def test_what_a_listener_heard_stays_as_it_was(module, norm, path, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", path)
+    stage, heard = make_stage(norm=norm, drop_path=0.5), []
+    getattr(stage[1], module).register_forward_hook(lambda *a: heard.append((a[2].detach(), a[2].detach().clone())))
+    x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
+    run(stage, x, x)
+    ((shared, copied),) = heard
+    assert shared.shape == x.shape
+    assert torch.equal(shared, copied)
+
+
+@pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+@pytest.mark.parametrize("module", ["norm", "attention", "drop_path"])
+def test_listeners_of_gradients_hear_the_same_on_every_path(module, register, norm, monkeypatch):
+    stage, heard = make_stage(norm=norm), []
+    for path in ("reference", "folded"):
+        branch = copy.deepcopy(stage)
+        getattr(getattr(branch[1], module), register)(lambda *a: heard.append(a[-1][0].clone()))
+        monkeypatch.setenv("MRLA_OPS", path)
+        torch.manual_seed(1)
+        x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
+        run(branch, x, x).pow(2).sum().backward()
+    torch.testing.assert_close(*heard)

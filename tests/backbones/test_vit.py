@@ -379,6 +379,13 @@ def test_channels_last_gives_the_same_values():
     torch.testing.assert_close(actual, expected)
 
 
+def test_positions_of_a_grid_that_is_not_square_are_named():
+    """mmpretrain resizes square grids alone, and ends on an assertion otherwise."""
+    narrow, square = (MRLAViT(TINY, img_size=size) for size in ((64, 32), 64))
+    with pytest.raises(InputError, match=r"pos_embed of shape \(1, 9, 32\) cannot be resized to \(1, 17, 32\)"):
+        square.load_state_dict(narrow.state_dict())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

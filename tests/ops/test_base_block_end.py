@@ -14,13 +14,12 @@ from tests.ops.test_fused import (
     compare,
     draw_block_end,
     dtypes_of,
-    interpreter_with_new_numpy,
     needs_triton,
     norm_of,
     poisoned,
 )
 
-__all__ = ["interpreter_with_new_numpy", "poisoned"]  # fixtures of this module too
+__all__ = ["poisoned"]  # a fixture of this module too
 CASES = [("folded", shape) for shape in SHAPES] + [pytest.param("triton", INTERPRETED_SHAPES[0], marks=needs_triton)]
 
 

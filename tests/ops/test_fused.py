@@ -166,25 +166,6 @@ def dtypes_of(path):
     return [torch.float64] * (path == "folded") + [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def interpreter_with_new_numpy():
-    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
-    if not INTERPRETED:
-        yield
-        return
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patch(tensor, scope):
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-    yield
-    interpreter._patch_lang_tensor = original
-
-
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Fill every buffer that the fused paths allocate with NaN, so that what nothing writes shows."""
@@ -451,7 +432,7 @@ SIGNATURES = {  # types of what a half-precision launch passes, by the names of 
     "by_taps_ptr": "*fp32", "by_slope_ptr": "*fp32", "by_shift_ptr": "*fp32", "sums_ptr": "*fp32",
 }  # fmt: skip
 FLAGS = dict(TAPS=9, FLIP=1, RESIDUAL=1, HISTORY=1, SHIFT=1, SCALED=1, COUNT=8, START=1, BLOCK_C=4, BLOCK_S=256)
-FLAGS |= dict(MASK=1, POOL=1, K=5, VALUE=1, LEARNED=1, AFFINE=1, KEEP=1, BLOCK=32, BLOCK_B=16)
+FLAGS |= dict(MASK=1, POOL=1, WEIGHT=1, BIAS=1, K=5, VALUE=1, LEARNED=1, AFFINE=1, KEEP=1, BLOCK=32, BLOCK_B=16)
 KERNELS = ["pool_kernel", "activate_kernel", "apply_kernel", "sums_kernel", "sum_kernel", "sum_backward_kernel"]
 GATE_KERNELS = ["fold_kernel", "ungate_kernel", "unfold_kernel"]
 

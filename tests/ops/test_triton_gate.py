@@ -5,9 +5,9 @@ import torch
 
 from mrla_mm.ops import Affine, LightWeights, fused
 from mrla_mm.ops.gating import Gate, MapSums
-from tests.ops.test_fused import device, interpreter_with_new_numpy, needs_triton, poisoned
+from tests.ops.test_fused import device, needs_triton, poisoned
 
-__all__ = ["interpreter_with_new_numpy", "poisoned"]  # fixtures of this module too
+__all__ = ["poisoned"]  # a fixture of this module too
 
 
 def draw(batch, channels, kernel, *, learned=True, value=True, affine=True, keep=True):

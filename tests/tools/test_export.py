@@ -123,3 +123,10 @@ def test_weights_of_another_model_are_refused(save_model, run_tool, tmp_path):
     code, errors = run_tool("export", *other)
     assert code == 2
     assert "does not fit the model of" in errors
+
+
+def test_overrides_that_nothing_reads_are_refused(run_tool, tmp_path):
+    code, errors = run_tool(
+        "export", *arguments("retinanet_r50_mrla_light_1x", tmp_path, "--cfg-options", "modle.type=None")
+    )
+    assert code == 2 and "nothing reads a key 'modle'; did you mean 'model'?" in errors

@@ -3,8 +3,6 @@
 import csv
 from collections import defaultdict
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
@@ -24,16 +22,6 @@ def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights") / "base.pth"
     torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict()), path)
     return path
-
-
-@pytest.fixture
-def images(tmp_path):
-    rng = np.random.default_rng(0)
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for name in ("a.png", "b.jpg"):
-        cv2.imwrite(str(folder / name), rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
-    return folder
 
 
 def test_pictures_and_scores_of_a_folder(run_tool, checkpoint, images, tmp_path):

@@ -1,6 +1,7 @@
 """Checkpoints appear whole, outdated ones go last, and a resumed run repeats the one that was not interrupted."""
 
 import errno
+import multiprocessing
 import os
 import random
 import signal
@@ -90,7 +91,19 @@ def build(work_dir, *, loop, workers=0, seed=3, hooks=(), resume=False, **checkp
         resume=resume,
     )
     runner._val_evaluator = NoisyMetric()
+    runner.train = lambda: train(runner)
     return runner
+
+
+def train(runner):
+    """Train, and end the loader workers at once: torch waits five seconds for each when it drops two loaders."""
+    try:
+        Runner.train(runner)
+    finally:
+        for child in multiprocessing.active_children():
+            runner.train_dataloader.worker_init_fn.release()
+            runner.val_dataloader.worker_init_fn.release()
+            child.terminate()
 
 
 def weights(runner):
@@ -151,12 +164,30 @@ def test_a_process_with_persistent_workers_ends_and_they_live_through_a_signal_t
     code += (
         "run = build(pathlib.Path(sys.argv[1]), loop=EPOCHS, workers=1, hooks=[Die(6, everyone=True)], interval=1); "
     )
-    code += "keep = run; run.train()"
+    code += "keep = run; Runner.train(run)"
     ended = subprocess.run(
         [sys.executable, "-c", code, tmp_path], cwd=ROOT, timeout=120, start_new_session=True, check=False
     )
     assert ended.returncode == 128 + signal.SIGTERM
     assert torch.load(tmp_path / "interrupted.pth", weights_only=True)["meta"]["iter"] == 6
+
+
+def test_workers_of_a_killed_process_end(tmp_path):
+    """Also those that wait to hand over a batch larger than a pipe, which outlive their parent with torch alone."""
+    code = """
+import os, signal, sys, torch
+from torch.utils.data import DataLoader
+from mrla_mm.weights.replay import shield_workers
+loader = DataLoader(range(64), collate_fn=lambda numbers: bytes(1 << 20), num_workers=2, persistent_workers=True)
+shield_workers(loader)
+batches = iter(loader)
+next(batches)
+print(*(worker.pid for worker in batches._workers), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL  # and returned at all: the workers hold the other end of the pipe
+    assert len(killed.stdout.split()) == 2
 
 
 def test_a_run_without_a_configured_seed_resumes_in_its_data_order(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import check_weights, files
+from mrla_mm.weights import check_weights, files, without_pretrained
 
 from .conftest import checkpoint_bytes
 
@@ -107,6 +107,26 @@ def test_resume_needs_no_pretrained_weights(tmp_path):
     checkpoint = tmp_path / "epoch_1.pth"
     checkpoint.write_bytes(checkpoint_bytes())
     check_weights(config(tmp_path / "gone.pth", resume=True, load_from=str(checkpoint)))
+
+
+def test_without_pretrained_leaves_all_else(tmp_path):
+    """What loads a file goes, whatever module it is of; other values stay, and so does the config itself."""
+    xavier, file = dict(type="Xavier", layer="Linear"), dict(type="Pretrained", checkpoint="w.pth")
+    model = dict(
+        pretrained="torchvision://resnet50",
+        backbone=dict(depth=50, init_cfg=file),
+        head=[dict(init_cfg=[xavier, file])],
+    )
+    kept = dict(pretrained=None, backbone=dict(depth=50, init_cfg=None), head=[dict(init_cfg=[xavier])])
+    cfg = Config(dict(model=model))
+    assert without_pretrained(cfg.model) == kept
+    assert cfg.model.backbone.init_cfg == file
+
+
+def test_a_missing_checkpoint_of_a_test_is_called_so(tmp_path):
+    cfg = config(load_from=str(tmp_path / "gone.pth"))
+    with pytest.raises(InputError, match=r"(?s)^checkpoint: .*gone\.pth.*give another file"):
+        check_weights(cfg, training=False)
 
 
 @pytest.mark.parametrize("frozen", [dict(frozen_stages=1), dict(frozen_stages=0), dict(norm_eval=True)])

@@ -1,0 +1,195 @@
+"""The report of a run: complete, self-contained, and readable by a browser with no network."""
+
+import base64
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
+
+from mrla_mm.cli import locate_config, move_data_root
+from mrla_mm.datasets.shapes import generate_shapes
+
+CONFIG = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
+SECTIONS = [
+    "Run", "Training curves", "AP by epoch", "Ground truth beside predictions", "AP and recall by size", "Classes",
+    "Errors", "Precision and recall", "Confusion matrix",
+]  # fmt: skip
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def write_logs(folder, epochs, scale=1.0):
+    log = folder / "20260101_000000/vis_data/scalars.json"
+    log.parent.mkdir(parents=True)
+    records = []
+    for epoch in range(1, epochs + 1):
+        loss = scale * 3 / epoch
+        records.append(
+            dict(loss=loss, loss_cls=0.6 * loss, loss_bbox=0.4 * loss, lr=1e-3, time=0.5, epoch=epoch, step=epoch)
+        )
+        ap = 0.5 - 0.4 / epoch
+        records.append({"coco/bbox_mAP": ap, "coco/bbox_mAP_50": ap + 0.2, "coco/segm_mAP": ap - 0.05, "step": epoch})
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = "2026/01/01 - mmengine - INFO -\nSystem environment:\n    Python: 3.11.7\n    PyTorch: 9.8.7\n"
+    (log.parent.parent / "20260101_000000.log").write_text(text)
+
+
+@pytest.fixture(scope="module")
+def work_dir(tmp_path_factory):
+    """A run as the quick start leaves it, of a model with random weights that detects whatever it finds."""
+    root = tmp_path_factory.mktemp("run")
+    generate_shapes(root / "shapes", num_train=2, num_val=4, seed=0)
+    cfg = Config.fromfile(locate_config(CONFIG))
+    move_data_root(cfg, str(root / "shapes"))
+    cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=10)
+    for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
+        cfg[name].update(num_workers=0, persistent_workers=False)
+    cfg.provenance = dict(version="0.0.1", commit="abc")  # as of the training
+    train = root / "quickstart/train"
+    write_logs(train, epochs=3)
+    cfg.dump(train / "config.py")
+    init_default_scope("mmdet")
+    torch.manual_seed(0)
+    meta = dict(epoch=3, iter=30)
+    torch.save(dict(state_dict=MODELS.build(cfg.model).state_dict(), meta=meta), train / "epoch_3.pth")
+    return root / "quickstart"
+
+
+@pytest.fixture(scope="module")
+def results(work_dir):
+    """Predictions: the ground truth of the validation images, every third box moved, every fifth of another class."""
+    truth = json.loads((work_dir.parent / "shapes/annotations/instances_val2017.json").read_text())
+    records = []
+    for image in truth["images"]:
+        own = [one for one in truth["annotations"] if one["image_id"] == image["id"]]
+        boxes, labels = [], []
+        for one in own:
+            x, y, w, h = one["bbox"]
+            shift = 0.5 * w if one["id"] % 3 == 0 else 0
+            boxes.append([x + shift, y, x + shift + w, y + h])
+            labels.append((one["category_id"] - 1 + (one["id"] % 5 == 0)) % 6)
+        instances = dict(bboxes=np.array(boxes), labels=np.array(labels), scores=np.linspace(0.9, 0.4, len(own)))
+        records.append(dict(img_id=image["id"], pred_instances=instances))
+    path = work_dir.parent / "predictions.pkl"
+    path.write_bytes(pickle.dumps(records))
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(work_dir, results, tmp_path_factory):
+    from tests.conftest import load_tool
+
+    other = tmp_path_factory.mktemp("other")
+    write_logs(other, epochs=5, scale=2.0)
+    (other / "config.py").write_text("model = dict(type='FasterRCNN')\n")
+    out = tmp_path_factory.mktemp("page") / "report.html"
+    arguments = [work_dir, "--results", results, "--out", out, "--images", 3, "--compare", other]
+    load_tool("report").main([str(argument) for argument in arguments])
+    return out
+
+
+def section(text, name):
+    """HTML of a section."""
+    return re.search(rf"<h2>{name}</h2>(.*?)</section>", text, re.DOTALL)[1]
+
+
+def numbers(html):
+    """Cells of the rows of a table by the first cell."""
+    rows = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
+    return {row[0]: row[1:] for row in cells if row}
+
+
+def test_every_section_is_there(page):
+    text = page.read_text()
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert titles == [*SECTIONS[:2], "Runs compared", *SECTIONS[2:]]
+    facts = numbers(section(text, "Run"))
+    assert facts["epochs"] == ["3 of 5"] and facts["PyTorch"] == ["9.8.7"] and facts["backbone"] == ["MRLAResNet 18"]
+    assert facts["mrla_mm"] == ["0.0.1, commit abc"]
+    assert facts["layer attention"] == ["MRLALight, head_channels=16"]
+    assert int(facts["weights in it"][0].split()[0].replace(",", "")) > 1_000_000
+    assert numbers(section(text, "AP by epoch"))["3"] == ["0.367", "0.567", "0.317"]
+    assert [row[0] for row in numbers(section(text, "Runs compared")).values()] == ["3", "5"]
+    errors = numbers(section(text, "Errors"))
+    assert int(errors["localisation"][0]) > 0 and float(errors["classification"][1]) > 0
+    assert set(numbers(section(text, "Classes"))) == {"circle", "rectangle", "triangle", "star", "ring", "cross"}
+
+
+def test_the_page_needs_nothing_beside_it(page):
+    text = page.read_text()
+    sources = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]+)""", text)
+    assert sources and all(source.startswith(("data:", "#s")) for source in sources)
+    assert "<script" not in text and "@import" not in text
+    pictures = re.findall(r'src="data:image/(png|jpeg);base64,([^"]+)"', text)
+    assert len(pictures) == 5 + 3  # plots, gallery
+    for _, data in pictures:
+        picture = cv2.imdecode(np.frombuffer(base64.b64decode(data), np.uint8), cv2.IMREAD_COLOR)
+        assert min(picture.shape[:2]) > 200 and picture.std() > 5
+    assert len(text) < 3_000_000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine to open the report with")
+def test_a_browser_shows_it_offline(page, tmp_path):
+    picture = tmp_path / "screen.png"
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--enable-logging=stderr", "--v=0", "--host-resolver-rules=MAP * ~NOTFOUND", "--window-size=1200,4000"]
+    environment = dict(os.environ, HOME=str(tmp_path))
+    done = subprocess.run(
+        [*command, f"--screenshot={picture}", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr, done.stderr
+    shown = cv2.imread(str(picture))
+    assert shown.shape[:2] == (4000, 1200) and shown.std() > 20
+    dumped = subprocess.run(
+        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=180, env=environment
+    )
+    assert re.findall(r"<h2>(.*?)</h2>", dumped.stdout) == re.findall(r"<h2>(.*?)</h2>", page.read_text())
+
+
+@pytest.mark.smoke
+def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
+    code, err = run_tool("report", work_dir, "--images", 1)
+    assert code == 0, err
+    report = work_dir / "train/report"
+    made = (report / "predictions.pkl").stat().st_mtime
+    detected = re.search(r">box</td><td>([\d.]+)</td>", (report / "report.html").read_text())
+    assert 0 <= float(detected[1]) < 0.2, "random weights find next to nothing"
+    code, err = run_tool("report", work_dir, "--images", 1)
+    assert code == 0 and (report / "predictions.pkl").stat().st_mtime == made
+    other = work_dir.parent / "other.pth"
+    shutil.copy2(work_dir / "train/epoch_3.pth", other)
+    code, err = run_tool("report", work_dir, "--images", 1, "--checkpoint", other)
+    assert code == 0 and (report / "predictions.pkl").stat().st_mtime > made, "another checkpoint's are not its own"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "work directory nowhere does not exist"),
+        (["{root}/shapes"], "holds no training log"),
+        (["{root}/quickstart", "--images", "0"], "--images 0: give a positive number"),
+        (["{root}/quickstart", "--score-thr", "2"], "--score-thr 2.0: give a number from 0 to 1"),
+        (["{root}/quickstart", "--checkpoint", "none.pth"], "--checkpoint none.pth does not exist"),
+        (["{root}/quickstart", "--results", "none.pkl"], "results file none.pkl does not exist"),
+        (["{root}/quickstart", "--results", "{root}/empty.pkl"], "is neither of tools/test.py nor in COCO's"),
+        (["{root}/quickstart", "--compare", "nowhere"], "work directory nowhere does not exist"),
+    ],
+)
+def test_what_cannot_work(run_tool, work_dir, arguments, message):
+    (work_dir.parent / "empty.pkl").touch()
+    code, err = run_tool("report", *(str(argument).format(root=work_dir.parent) for argument in arguments))
+    assert code == 2 and message in err
