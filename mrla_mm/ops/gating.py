@@ -153,7 +153,9 @@ def unfold_light(
     else:
         by_gain = (sums.taps * wide(weights.value).flatten(1)).sum(-1)
         value = times(sums.taps, None if gain is None else gain.unsqueeze(-1)).sum(0).view(weights.value.shape)
-    history_scale = None if weights.history_scale is None else times(times(sums.slope, keep).sum(0), scale)
+    history_scale = None
+    if weights.history_scale is not None and sums.slope is not None:  # else there is nothing that lambda scales yet
+        history_scale = times(times(sums.slope, keep).sum(0), scale)
     by_scale = by_offset = None
     if scale is not None:
         by_scale = times(by_gain, channel_gate(gate.gate, x.shape[1]))

@@ -85,3 +85,15 @@ def test_compiled_alone(case, learning, monkeypatch):
     with torch.set_grad_enabled(learning):
         compiled = torch.compile(function, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(tensors), function(tensors))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_lambda_without_a_history(path, monkeypatch):
+    """As in a layer that carries its output on but was given no memory."""
+    tensors = draw_light((2, 8, 3, 4), affine="none")
+    del tensors["previous"]
+    monkeypatch.setenv("MRLA_OPS", path)
+    leaves = {name: t.float().to(device()).requires_grad_() for name, t in tensors.items()}
+    run_light(leaves).sum().backward()
+    assert leaves["x"].grad.isfinite().all()
+    assert leaves["history_scale"].grad is None or not leaves["history_scale"].grad.any()
