@@ -2,6 +2,7 @@
 """Train the model of a config: `python tools/train.py configs/retinanet_r50_mrla_light_1x.py`."""
 
 import argparse
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -48,11 +49,13 @@ def enable_auto_scale_lr(cfg):
 def set_resume(cfg, checkpoint):
     """Continue from `checkpoint`, or with 'auto' from the newest intact one; with none there, start from scratch."""
     if checkpoint != "auto":
-        if "://" not in checkpoint and not Path(checkpoint).is_file():
+        if "://" not in checkpoint and not Path(checkpoint).exists():
             raise InputError(f"--resume: checkpoint {checkpoint} does not exist")
+        if Path(checkpoint).is_dir() and not is_complete(Path(checkpoint), processes(cfg)):
+            raise InputError(f"--resume: folder {checkpoint} lacks the file of a process (rank0.pth, ...), or it is torn")
         cfg.resume, cfg.load_from = True, checkpoint
         return
-    latest = latest_checkpoint(Path(cfg.work_dir))
+    latest = latest_checkpoint(Path(cfg.work_dir), processes(cfg))
     cfg.resume = latest is not None
     if latest is None:
         print(f"--resume: no checkpoint in {cfg.work_dir}, training starts from scratch", flush=True)
@@ -61,7 +64,31 @@ def set_resume(cfg, checkpoint):
         cfg.load_from = str(latest)
 
 
-def latest_checkpoint(work_dir):
+def processes(cfg):
+    """Return how many processes the launcher started."""
+    variable = {"pytorch": "WORLD_SIZE", "slurm": "SLURM_NTASKS", "mpi": "OMPI_COMM_WORLD_SIZE"}.get(cfg.launcher, "")
+    return int(os.environ.get(variable, 1))
+
+
+def is_complete(path, processes):
+    """Whether a checkpoint is there as a whole: a file or, of FSDP, a folder with a file of each process.
+
+    Raises:
+        InputError: more processes saved the folder than are there to continue.
+    """
+    if not path.is_dir():
+        return path.is_file() and zipfile.is_zipfile(path)
+    found = list(path.glob("rank*.pth"))
+    if len(found) > processes:
+        raise InputError(
+            f"--resume: {path} is of {len(found)} processes, this run has {processes}: FSDP's parts fit as many processes "
+            'as saved them (strategy.state_dict_cfg="full" saves files that any number can read)'
+        )
+    files = [path / f"rank{rank}.pth" for rank in range(processes)]
+    return all(file.is_file() and zipfile.is_zipfile(file) for file in files)
+
+
+def latest_checkpoint(work_dir, processes):
     """Return the newest checkpoint that is complete: a run killed while it saves leaves a torn file behind.
 
     The best checkpoints are left out: mmengine saves them without what a run needs to continue. The record may hold
@@ -74,8 +101,10 @@ def latest_checkpoint(work_dir):
         recorded = Path(record.read_text(errors="replace").strip())
         candidates = [work_dir / recorded.name, recorded, *candidates]
     for path in candidates:
-        if path.is_file() and zipfile.is_zipfile(path):
+        if is_complete(path, processes):
             return path
+        if path.is_dir():
+            print(f"--resume: {path} lacks files of {processes} processes, or they are torn; it is left out", flush=True)
     return None
 
 

@@ -1,18 +1,20 @@
 """Checkpoints that survive whatever ends a run, and from which a run continues as if nothing had happened."""
 
+import contextlib
 import math
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from mmengine.dist import all_reduce, get_world_size, is_main_process
+from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
 from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.runner import BaseLoop, Runner
 
 from mrla_mm.errors import InputError
 from mrla_mm.weights.atomic import BACKEND, PART, PostponedRemoval, write_atomically
@@ -29,24 +31,42 @@ class StopRequest:
 
     def __init__(self):
         self.received = False
-        self.previous = None
         self.steps = self.left = 0  # between two agreements, and until the next
         self.asked = -math.inf
 
-    def listen(self) -> None:
-        """Take over the signal; only a process's main thread can."""
-        if threading.current_thread() is threading.main_thread():
-            self.previous = signal.signal(signal.SIGTERM, self.note)
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take over the signal, and give it back however the context ends; only a process's main thread can.
+
+        A signal that came too late to stop anything is then passed on, so that it stops what the process does next.
+        """
+        self.received = False
+        self.steps = self.left = 0
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(signal.SIGTERM, self.note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+        if self.received:
+            signal.raise_signal(signal.SIGTERM)
+
+    def listen_while_running(self, loop: BaseLoop) -> None:
+        """Take over the signal for the loop's next run: mmengine calls no hook when a run ends by an exception."""
+        run = loop.run
+
+        def listening_run():
+            loop.run = run
+            with self.listening():
+                return run()
+
+        loop.run = listening_run
 
     def note(self, *_) -> None:
         """Note the signal."""
         self.received = True
-
-    def release(self) -> None:
-        """Give the signal back."""
-        if self.previous is not None:
-            signal.signal(signal.SIGTERM, self.previous)
-            self.previous = None
 
     def agreed(self) -> bool:
         """Whether any process of the run was asked to stop: all get the same answer, so all stop at one iteration.
@@ -91,9 +111,15 @@ class AtomicCheckpointHook(CheckpointHook):
         self.replay = Replay()
         self.stop = StopRequest()
         self.saved_iter = -1
+        self.place: dict = {}  # epoch and iteration that the checkpoint being saved continues from
+
+    def before_run(self, runner: Runner) -> None:
+        """Have the signal taken over while the training runs, and no longer."""
+        if isinstance(runner._train_loop, BaseLoop):
+            self.stop.listen_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
-        """Prepare the folder, the data loaders and the signal; clean up after a run that was killed."""
+        """Prepare the folder and the data loaders; clean up after a run that was killed."""
         super().before_train(runner)
         if isinstance(self.file_backend, LocalBackend):
             self.backend_args = dict(backend=BACKEND)
@@ -104,7 +130,6 @@ class AtomicCheckpointHook(CheckpointHook):
         for loop in (runner.train_loop, runner.val_loop):
             shield_workers(getattr(loop, "dataloader", None))
         self.replay.start(runner)
-        self.stop.listen()
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Begin the epoch's random numbers."""
@@ -131,13 +156,9 @@ class AtomicCheckpointHook(CheckpointHook):
         if self.stop.received and (get_world_size() == 1 or self.saved_iter == runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
-    def after_train(self, runner: Runner) -> None:
-        """Publish as configured, and let the signal go."""
-        super().after_train(runner)
-        self.stop.release()
-
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Add what a run needs to continue exactly."""
+        """Add what a run needs to continue exactly; FlexibleRunner has counted the epoch as whole, also from within."""
+        checkpoint["meta"].update(self.place)
         checkpoint["meta"]["replay"] = self.replay.record(runner, checkpoint["meta"]["iter"])
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -162,7 +183,7 @@ class AtomicCheckpointHook(CheckpointHook):
             self.keep_ckpt_ids.append(step)
             runner.message_hub.update_info("keep_ckpt_ids", list(self.keep_ckpt_ids))
         interrupted = self.file_backend.join_path(self.out_dir, INTERRUPTED)
-        if self.file_backend.isfile(interrupted):
+        if self.file_backend.exists(interrupted):
             self.file_backend.remove(interrupted)
         self._save_as(runner, self.filename_tmpl.format(step), meta)
         self._prune()
@@ -170,19 +191,21 @@ class AtomicCheckpointHook(CheckpointHook):
     def _save_as(self, runner: Runner, name: str, meta: dict) -> None:
         """Save under a name and make it the checkpoint to resume from."""
         runner.message_hub.update_info(OUTDATED, list(self.file_backend.outdated))
-        self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        self.last_ckpt, self.place = self.file_backend.join_path(self.out_dir, name), meta
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
         runner.save_checkpoint(
             self.out_dir,
             name,
             save_optimizer=self.save_optimizer,
             save_param_scheduler=self.save_param_scheduler,
-            meta=meta,
+            meta=dict(meta),
             by_epoch=self.by_epoch,
             backend_args=self.backend_args,
             **self.args,
         )
-        self.saved_iter = meta["iter"]
+        self.saved_iter, self.place = meta["iter"], {}
+        if self.file_backend.isdir(self.last_ckpt):  # FSDP: every process writes a part, and needs all of them later
+            barrier()
         if is_main_process():
             write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
 
@@ -201,7 +224,6 @@ class AtomicCheckpointHook(CheckpointHook):
         """Save unless this iteration is saved already, and end the process."""
         if self.saved_iter != meta["iter"]:
             self._save_as(runner, INTERRUPTED, meta)
-        self.stop.release()
         saved = self.last_ckpt or "the checkpoint that it resumed from"
         runner.logger.warning(
             f"SIGTERM received: the run ends after iteration {meta['iter']}, saved in {saved}. Continue with --resume"

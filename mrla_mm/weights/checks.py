@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from mmengine.config import Config
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights.files import read_checkpoint
+from mrla_mm.weights.files import check_looks, read_checkpoint
 
 
 def check_weights(cfg: Config, *, training: bool = True) -> None:
@@ -67,9 +68,16 @@ def pretrained_locations(node: object, path: str = "model") -> Iterator[tuple[st
 
 
 def check_location(location: str, *, key: str, remedy: str) -> None:
-    """Raise InputError unless the weights at a location can be read; what has to be fetched is fetched here."""
+    """Raise InputError unless the weights at a location can be read; what has to be fetched is fetched here.
+
+    The folders of FSDP hold a file for each process, which no other can read.
+    """
     try:
-        read_checkpoint(location)
+        if key == "load_from" and (files := sorted(Path(location).glob("rank*.pth"))):
+            for file in files:
+                check_looks(file, str(file))
+        else:
+            read_checkpoint(location)
     except InputError as error:
         raise InputError(f"{key}: {error}; or {remedy}") from error
 

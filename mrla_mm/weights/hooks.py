@@ -1,11 +1,14 @@
 """The strictness of `init_cfg` for whole checkpoints: `load_from`, resuming and testing."""
 
+from pathlib import Path
+
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, Runner
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mrla_mm.errors import InputError
 from mrla_mm.weights.loading import LoadReport, explain, match
@@ -25,11 +28,15 @@ class CheckpointCheckHook(Hook):
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Compare the checkpoint that was read with the model that it is for."""
+        if Path(str(runner._load_from)).is_dir():  # FSDP: a part of all parameters in one, without their names
+            return
         model = bare(runner.model)
         content, entries = enter(checkpoint, None)
-        state, _ = unwrap({key: value for key, value in content.items() if isinstance(value, Tensor)})
+        state, others, _ = unwrap(content)
         report = LoadReport(type(model).__name__, str(runner._load_from), f"entry {'.'.join(entries) or 'none'}")
-        match(model, state, report)
+        match(model, state, report, others=others)
+        if isinstance(runner.model, FullyShardedDataParallel):
+            report.mismatched.clear()  # a process has a part of each tensor; torch compares the whole ones
         training = isinstance(runner._train_loop, BaseLoop)
         if not training or runner._resume:
             report.missing += report.fresh

@@ -58,7 +58,7 @@ class KeyLayout:
             if name != key:
                 head[name] = tensor
                 continue
-            name = self.rename_inside(self.from_base(key), inverted(self.parts), inverted(self.others))
+            name = self.our_name(key)
             backbone[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
         return backbone, head
 
@@ -86,6 +86,10 @@ class KeyLayout:
             released[self.to_base(name) if variant == "MRLABase" else name] = tensor
         renamed = {key: rename(key, self.heads) for key in head}
         return released | {name: head[key] for key, name in renamed.items() if name != key}
+
+    def our_name(self, key: str) -> str:
+        """Return our name of a backbone's key in any accepted layout."""
+        return self.rename_inside(self.from_base(key), inverted(self.parts), inverted(self.others))
 
     def rename_inside(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
         """Rename what follows the block's name in a key, or the beginning of a key that is in no block."""

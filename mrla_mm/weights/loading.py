@@ -112,7 +112,8 @@ def load_weights(
     layout = layout_of(module)
     state, head = layout.to_ours(source.state)
     report = LoadReport(type(module).__name__, str(location), source.origin, heads=[*source.heads, *head])
-    loadable = match(module, state, report, trunk=layout.trunk)
+    others = {layout.our_name(key): value for key, value in source.others.items()}
+    loadable = match(module, state, report, trunk=layout.trunk, others=others)
     differences = compare_attention(getattr(module, "layer_attention", None), trained_attention(checkpoint))
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
@@ -148,11 +149,17 @@ def layout_of(module: nn.Module) -> KeyLayout:
 
 
 def match(
-    module: nn.Module, state: Mapping[str, Tensor], report: LoadReport, *, trunk: str | None = None
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    report: LoadReport,
+    *,
+    trunk: str | None = None,
+    others: Mapping[str, object] | None = None,
 ) -> dict[str, Tensor]:
     """Compare a state dict in our names with a module, fill the report, and return what can be loaded.
 
-    A key that still begins with the layout's `trunk` is unexpected, not one of a part that the module lacks.
+    A key that still begins with the layout's `trunk` is unexpected, not one of a part that the module lacks. `others`
+    are what the file holds beside tensors: a number or a text in place of a tensor of the model is no missing key.
     """
     own = module.state_dict()
     parts = {key.partition(".")[0] for key in own} | {trunk}
@@ -177,7 +184,9 @@ def match(
     for key in own:
         if key in state:
             continue
-        if plain and ATTENTION in key:
+        if key in (others or {}):
+            report.unusable.append(f"{key} (it is no tensor but {type(others[key]).__name__})")
+        elif plain and ATTENTION in key:
             report.fresh.append(key)
         elif optional.intersection(key.split(".")):
             report.additional.append(key)
@@ -193,10 +202,11 @@ def why_unusable(tensor: Tensor, own: Tensor) -> str | None:
     """Return why the model could not compute with a tensor of a file in place of its own, or None."""
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
         return "it is " + ("empty, of torch's meta device" if tensor.is_meta else "sparse or quantised")
-    if own.is_floating_point() and not tensor.is_floating_point():
+    if tensor.is_complex() or (own.is_floating_point() and not tensor.is_floating_point()):
         return f"it is {tensor.dtype}"
-    if tensor.is_floating_point() and not torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float()).all():
-        return "it holds NaN or infinity"
+    dtype = own.dtype if own.is_floating_point() else torch.float32
+    if tensor.is_floating_point() and not torch.isfinite(tensor.to(dtype)).all():
+        return f"it holds NaN, infinity or numbers too large for {dtype}"
     return None
 
 

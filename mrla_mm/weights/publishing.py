@@ -26,7 +26,7 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
         InputError: the checkpoint holds no weights.
     """
     content, entries = enter(checkpoint, None)
-    state, _ = unwrap({key: value for key, value in content.items() if isinstance(value, Tensor)})
+    state, _, _ = unwrap(content)
     if not state:
         raise InputError(f"there is no tensor to publish among {sample(content)}")
     others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]

@@ -24,11 +24,13 @@ class Source:
         state: tensors by key, without wrappers' prefixes.
         origin: the entry and prefix they were found under, in words.
         heads: tensors of the other parts of the model, by their full key.
+        others: what is no tensor, by key as in `state`.
     """
 
     state: dict[str, Tensor]
     origin: str
     heads: dict[str, Tensor] = field(default_factory=dict)
+    others: dict[str, object] = field(default_factory=dict)
 
 
 def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | None = None) -> Source:
@@ -44,7 +46,7 @@ def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | N
         InputError: there is no state dict, or nothing below the prefix.
     """
     content, entries = enter(checkpoint, entry)
-    state, wrappers = unwrap({key: value for key, value in content.items() if isinstance(value, Tensor)})
+    state, others, wrappers = unwrap(content)
     if not state:
         raise InputError(f"no weights found: there is no tensor among {sample(content)}")
     words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
@@ -55,12 +57,13 @@ def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | N
     if prefix is None and any(key.startswith(BACKBONE) for key in state):
         prefix = BACKBONE
     if not prefix:
-        return Source(state, ", ".join(words))
+        return Source(state, ", ".join(words), others=others)
     inside = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not inside:
         raise InputError(f"no weights found below prefix={prefix!r}; the keys are {sample(state)}")
     outside = {key: value for key, value in state.items() if not key.startswith((prefix, PREPROCESSOR))}
-    return Source(inside, ", ".join([*words, f"prefix {prefix}"]), outside)
+    others = {key.removeprefix(prefix): value for key, value in others.items() if key.startswith(prefix)}
+    return Source(inside, ", ".join([*words, f"prefix {prefix}"]), outside, others)
 
 
 def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
@@ -80,13 +83,19 @@ def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
         entries.append(name)
 
 
-def unwrap(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Strip the prefixes that wrappers put before every key; what lies beside them are the wrapper's own counters."""
-    stripped = []
-    while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in state)), None):
+def unwrap(content: Mapping) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
+    """Return the tensors of a state dict, what else is in it, and the prefixes of wrappers that keys are stripped of.
+
+    What lies beside a wrapper's keys are its own counters, and is left out.
+    """
+    state, stripped = {str(key): value for key, value in content.items()}, []
+    tensors = [key for key, value in state.items() if isinstance(value, Tensor)]
+    while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in tensors)), None):
         state = {key.removeprefix(wrapper): value for key, value in state.items() if key.startswith(wrapper)}
+        tensors = [key for key, value in state.items() if isinstance(value, Tensor)]
         stripped.append(wrapper)
-    return dict(state), stripped
+    others = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    return {key: state[key] for key in tensors}, others, stripped
 
 
 def sample(keys: Mapping | list, count: int = 3) -> str:

@@ -1,5 +1,6 @@
 """Checkpoints appear whole, outdated ones go last, and a resumed run repeats the one that was not interrupted."""
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -7,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -253,6 +255,76 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / "epoch_9.pth.part").write_bytes(b"half")
     build(tmp_path, loop=EPOCHS, resume=True, interval=1, max_keep_ckpts=1).train()
     assert [path.name for path in tmp_path.glob("*.pth*")] == ["epoch_3.pth"]
+
+
+class End(Hook):
+    """Ends a run at a point of its life, by an exception or a signal."""
+
+    priority = "LOWEST"
+
+    def __init__(self, point, error=None):
+        def act(*_, **__):
+            if error is None:
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                raise error
+
+        setattr(self, point, act)
+
+
+@pytest.fixture
+def heard():
+    """The number of SIGTERMs that reached the handler which a process had before its training."""
+    count = []
+    previous = signal.signal(signal.SIGTERM, lambda *_: count.append(1))
+    yield count
+    signal.signal(signal.SIGTERM, previous)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("out of memory"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+@pytest.mark.parametrize("point", ["before_run", "before_train", "after_train_iter", "after_val_epoch", "after_train"])
+def test_the_signal_is_given_back_however_a_run_ends(tmp_path, heard, point, error):
+    """mmengine has no hook for an exception; whoever starts the run, its process must stay one that SIGTERM ends."""
+    mine = signal.getsignal(signal.SIGTERM)
+    hooks = [End(point, error)] if error is not None else []
+    ended = pytest.raises(type(error)) if error is not None else contextlib.nullcontext()
+    with ended:
+        build(tmp_path, loop=EPOCHS, hooks=hooks, interval=1).train()
+    assert signal.getsignal(signal.SIGTERM) is mine and not heard
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [1]
+
+
+def test_trainings_one_after_another_in_a_process(tmp_path, heard):
+    """As in a notebook: one that fails, one that is stopped, the same again, and one that runs to its end."""
+    mine = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RuntimeError, match="first"):
+        build(tmp_path / "a", loop=EPOCHS, hooks=[End("after_train_iter", RuntimeError("first"))], interval=1).train()
+    stopped = build(tmp_path / "b", loop=EPOCHS, hooks=[Die(6)], interval=1)
+    with pytest.raises(SystemExit) as caught:
+        stopped.train()
+    assert caught.value.code == 128 + signal.SIGTERM and (tmp_path / "b/interrupted.pth").is_file()
+    stopped._hooks = [hook for hook in stopped._hooks if not isinstance(hook, Die)]
+    stopped.train()
+    assert (tmp_path / "b/epoch_3.pth").is_file(), "a run stopped once does not stop again by the same signal"
+    whole = build(tmp_path / "c", loop=EPOCHS, interval=1)
+    whole.train()
+    assert whole.iter == 12 and not heard and signal.getsignal(signal.SIGTERM) is mine
+
+
+def test_a_signal_too_late_to_stop_the_run_is_passed_on(tmp_path, heard):
+    """Else a process that trains one model after another would begin the next one, and be killed in it."""
+    build(tmp_path, loop=EPOCHS, hooks=[End("after_train")], interval=1).train()
+    assert heard == [1] and (tmp_path / "epoch_3.pth").is_file()
+
+
+def test_a_run_in_a_thread_leaves_the_signal_alone(tmp_path, heard):
+    mine, seen = signal.getsignal(signal.SIGTERM), []
+    watch = End("before_train_iter")
+    watch.before_train_iter = lambda *_, **__: seen.append(signal.getsignal(signal.SIGTERM))
+    thread = threading.Thread(target=lambda: build(tmp_path, loop=EPOCHS, hooks=[watch], interval=1).train())
+    thread.start(), thread.join()
+    assert len(seen) == 12 and set(seen) == {mine}
 
 
 def test_hook_is_registered_at_the_root_and_refuses_what_it_would_ignore():
