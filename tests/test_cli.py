@@ -1,5 +1,6 @@
 """Arguments and config handling of the command line tools; nothing is trained here."""
 
+import functools
 import os
 import runpy
 import subprocess
@@ -16,6 +17,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.datasets import DatasetCheckHook
 from mrla_mm.errors import InputError
+from mrla_mm.weights.checks import check_location
 
 from .conftest import ROOT, load_tool, tiny_options
 
@@ -185,6 +187,33 @@ def test_resume_from_a_named_checkpoint(tmp_path):
     train.set_resume(cfg, str(save(tmp_path / "x.pth")))
     assert cfg.resume and cfg.load_from == str(tmp_path / "x.pth")
     assert parsed("--resume").resume == "auto" and parsed("--resume", "x").resume == "x" and parsed().resume is None
+
+
+def test_resume_takes_whole_folders_of_fsdp(tmp_path, monkeypatch, capsys):
+    """A folder is whole with a file of each process; one of more processes than there are is no choice."""
+    train, cfg = load_tool("train"), loaded("--work-dir", tmp_path, "--launcher", "pytorch")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for epoch, ranks in ((1, 2), (2, 2), (3, 1)):
+        (tmp_path / f"epoch_{epoch}.pth").mkdir()
+        for rank in range(ranks):
+            save(tmp_path / f"epoch_{epoch}.pth/rank{rank}.pth")
+        os.utime(tmp_path / f"epoch_{epoch}.pth", (epoch, epoch))
+    torn = tmp_path / "epoch_2.pth/rank1.pth"
+    torn.write_bytes(torn.read_bytes()[:-30])
+    train.set_resume(cfg, "auto")
+    assert cfg.resume and cfg.load_from == str(tmp_path / "epoch_1.pth")
+    said = capsys.readouterr().out
+    assert all(f"{tmp_path}/epoch_{epoch}.pth lacks files of 2 processes" in said for epoch in (2, 3))
+    assert "lacks the file of a process" in error_of(train.set_resume, cfg, str(tmp_path / "epoch_3.pth"))
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "is of 2 processes, this run has 1" in error_of(train.set_resume, cfg, str(tmp_path / "epoch_1.pth"))
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
+    check = functools.partial(check_location, str(tmp_path / "epoch_1.pth"), key="load_from", remedy="do without")
+    assert "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1" in error_of(check)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    check()
+    (tmp_path / "epoch_1.pth/rank1.pth").write_bytes(b"")
+    assert "rank1.pth are an empty file" in error_of(check)
 
 
 def test_visualization_options():

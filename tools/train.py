@@ -100,7 +100,7 @@ def latest_checkpoint(work_dir, processes):
     if record.is_file():
         recorded = Path(record.read_text(errors="replace").strip())
         candidates = [work_dir / recorded.name, recorded, *candidates]
-    for path in candidates:
+    for path in dict.fromkeys(candidates):
         if is_complete(path, processes):
             return path
         if path.is_dir():

@@ -1,5 +1,6 @@
 """Checks, before a run, that the weights a config asks for are there, whole and safe to load."""
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,6 +9,8 @@ from mmengine.config import Config
 
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import check_looks, read_checkpoint
+
+UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own
 
 
 def check_weights(cfg: Config, *, training: bool = True) -> None:
@@ -70,12 +73,17 @@ def pretrained_locations(node: object, path: str = "model") -> Iterator[tuple[st
 def check_location(location: str, *, key: str, remedy: str) -> None:
     """Raise InputError unless the weights at a location can be read; what has to be fetched is fetched here.
 
-    The folders of FSDP hold a file for each process, which no other can read.
+    Folders of FSDP hold a file for each process, which no other can read: they are looked at from outside.
     """
     try:
         if key == "load_from" and (files := sorted(Path(location).glob("rank*.pth"))):
             for file in files:
                 check_looks(file, str(file))
+            if not os.environ.get(UNRESTRICTED):
+                raise InputError(
+                    f"folder {location} holds FSDP's parts of tensors, which torch's restricted unpickler refuses. If you "
+                    f"trust whoever wrote it, continue with {UNRESTRICTED}=1 in the environment"
+                )
         else:
             read_checkpoint(location)
     except InputError as error:
