@@ -191,7 +191,9 @@ def test_fsdp_stops_at_sigterm_and_continues(tmp_path):
     script.write_text(FSDP)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29541", script]
     environment = dict(ENVIRONMENT, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1", CUDA_VISIBLE_DEVICES="")
-    ended = subprocess.run([*launch, tmp_path], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(
+        [*launch, tmp_path], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     said = ended.stdout + ended.stderr
     assert ended.returncode == 0 and "resumed epoch: 1, iter: 6" in said, said
     assert said.count("continued local") == said.count("continued full") == 2

@@ -52,7 +52,7 @@ def set_resume(cfg, checkpoint):
         if "://" not in checkpoint and not Path(checkpoint).exists():
             raise InputError(f"--resume: checkpoint {checkpoint} does not exist")
         if Path(checkpoint).is_dir() and not is_complete(Path(checkpoint), processes(cfg)):
-            raise InputError(f"--resume: folder {checkpoint} lacks the file of a process (rank0.pth, ...), or it is torn")
+            raise InputError(f"--resume: folder {checkpoint} lacks the file of a process, or one is torn")
         cfg.resume, cfg.load_from = True, checkpoint
         return
     latest = latest_checkpoint(Path(cfg.work_dir), processes(cfg))
@@ -81,8 +81,8 @@ def is_complete(path, processes):
     found = list(path.glob("rank*.pth"))
     if len(found) > processes:
         raise InputError(
-            f"--resume: {path} is of {len(found)} processes, this run has {processes}: FSDP's parts fit as many processes "
-            'as saved them (strategy.state_dict_cfg="full" saves files that any number can read)'
+            f"--resume: {path} is of {len(found)} processes, this run has {processes}: FSDP's parts fit as many as "
+            "saved them; start as many, or train with state_dict_type=FULL_STATE_DICT, whose files any number can read"
         )
     files = [path / f"rank{rank}.pth" for rank in range(processes)]
     return all(file.is_file() and zipfile.is_zipfile(file) for file in files)
@@ -104,7 +104,7 @@ def latest_checkpoint(work_dir, processes):
         if is_complete(path, processes):
             return path
         if path.is_dir():
-            print(f"--resume: {path} lacks files of {processes} processes, or they are torn; it is left out", flush=True)
+            print(f"--resume: {path} lacks files of {processes} processes, or one is torn; left out", flush=True)
     return None
 
 

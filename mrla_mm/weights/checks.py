@@ -81,8 +81,8 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
                 check_looks(file, str(file))
             if not os.environ.get(UNRESTRICTED):
                 raise InputError(
-                    f"folder {location} holds FSDP's parts of tensors, which torch's restricted unpickler refuses. If you "
-                    f"trust whoever wrote it, continue with {UNRESTRICTED}=1 in the environment"
+                    f"folder {location} holds FSDP's parts of tensors, which torch's restricted unpickler refuses. If "
+                    f"you trust whoever wrote it, continue with {UNRESTRICTED}=1 in the environment"
                 )
         else:
             read_checkpoint(location)

@@ -60,7 +60,6 @@ KINDS += ["number as key"]
 COUNTER = "num_batches_tracked"  # of a batch norm: what old files lack and a model starts at zero
 
 
-
 @pytest.fixture(scope="module")
 def whole():
     return model(1).state_dict()
@@ -106,9 +105,7 @@ def test_damaged_state(kind, whole, tmp_path):
 @pytest.mark.parametrize("prefix", ["", "module.backbone."])
 @pytest.mark.parametrize("value", [None, "x", 1.0, [1.0]], ids=str)
 @pytest.mark.parametrize("name", [f"bn1.{COUNTER}", "conv1.weight", "layer1.0.mrla.attention.history_scale"])
-def test_a_counter_may_be_missing_but_nothing_may_be_another_thing_than_a_tensor(
-    name, value, prefix, whole, tmp_path
-):
+def test_a_counter_may_be_missing_but_nothing_may_be_another_thing_than_a_tensor(name, value, prefix, whole, tmp_path):
     path, before = tmp_path / "weights.pth", model(2).state_dict()
 
     def load(state):

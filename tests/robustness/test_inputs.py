@@ -47,8 +47,8 @@ def draw(batch, channels, height, width, layout, dtype, kind, training):
 @cache
 def model_of(name):
     torch.manual_seed(0)
-    # torch 2.11 writes past the end of memory (oneDNN, AVX2) in the weights' gradient of a strided 1 x 1 convolution of two
-    # to seven channels whose maps are channels-last: plain PyTorch, and narrower than any real model.
+    # torch 2.11 (oneDNN, AVX2) writes past the end of memory in the weights' gradient of a strided 1 x 1 convolution of
+    # two to seven channels whose maps are channels-last: plain PyTorch, and narrower than any real model.
     wide = dict(base_channels=8) if name == "MRLAResNet" else {}
     model = getattr(backbones, name)(**BACKBONES[name][1] | wide, zero_init_attention=False)
     model.init_weights()
