@@ -1,5 +1,6 @@
 """What arguments and feature maps must be, so that a wrong one is named before the code below ends on it."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
@@ -117,12 +118,13 @@ def naming(owner: object, arguments: Mapping[str, object]) -> Iterator[None]:
     """Name the arguments given in place of an error from deep inside a host, which does not.
 
     Raises:
-        InputError: for any error but those that name a value or a keyword already.
+        InputError: for any error but those that name a value, or one of these arguments as a keyword, already.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, InputError) or (isinstance(error, TypeError) and "keyword argument" in str(error)):
+        named = re.findall(r"keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else []
+        if isinstance(error, InputError) or set(named) & set(arguments):
             raise
         given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items()) or "no arguments"
         raise InputError(

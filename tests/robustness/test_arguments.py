@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mrla_mm import attention, backbones
 from mrla_mm.backbones.ceit import OWN_PARTS
+from mrla_mm.errors import InputError
 from mrla_mm.necks import SimpleFeaturePyramid
 
 from .fuzzing import fuzz, judge, some_of
@@ -179,6 +180,15 @@ def test_backbone(name):
         judge(f"{name}(...)", lambda: build_and_run(name, base | chosen), named=named)
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [("MRLAViT", "layer_cfgs", {"type": "Nope"}), ("MRLAViT", "layer_cfgs", {"x": 1}), ("MRLAViT", "nonsense", 1)],
+)
+def test_a_keyword_that_a_part_refuses_is_named_by_the_argument_it_came_in(name, argument, value):
+    with pytest.raises((InputError, TypeError), match=argument):
+        build_and_run(name, BACKBONES[name][1] | {argument: value})
 
 
 @pytest.mark.parametrize("name", CONFIGS)
