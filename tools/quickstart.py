@@ -28,7 +28,8 @@ from mmengine.config import Config
 
 from mrla_mm import cli
 from mrla_mm.analysis.gallery import contact_sheet, write_gallery
-from mrla_mm.analysis.plots import plot_training_curves, training_logs
+from mrla_mm.analysis.logs import training_logs
+from mrla_mm.analysis.plots import plot_training_curves
 from mrla_mm.datasets.shapes import generate_shapes
 from mrla_mm.errors import InputError
 

@@ -112,17 +112,11 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     Raises:
         InputError: see `check_datasets`.
     """
-    root = Path(dataset.get("data_root") or "")
-    ann_file = annotation_path(dataset)
-    if not ann_file.is_file():
-        raise InputError(missing_file(ann_file, root, phase))
-    folder = root / (dataset.get("data_prefix") or {}).get("img", "")
-    check_image_folder(folder, phase)
     training = not dataset.get("test_mode", phase != "train")
-    content = load_annotations(
-        ann_file, needed=("images", "annotations", "categories") if training else ("images", "categories")
-    )
-    labels = check_categories([c["name"] for c in content["categories"]], classes, ann_file)
+    needed = ("images", "annotations", "categories") if training else ("images", "categories")
+    content, labels = check_annotations(dataset, classes, phase, needed=needed)
+    ann_file, root = annotation_path(dataset), Path(dataset.get("data_root") or "")
+    check_image_folder(root / (dataset.get("data_prefix") or {}).get("img", ""), phase)
     if "annotations" in content and training:
         check_not_filtered_out(content, classes, dataset.get("filter_cfg") or {}, ann_file)
     with_mask = loads_masks(dataset.get("pipeline") or ())
@@ -131,6 +125,24 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     if "annotations" in content and training:
         warn_of_losses(content, classes, dataset.get("filter_cfg") or {}, ann_file, with_mask=with_mask)
     return labels
+
+
+def check_annotations(
+    dataset: Mapping, classes: list[str], phase: str, *, needed: Sequence[str]
+) -> tuple[Mapping, list[str]]:
+    """Check the annotation file of a COCO data set, whose images need not be there.
+
+    Returns:
+        tuple: its content, as far as `load_annotations` reads it, and the class names in the order of mmdet's numbers.
+
+    Raises:
+        InputError: the file is missing or broken, or has none of the classes.
+    """
+    ann_file = annotation_path(dataset)
+    if not ann_file.is_file():
+        raise InputError(missing_file(ann_file, Path(dataset.get("data_root") or ""), phase))
+    content = load_annotations(ann_file, needed=needed)
+    return content, check_categories([c["name"] for c in content["categories"]], classes, ann_file)
 
 
 def loads_masks(pipeline: Sequence) -> bool:
