@@ -16,7 +16,6 @@ from pathlib import Path
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
-from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS, init_default_scope
 
@@ -65,8 +64,7 @@ def parse_args(argv):
 
 def build(name, options=None):
     """Return the model of a config, without pretrained weights, and the config."""
-    cfg = Config.fromfile(cli.locate_config(name))
-    cfg.merge_from_dict(dict(options or {}))
+    cfg = cli.read_config(name, options or {})
     if "model" not in cfg:
         raise InputError(f"config {name} has no model")
     init_default_scope(cfg.get("default_scope", "mmengine"))

@@ -11,6 +11,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import load_checkpoint
 from torch import Tensor, nn
 
+from mrla_mm.config import read_file
 from mrla_mm.errors import InputError
 
 
@@ -66,10 +67,10 @@ def load_model(config: str | Path, checkpoint: str | Path, *, device: str | None
         options: overrides of config values by dotted name.
 
     Raises:
-        InputError: the checkpoint is missing or does not fit the model, the config has no model or no test pipeline,
+        InputError: the config cannot be read, the checkpoint is missing or does not fit the model, the config has no model or no test pipeline,
             or the device cannot be used.
     """
-    cfg = Config.fromfile(config)
+    cfg = read_file(config)
     cfg.merge_from_dict(dict(options or {}))
     if "model" not in cfg:
         raise InputError(f"config {config} has no model")
