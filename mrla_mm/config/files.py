@@ -32,7 +32,7 @@ def read_file(path: str | os.PathLike) -> Config:
         if not files:
             raise
         where, line = place_of(error, [str(name) for name in files], frames)
-        at = f"config file {where}, line {line}" if line else f"config file {where}"
+        at = f"config file {os.path.normpath(where)}" + (f", line {line}" if line else "")
         raise InputError(f"{at}: {reason_of(error, str(files[-1]))}") from error
 
 
@@ -50,9 +50,11 @@ def place_of(error: Exception, files: list[str], frames: list) -> tuple[str, int
     if (line := getattr(error, "lineno", None)) or (mark := getattr(error, "problem_mark", None)):
         return files[-1], line or mark.line + 1
     existing = [name for name in files if os.path.isfile(name)]
+    if existing == files and "_get_cfg_path" not in [frame.f_code.co_name for frame in frames]:
+        return files[-1], None
     bases = [frame.f_locals.get("base_cfg_path") for frame in frames if frame.f_code.co_name == "_file2dict"]
-    named = next((base for base in reversed(bases) if isinstance(base, str)), None)
-    return existing[-1], line_with(existing[-1], os.path.basename(named)) if named else None
+    named = next(base for base in reversed(bases) if isinstance(base, str))
+    return existing[-1], line_with(existing[-1], os.path.basename(named))
 
 
 def line_with(path: str, text: str) -> int | None:
@@ -64,12 +66,13 @@ def line_with(path: str, text: str) -> int | None:
 def reason_of(error: Exception, last: str) -> str:
     """Return in one line what is wrong; `last` is the file that was being read."""
     if isinstance(error, FileNotFoundError) and not os.path.isfile(last):
-        return f"its _base_ {last} does not exist"
+        return f"its _base_ {os.path.normpath(last)} does not exist"
     if isinstance(error, ModuleNotFoundError) and str(error).endswith("manually"):
         package = str(error).split()[0]
         return f"a _base_ is of the package {package}, which is not installed: pip install {package}"
     syntax = next((e for e in chain(error) if isinstance(e, SyntaxError) and e.lineno), None)
-    return f"{type(error).__name__}: {' '.join((syntax.msg if syntax else str(error)).split())}"
+    said = " ".join((syntax.msg if syntax else str(error)).split())
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def failed_import(error: Exception) -> str | None:

@@ -18,11 +18,11 @@ from mrla_mm.errors import InputError
 REPORTED = 5  # faults that one message names
 MISSPELT = 0.85  # likeness to a known key that makes a key of a part which its owner may take apart a misspelt one
 HOSTS = ("mmengine", "mmcv", "mmdet", "mmpretrain", "mrla_mm", "torch", "torchvision")
-LOADER_KEYS = accepted(DataLoader) | {"num_batch_per_epoch", "disable_subprocess_warning"}
+LOADER_KEYS = accepted(DataLoader).names | {"num_batch_per_epoch", "disable_subprocess_warning"}
 READ_BY_NAME = {
     "env_cfg": {"cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit"},
     "auto_scale_lr": {"enable", "base_batch_size"},
-    "randomness": accepted(set_random_seed),
+    "randomness": accepted(set_random_seed).names,
 }
 
 
@@ -92,7 +92,8 @@ def check_keys(cfg: Config) -> None:
     """Refuse keys and types of a finished config that nothing takes, at any depth.
 
     Keys are compared with the arguments of the class, function or loop that is built from them. Nothing is said where
-    these are not known: below a class of the user's own, and of one that does as it likes with its `**kwargs`.
+    these are not known: below a class of the user's own, and of one that does as it likes with its `**kwargs`; of such
+    classes of the hosts, keys that are but a slip away from an argument are named.
 
     Raises:
         InputError: names the keys with their places, and for each the nearest one that exists.
@@ -151,10 +152,11 @@ def walk(node: object, path: str, place: Place | None) -> Iterator[str]:
         if kind is None and place.certain:
             yield missing_type(node, path, place)
         if kind is not None:
-            known = accepted(kind)
-            if known is not None:
-                yield from unknown(node, path, known | place.extras, kind.__name__, near_only=not place.certain)
-            if not str(kind.__module__).startswith(HOSTS):
+            (known, others), ours = accepted(kind), str(kind.__module__).split(".")[0] in HOSTS
+            if ours or not others:
+                near_only = others or not place.certain
+                yield from unknown(node, path, known | place.extras, kind.__name__, near_only=near_only)
+            if not ours:
                 return
         for key, value in node.items():
             yield from walk(value, f"{path}.{key}", inner(place, key, path))

@@ -6,49 +6,52 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 SHOWN = 12  # names that a message lists
 
 
-@functools.lru_cache(maxsize=1024)
-def accepted(kind: Callable) -> frozenset[str] | None:
-    """Return the keyword arguments of a class or function, None where any name may be one.
+class Accepted(NamedTuple):
+    """Keyword arguments: those that are known by name, and whether there may be others."""
 
-    A class that hands its `**kwargs` on to its parent, untouched, takes the parent's arguments as well.
+    names: frozenset[str]
+    others: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def accepted(kind: Callable) -> Accepted:
+    """Return the keyword arguments of a class or function.
+
+    A class that hands its `**kwargs` on to its parent, untouched, takes the parent's arguments and no others; any
+    other use of them, or a decorator, which may rename arguments, leaves open what else it takes.
     """
     if not inspect.isclass(kind):
-        names, rest = named(kind)
-        return None if rest else names
-    names = frozenset()
-    for parent in kind.__mro__:
+        names, rest, decorated = named(kind)
+        return Accepted(names, rest is not None or decorated)
+    names, others = frozenset(), False
+    for parent in kind.__mro__[:-1]:
         start = vars(parent).get("__init__")
         if start is None:
             continue
-        more, rest = named(start)
-        if more is None:
-            return None
+        more, rest, decorated = named(start)
         names |= more - {"self"}
+        others |= decorated
         if rest is None:
-            return names
+            return Accepted(names, others)
         if not hands_on(start, rest):
-            return None
-    return None
+            return Accepted(names, True)
+    return Accepted(names, True)
 
 
-def named(function: Callable) -> tuple[frozenset[str] | None, str | None]:
-    """Return the names of a function's keyword arguments, and that of its `**kwargs`, None where it has none.
-
-    Those of a decorated function are not known: decorators rename old arguments.
-    """
-    if hasattr(function, "__wrapped__"):
-        return None, "kwargs"
+def named(function: Callable) -> tuple[frozenset[str], str | None, bool]:
+    """Return the names of a function's keyword arguments, that of its `**kwargs` or None, and if it is decorated."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return None, "kwargs"
+        return frozenset(), "kwargs", False
     rest = next((each.name for each in parameters if each.kind is inspect.Parameter.VAR_KEYWORD), None)
-    return frozenset(each.name for each in parameters if each.kind in NAMED), rest
+    return frozenset(each.name for each in parameters if each.kind in NAMED), rest, hasattr(function, "__wrapped__")
 
 
 def hands_on(function: Callable, rest: str) -> bool:
@@ -59,18 +62,22 @@ def hands_on(function: Callable, rest: str) -> bool:
         return False
     owner = function.__qualname__.split(".")[-2:][0]  # a class that names another one skips parents
     starts = ("super().__init__", f"super({owner}, self).__init__")
-    unpacked, to_parent = set(), False
+    harmless, to_parent = set(), False
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             given = [key.value for key in node.keywords if key.arg is None and is_name(key.value, rest)]
-            unpacked |= set(map(id, given))
+            harmless |= set(map(id, given))
             to_parent |= bool(given) and ast.unparse(node.func) in starts
         elif isinstance(node, ast.Dict):
-            unpacked |= {id(value) for key, value in zip(node.keys, node.values, strict=True) if key is None}
+            harmless |= {id(value) for key, value in zip(node.keys, node.values, strict=True) if key is None}
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-            unpacked.add(id(node.value))
+            harmless.add(id(node.value))
+        elif isinstance(node, ast.Attribute) and node.attr in ("get", "items", "keys", "values"):
+            harmless.add(id(node.value))
+        elif isinstance(node, ast.Compare):
+            harmless |= set(map(id, node.comparators))
     uses = [node for node in ast.walk(tree) if is_name(node, rest)]
-    return to_parent and all(id(node) in unpacked for node in uses)
+    return to_parent and all(id(node) in harmless for node in uses)
 
 
 def is_name(node: ast.AST, name: str) -> bool:
