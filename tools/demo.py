@@ -88,7 +88,7 @@ def load_detector(config, checkpoint, *, device):
     """Return the detector with its weights.
 
     Raises:
-        InputError: config or checkpoint is missing or broken, or the checkpoint holds other weights than the config's model.
+        InputError: config or checkpoint is missing or broken, or the checkpoint is of another model than the config.
     """
     cfg = cli.read_config(config, {})
     if cfg.get("default_scope", "mmdet") != "mmdet":

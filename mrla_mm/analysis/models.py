@@ -67,8 +67,8 @@ def load_model(config: str | Path, checkpoint: str | Path, *, device: str | None
         options: overrides of config values by dotted name.
 
     Raises:
-        InputError: the config cannot be read, the checkpoint is missing or does not fit the model, the config has no model or no test pipeline,
-            or the device cannot be used.
+        InputError: the config cannot be read, or has no model or no test pipeline; the checkpoint is missing or does
+            not fit the model; or the device cannot be used.
     """
     cfg = read_file(config)
     cfg.merge_from_dict(dict(options or {}))

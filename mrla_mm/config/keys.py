@@ -200,9 +200,7 @@ def registered(root: Registry) -> Iterator[str]:
             here = here.parent
 
 
-def unknown(
-    node: Mapping, path: str, known: Iterable[str], owner: str, *, near_only: bool = False
-) -> Iterator[str]:
+def unknown(node: Mapping, path: str, known: Iterable[str], owner: str, *, near_only: bool = False) -> Iterator[str]:
     """Yield a message for each key that is none of the known ones; or only where it is hardly but a misspelt one."""
     free = set(known) - set(node)
     for key in node:

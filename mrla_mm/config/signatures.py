@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+READS = ("get", "items", "keys", "values")  # methods that leave a dictionary as it is
 SHOWN = 12  # names that a message lists
 
 
@@ -70,10 +71,8 @@ def hands_on(function: Callable, rest: str) -> bool:
             to_parent |= bool(given) and ast.unparse(node.func) in starts
         elif isinstance(node, ast.Dict):
             harmless |= {id(value) for key, value in zip(node.keys, node.values, strict=True) if key is None}
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
-            harmless.add(id(node.value))
-        elif isinstance(node, ast.Attribute) and node.attr in ("get", "items", "keys", "values"):
-            harmless.add(id(node.value))
+        elif isinstance(node, ast.Subscript | ast.Attribute) and getattr(node, "attr", "get") in READS:
+            harmless |= {id(node.value)} if isinstance(node.ctx, ast.Load) else set()
         elif isinstance(node, ast.Compare):
             harmless |= set(map(id, node.comparators))
     uses = [node for node in ast.walk(tree) if is_name(node, rest)]

@@ -179,16 +179,17 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
     if not labels:
         raise InputError(
             f"no class name matches a category of {ann_file}: the config has {shorten(classes)}, the file has "
-            f"{shorten(names)}{near_names(classes, names)}. Set <phase>_dataloader.dataset.metainfo.classes to the file's names (spelling and case "
-            "count), for train, val and test alike, and num_classes of every head to their number"
+            f"{shorten(names)}{near_names(classes, names)}. Set <phase>_dataloader.dataset.metainfo.classes to the "
+            "file's names (spelling and case count), for train, val and test alike, and num_classes of every head to their number"
         )
     if missing := [name for name in classes if name not in labels]:
         others = [name for name in names if name not in set(classes)]
         warnings.warn(
             f"{ann_file} has no category for {len(missing)} of {len(classes)} classes: {shorten(missing)}"
             f"{near_names(missing, others)}. mmdet "
-            "numbers the classes that are there from 0, so names shown with predictions are shifted; add the "
-            "categories to the file (they may be without annotations) or drop these classes",
+            "numbers the classes that are there from 0, so names shown with predictions are shifted, and an evaluation "
+            f"in which one of the labels from {len(labels)} on is predicted ends the run; add the categories to the "
+            "file (they may be without annotations) or drop these classes",
             stacklevel=2,
         )
     elif labels != list(classes):

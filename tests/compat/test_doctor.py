@@ -35,8 +35,13 @@ def test_a_missing_package_is_named_and_nothing_crashes(doctor, monkeypatch, cap
 
 def test_extras_are_those_of_setup(doctor):
     tree = ast.parse((TOOL.parents[1] / "setup.py").read_text(encoding="utf-8"))
-    extras = next(key.value for node in ast.walk(tree) if isinstance(node, ast.Call) for key in node.keywords
-                  if key.arg == "extras_require")
+    extras = next(
+        key.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for key in node.keywords
+        if key.arg == "extras_require"
+    )
     declared = {
         name: [re.match(r"[\w-]+", each)[0] for each in packages] for name, packages in ast.literal_eval(extras).items()
     }

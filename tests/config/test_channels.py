@@ -41,8 +41,8 @@ def test_channels_that_do_not_fit_are_named():
 )
 def test_channels_of_backbones(backbone, channels):
     """Known for ResNets; where they are, they are those of the maps that the backbone puts out."""
-    from mmdet.registry import MODELS
     import torch
+    from mmdet.registry import MODELS
 
     assert output_channels(backbone, "mmdet") == channels
     if channels:
