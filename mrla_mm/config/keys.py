@@ -119,7 +119,8 @@ def faults_of(cfg: Mapping) -> Iterator[str]:
             for key, place in LOADER.items():
                 yield from walk(loader.get(key), f"{phase}_dataloader.{key}", place)
         evaluator = cfg.get(f"{phase}_evaluator")
-        whole = isinstance(evaluator, Mapping) and "metrics" in evaluator and "type" in evaluator
+        typed = evaluator.get("type") if isinstance(evaluator, Mapping) and "metrics" in evaluator else None
+        whole = typed is not None and find(typed, EVALUATOR) is not None
         yield from walk(evaluator, f"{phase}_evaluator", EVALUATOR if whole else METRIC)
     yield from walk(cfg.get("train_cfg"), "train_cfg", train_loop(cfg.get("train_cfg")))
     for key, place in PLACES.items():
@@ -202,9 +203,8 @@ def registered(root: Registry) -> Iterator[str]:
 
 def unknown(node: Mapping, path: str, known: Iterable[str], owner: str, *, near_only: bool = False) -> Iterator[str]:
     """Yield a message for each key that is none of the known ones; or only where it is hardly but a misspelt one."""
-    free = set(known) - set(node)
     for key in node:
         if key in known or key in ("type", "_scope_"):
             continue
-        if not near_only or difflib.get_close_matches(str(key), free, cutoff=MISSPELT):
-            yield f"{path}.{key}: {owner} has no argument {key!r}{nearest(str(key), free)}"
+        if not near_only or difflib.get_close_matches(str(key), known, cutoff=MISSPELT):
+            yield f"{path}.{key}: {owner} has no argument {key!r}{nearest(str(key), known)}"

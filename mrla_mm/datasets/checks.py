@@ -180,7 +180,8 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
         raise InputError(
             f"no class name matches a category of {ann_file}: the config has {shorten(classes)}, the file has "
             f"{shorten(names)}{near_names(classes, names)}. Set <phase>_dataloader.dataset.metainfo.classes to the "
-            "file's names (spelling and case count), for train, val and test alike, and num_classes of every head to their number"
+            "file's names (spelling and case count), for train, val and test alike, and num_classes of every "
+            "head to their number"
         )
     if missing := [name for name in classes if name not in labels]:
         others = [name for name in names if name not in set(classes)]
