@@ -9,12 +9,14 @@ BIN := $(VENV)/bin
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
+	@echo "Installing the locked torch, mmdet and the rest into $(VENV), 5 GB: 2.5 minutes when measured, in which pip says nothing"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
+	@echo "Installing what tests, lint and documentation need into $(VENV)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	touch $@
 

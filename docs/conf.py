@@ -38,14 +38,6 @@ def link_to_pages(app, docname, source):
     source[0] = re.sub(r"\]\(\.\./README\.md(#[\w-]*)?\)", "](index.md)", source[0])
 
 
-def drop_empty_globs(app, docname, source):
-    """Leave out entries of the front page such as `stacks*` that no page matches, which is a warning."""
-    if docname == "index":
-        lines = source[0].splitlines(keepends=True)
-        kept = [line for line in lines if not line.endswith("*\n") or any(Path(app.srcdir).glob(f"{line.strip()}.md"))]
-        source[0] = "".join(kept)
-
-
 def list_tools(app, docname, source):
     """Fill in the list of command line tools, from the first line of each."""
     if docname == "api/tools":
@@ -77,7 +69,6 @@ def keep_formulas(app, what, name, obj, options, lines):
 def setup(app):
     """Register what this file adds to Sphinx."""
     app.connect("source-read", link_to_pages)
-    app.connect("source-read", drop_empty_globs)
     app.connect("source-read", list_tools)
     app.connect("source-read", list_analysis)
     app.connect("autodoc-process-docstring", keep_formulas, priority=400)  # before Napoleon reads the sections

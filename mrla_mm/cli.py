@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mrla_mm.config import check_channels, check_keys, read_file
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
+from mrla_mm.notices import collected, log_quietly
 from mrla_mm.version import __version__, commit
 from mrla_mm.weights import check_weights
 
@@ -115,7 +117,7 @@ def load_config(args: argparse.Namespace) -> Config:
     """Read the config of the parsed arguments and apply their overrides, launcher and work directory.
 
     Raises:
-        InputError: the config file is missing, or an override names a key that nothing reads.
+        InputError: a config file is missing or broken, or an override names a key that nothing reads.
     """
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
@@ -130,9 +132,9 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config that `locate_config` finds and apply overrides.
 
     Raises:
-        InputError: the config file is missing, or an override names a key that nothing reads.
+        InputError: a config file is missing or broken, or an override names a key that nothing reads.
     """
-    cfg = Config.fromfile(locate_config(name))
+    cfg = read_file(locate_config(name))
     options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, options.pop("data_root"))
@@ -231,24 +233,31 @@ def runs_on_cpu(cfg: Config) -> bool:
     return backend == "gloo" and not torch.cuda.is_available()
 
 
-def preflight(cfg: Config, phases: Iterable[str]) -> None:
+def preflight(cfg: Config, phases: Iterable[str]) -> list[str]:
     """Check what can be known before anything is built; once per machine, by its first process.
+
+    Returns the warnings given, for `build_runner` to write into the log.
 
     Raises:
         InputError: the first thing found that would stop or spoil the run.
     """
     check_amp_device(cfg)
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
-    if int(local_rank or 0) == 0:
-        check_processes(cfg)
-        check_datasets(cfg, phases)
-        check_weights(cfg, training="train" in phases)
+    with collected() as warned:
+        if int(local_rank or 0) == 0:
+            check_keys(cfg)
+            check_processes(cfg)
+            check_datasets(cfg, phases)
+            check_channels(cfg.get("model") or {}, scope=cfg.get("default_scope"))
+            check_weights(cfg, training="train" in phases)
+    return warned
 
 
-def build_runner(cfg: Config) -> Runner:
+def build_runner(cfg: Config, warned: Sequence[str] = ()) -> Runner:
     """Build the Runner, or the class the config's `runner_type` names, and note in the config which code runs.
 
-    mmengine gives each of torchrun's processes a GPU; processes on the CPU are set up here.
+    What the checks before `warned` of is written to its log. mmengine gives each of torchrun's processes a GPU;
+    processes on the CPU are set up here.
     """
     cfg.provenance = dict(version=__version__, commit=commit())
     if cfg.launcher == "pytorch" and runs_on_cpu(cfg):
@@ -256,7 +265,9 @@ def build_runner(cfg: Config) -> Runner:
         unused = cfg.get("find_unused_parameters", False)
         wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False, find_unused_parameters=unused)
         cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}
-    return RUNNERS.build(cfg)
+    runner = RUNNERS.build(cfg)
+    log_quietly(runner, warned)
+    return runner
 
 
 def message_of(error: InputError) -> str:

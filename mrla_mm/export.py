@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 
 OPSET = 18
+OPSETS = range(18, 26)  # what the exporter writes, each tried with torch 2.11 and onnxscript 0.7
 TOLERANCE = 1e-4
 IMAGE_AXES = {0: "batch", 2: "height", 3: "width"}
 
@@ -106,6 +107,8 @@ def graphs_of(model: nn.Module, shape: tuple[int, int], *, backbone_only: bool =
     """
     model.eval()
     image = torch.rand(2, 3, *shape)
+    if backbone_only and not hasattr(model, "backbone"):
+        raise InputError(f"{type(model).__name__} has no backbone to export alone")
     if backbone_only:
         return {"backbone": image_graph(model.backbone, image, [])}
     if isinstance(model, ImageClassifier):
@@ -192,17 +195,24 @@ def moving(graph: Graph) -> tuple:
     return (shapes[0],) if len(shapes) == 1 else (shapes[0], tuple(shapes[1:]))  # the maps are one *argument
 
 
+def check_onnx(opset: int) -> None:
+    """Raise InputError unless the packages that write and run ONNX are installed and the opset is one of `OPSETS`."""
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"ONNX needs the extra deploy ({', '.join(missing)} missing): pip install 'mrla_mm[deploy]'")
+    if opset not in OPSETS:
+        raise InputError(f"opset {opset}: {OPSETS[0]} to {OPSETS[-1]} were tried, give one of them")
+
+
 def to_onnx(
     graph: Graph, path: str | Path, *, dynamic: bool, opset: int = OPSET, metadata: dict[str, str] | None = None
 ) -> None:
     """Write a graph as an ONNX file, the metadata among its properties.
 
     Raises:
-        InputError: the packages that write and run ONNX are not installed.
+        InputError: from `check_onnx`; or the exporter kept another opset than the one asked for.
     """
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise InputError(f"ONNX needs the extra deploy ({', '.join(missing)} missing): pip install 'mrla_mm[deploy]'")
+    check_onnx(opset)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         program = torch.onnx.export(
@@ -213,15 +223,36 @@ def to_onnx(
             input_names=graph.input_names,
             output_names=graph.output_names,
         )
+    written = program.model.opset_imports[""]
+    if written != opset:  # it warns, and goes on with what it has
+        raise InputError(f"opset {opset}: this torch and onnxscript write opset {written} instead; ask for {written}")
     program.model.metadata_props.update(metadata or {})
     program.save(str(path), external_data=False)
 
 
-def in_onnxruntime(graph: Graph, path: str | Path) -> Callable[..., list[np.ndarray]]:
-    """Return a function that runs an ONNX file on the CPU with a graph's inputs."""
-    import onnxruntime
+def opset_of(path: str | Path) -> int:
+    """Return the version of ONNX's operators that a file says it needs."""
+    import onnx
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return next(entry.version for entry in onnx.load(path).opset_import if entry.domain in ("", "ai.onnx"))
+
+
+def in_onnxruntime(graph: Graph, path: str | Path) -> Callable[..., list[np.ndarray]]:
+    """Return a function that runs an ONNX file on the CPU with a graph's inputs.
+
+    Raises:
+        InputError: onnxruntime has no implementation of an operator of the file's opset.
+    """
+    import onnxruntime
+    from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Lacking
+
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Lacking as error:
+        raise InputError(
+            f"{path} is written but not checked: onnxruntime {onnxruntime.__version__} does not run its opset "
+            f"{opset_of(path)} ({str(error).rpartition(' : ')[2]}); ask for a lower one, {OPSET} is the default"
+        ) from error
     taken = {value.name for value in session.get_inputs()}
 
     def run(*inputs: Tensor) -> list[np.ndarray]:

@@ -4,9 +4,13 @@ import argparse
 from collections import Counter
 from pathlib import Path
 
+import cv2
+
 from mrla_mm import cli
-from mrla_mm.analysis.models import LoadedModel, load_model
+from mrla_mm.analysis.models import LoadedModel, test_dataset, test_pipeline
+from mrla_mm.datasets.images import fault_of
 from mrla_mm.errors import InputError
+from mrla_mm.trained import load_model
 
 
 def add_picture_arguments(parser: argparse.ArgumentParser, *, out_dir: str) -> None:
@@ -38,11 +42,16 @@ def chosen_images(args: argparse.Namespace) -> list[Path]:
     """Return the images that the arguments of `add_picture_arguments` choose.
 
     Raises:
-        InputError: there is none, or their number is not positive.
+        InputError: there is none, their number is not positive, or one of them is broken or no image.
     """
     if args.max_images is not None and args.max_images < 1:
         raise InputError(f"--max-images {args.max_images}: give a positive number")
-    return cli.find_images(args.input)[: args.max_images]
+    images = cli.find_images(args.input)[: args.max_images]
+    for path in images:
+        fault = fault_of(str(path)) or (None if cv2.haveImageReader(str(path)) else "no image that OpenCV reads")
+        if fault:
+            raise InputError(f"image {path} cannot be read ({fault}); replace it, or take it out of the folder")
+    return images
 
 
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:
@@ -52,11 +61,8 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
         InputError: a config or checkpoint is missing, or they do not fit.
     """
     given = [(args.config, args.checkpoint, args.cfg_options)]
-    cli.read_config(args.config, args.cfg_options)  # names overrides that do not fit
     given += [(config, checkpoint, None) for config, checkpoint in getattr(args, "compare", ())]
-    models = []
-    for config, checkpoint, options in given:
-        models.append(load_model(cli.locate_config(config), checkpoint, device=args.device, options=options))
+    models = [load(config, checkpoint, device=args.device, options=options) for config, checkpoint, options in given]
     names = Counter(loaded.name for loaded in models)
     return [
         loaded if names[loaded.name] == 1 else loaded._replace(name=f"{loaded.name}, {Path(checkpoint).stem}")
@@ -64,13 +70,24 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     ]
 
 
-def paths_by_name(images: list[Path], out_dir: Path) -> dict[Path, Path]:
-    """Return the picture to write for each image: <image name>.png, with its suffix where two share a name.
+def load(config: str, checkpoint: str, *, device: str | None, options: dict | None) -> LoadedModel:
+    """Return a trained model with its test pipeline; see `mrla_mm.trained.load_model` for the arguments.
 
     Raises:
-        InputError: the folder is that of the images, whose pictures would replace them.
+        InputError: also where the model has no backbone to look into, or the config no test pipeline.
     """
-    if out_dir.resolve() == images[0].parent.resolve():
-        raise InputError(f"--out-dir {out_dir} holds the input, which the pictures would replace: give another folder")
+    model, cfg, meta = load_model(config, checkpoint, device=device, options=options)
+    if not hasattr(model, "backbone") or not hasattr(model, "extract_feat"):
+        raise InputError(
+            f"the {type(model).__name__} of {config} has no backbone to look into: give a detector's or a "
+            "classifier's config"
+        )
+    facts = meta.get("dataset_meta") or test_dataset(cfg).get("metainfo") or {}
+    model.dataset_meta = {str(key).lower(): value for key, value in facts.items()}
+    return LoadedModel(Path(cfg.filename).stem, model, test_pipeline(cfg), cfg.get("default_scope", "mmengine"))
+
+
+def paths_by_name(images: list[Path], out_dir: Path) -> dict[Path, Path]:
+    """Return the picture to write for each image: <image name>.png, with its suffix where two share a name."""
     stems = Counter(path.stem for path in images)
     return {path: out_dir / f"{path.stem if stems[path.stem] == 1 else path.name}.png" for path in images}

@@ -280,6 +280,8 @@ def test_run_reports_input_errors_alone(capsys):
         (["model.backbone.layer_attention.head_channels=48"], "48"),
         (["train_dataloader.dataset.ann_file=none.json"], "none.json does not exist"),
         (["model.bbox_head.num_classes=3"], "model.bbox_head.num_classes=80"),
+        (["train_dataloader.batchsize=4"], "train_dataloader.batchsize: DataLoader has no argument 'batchsize'"),
+        (["model.backbone.depth=18"], "set --cfg-options model.neck.in_channels=[64,128,256,512]"),
         (
             ["model.backbone.init_cfg.type=Pretrained", "model.backbone.init_cfg.checkpoint=w.pth"],
             "weights w.pth do not exist",
@@ -327,8 +329,14 @@ def test_entry_point(capsys, monkeypatch):
     (path, name, argv) = ran[0]
     assert path.endswith(".mim/tools/train.py") and name == "__main__" and argv == ["config.py", "--amp"]
     entry.main([])
-    assert ", train," in capsys.readouterr().out
-    assert "there are: " in error_of(entry.main, ["trian"])
+    printed = capsys.readouterr().out
+    assert "\n  train " in printed and "Train the model of a config\n" in printed
+    users, developers = printed.split("for developers of mrla_mm: ")
+    assert developers.strip().split(", ") == sorted(entry.DEVELOPER_TOOLS) and "torture" not in users
+    assert error_of(entry.main, ["trian"]) == "unknown tool 'trian'; did you mean 'train'?"
+    assert "did you mean 'get_flops'?" in error_of(entry.main, ["get-flops.py"])
+    said = error_of(entry.main, ["xyz"])
+    assert "there are: convert_weights, demo, " in said and "torture" not in said
 
 
 @pytest.mark.parametrize("script, least", [("dist_train.sh", 2), ("dist_test.sh", 3), ("slurm_train.sh", 3)])

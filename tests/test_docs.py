@@ -59,6 +59,7 @@ RULES = (
     Rule(r"dist_train|dist_test", test=f"{SMOKE}test_two_processes"),
     Rule(r"slurm_train", needs="a Slurm cluster"),
     Rule(r"-m mrla_mm train", test="tests/test_packaging.py::test_a_project_outside_the_repository_trains"),
+    Rule(r"work_dirs/try_out", test=f"{SMOKE}test_the_documented_try_on_a_cpu"),
     Rule(f"{TRAIN}|{TEST}", test=f"{SMOKE}test_train_test_resume"),
     Rule(DEMO, test="tests/tools/test_demo.py::"),
 )
@@ -235,7 +236,7 @@ def test_python_runs(page):
 
 def test_the_worked_example_computes_what_it_says():
     """The page for successors: under 40 lines, and its variant is the mean of the values of the stage's layers."""
-    example, use = (fence.text for fence in PYTHON if fence.page == "docs/extending.md")
+    example, use, *_ = (fence.text for fence in PYTHON if fence.page == "docs/extending.md")
     assert len((example + use).splitlines()) < 40 + 4 and len(example.splitlines()) < 40
     namespace = {}
     try:
@@ -261,6 +262,13 @@ def test_files_that_are_mentioned_exist():
         for name in pattern.findall(path.read_text(encoding="utf-8")):
             placeholder = re.search(r"/[A-Z]+\.", name)
             assert placeholder or (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
+def test_every_page_is_linked_from_the_readme_and_the_sites_front_page():
+    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md"))
+    for path in set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/index.md"}:
+        assert re.search(rf"^(.* <)?{path.stem}>?$", index, re.MULTILINE), f"docs/index.md does not list {path.stem}"
+        assert path.stem == "changelog" or f"](docs/{path.name})" in readme, f"README.md does not link {path.name}"
 
 
 def test_links_between_pages_exist():

@@ -53,6 +53,24 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
 
 
+@pytest.mark.parametrize("opset", [export.OPSETS[1], export.OPSETS[-1]])
+def test_the_file_has_the_opset_that_was_asked_for(opset, tmp_path):
+    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
+    graph = graph_of(make("resnet"))
+    export.to_onnx(graph, tmp_path / "model.onnx", dynamic=False, opset=opset)
+    assert export.opset_of(tmp_path / "model.onnx") == opset
+    assert export.deviation(graph, export.in_onnxruntime(graph, tmp_path / "model.onnx"), graph.inputs) < 1e-5
+
+
+def test_an_exporter_that_keeps_another_opset_is_not_believed(tmp_path, monkeypatch):
+    """torch warns and goes on with the opset it has, for instance where its converter does not know the one asked."""
+    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
+    monkeypatch.setattr(export, "OPSETS", range(3, 26))
+    with pytest.raises(InputError, match="opset 3: this torch and onnxscript write opset 18 instead; ask for 18"):
+        export.to_onnx(graph_of(make("resnet")), tmp_path / "model.onnx", dynamic=False, opset=3)
+    assert not (tmp_path / "model.onnx").exists()
+
+
 @pytest.mark.parametrize(("family", "variant"), [*(("resnet", v) for v in VARIANTS), ("vit", "MRLABase")])
 def test_program_of_plain_operators_for_any_batch_and_size(family, variant):
     graph = graph_of(make(family, variant))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mrla_mm"
-ANYONE = {"arguments", "errors", "version"}
+ANYONE = {"arguments", "errors", "notices", "version"}
 ALLOWED = {
     "ops": set(),
     "attention": {"ops"},
@@ -17,8 +17,9 @@ ALLOWED = {
     "necks": set(),
     "weights": set(),
     "compat": set(),
+    "config": set(),
     "datasets": set(),
-    "analysis": {"attention", "ops"},
+    "analysis": {"attention", "config", "ops"},
 }
 ROOMS = [room for room in ALLOWED if (PACKAGE / room).is_dir()]
 

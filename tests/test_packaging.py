@@ -8,44 +8,11 @@ import zipfile
 
 import pytest
 
-from .conftest import ROOT, write_coco
+from .conftest import ROOT, tiny_options, write_coco
+from .docs_fences import fences
 from .test_smoke import scalars
 
 pytestmark = pytest.mark.smoke
-
-PROJECT_CONFIG = """
-_base_ = "mrla_mm::mask_rcnn_r50_mrla_light_1x.py"
-metainfo = dict(classes=("cat", "dog"))
-model = dict(
-    backbone=dict(depth=18, init_cfg=None, frozen_stages=-1),
-    neck=dict(in_channels=[64, 128, 256, 512]),
-    roi_head=dict(bbox_head=dict(num_classes=2), mask_head=dict(num_classes=2)),
-)
-common = dict(data_root="pets/", metainfo=metainfo)
-train_dataloader = dict(
-    num_workers=0,
-    persistent_workers=False,
-    dataset=dict(
-        **common, ann_file="annotations/instances_train2017.json", data_prefix=dict(img="train2017/"),
-        pipeline=[
-            dict(type="LoadImageFromFile"),
-            dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
-            dict(type="Resize", scale=(96, 64), keep_ratio=True),
-            dict(type="PackDetInputs"),
-        ],
-    ),
-)
-val_dataloader = dict(
-    num_workers=0,
-    persistent_workers=False,
-    dataset=dict(**common, ann_file="annotations/instances_val2017.json", data_prefix=dict(img="val2017/")),
-)
-test_dataloader = val_dataloader
-val_evaluator = dict(ann_file="pets/annotations/instances_val2017.json")
-test_evaluator = val_evaluator
-train_cfg = dict(max_epochs=1)
-default_hooks = dict(logger=dict(interval=1))
-"""
 
 
 def run(*argv, cwd, **variables):
@@ -102,15 +69,28 @@ def test_wheel_and_source_distribution_carry_every_config_and_tool(wheel, source
     assert set(zipfile.ZipFile(again).namelist()) == names
 
 
+def write_pets(root):
+    """Write the data set that the README's config for a project of one's own names."""
+    write_coco(root, names=("cat", "dog"))
+    (root / "train2017").rename(root / "images")
+    for name in ("train.json", "val.json"):
+        shutil.copy(root / "annotations/instances_train2017.json", root / name)
+
+
 def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path):
+    """The README's config, the same as the documentation's, with nothing changed but the size of model and images."""
     site, project = tmp_path / "site", tmp_path / "project"
     zipfile.ZipFile(wheel).extractall(site)
-    write_coco(project / "pets", names=("cat", "dog"))
-    (project / "my_config.py").write_text(PROJECT_CONFIG)
+    write_pets(project / "pets")
+    shown = {fence.page: fence.text for fence in fences("python") if fence.text.startswith("# my_config.py\n")}
+    assert set(shown) == {"README.md", "docs/use_in_your_project.md"} and len(set(shown.values())) == 1
+    (project / "my_config.py").write_text(shown["README.md"])
+    smaller = [option for option in tiny_options("mask_rcnn_r50_", "") if not option.startswith("data_root=")]
     where = run("-c", "import mrla_mm; print(mrla_mm.__file__)", cwd=project, PYTHONPATH=str(site))
     assert where.strip() == str(site / "mrla_mm/__init__.py")
 
-    run("-m", "mrla_mm", "train", "my_config.py", cwd=project, PYTHONPATH=str(site))
+    train = ["-m", "mrla_mm", "train", "my_config.py", "--cfg-options", *smaller, "train_cfg.max_epochs=1"]
+    run(*train, cwd=project, PYTHONPATH=str(site))
     work_dir = project / "work_dirs/my_config"
     assert (work_dir / "epoch_1.pth").is_file()
     figures = scalars(work_dir)

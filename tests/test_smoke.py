@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from .conftest import ROOT, tiny_options
+from .docs_fences import commands
 
 REAL_COCO = ROOT.parent / "shared/data/coco_tiny"
 pytestmark = pytest.mark.smoke
@@ -142,6 +144,22 @@ def test_real_coco_images(backbone, tmp_path, run_tool):
     losses = [line["loss_mask"] for line in scalars(tmp_path) if "loss_mask" in line]
     assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
     assert (tmp_path / "epoch_1.pth").is_file() and val_figures(tmp_path)
+
+
+@pytest.mark.parametrize("detector", ["retinanet", "mask_rcnn"])
+def test_the_documented_try_on_a_cpu(detector, coco_root, tmp_path, run_tool):
+    """The command of docs/train_on_coco.md, changed as it says for two-stage detectors, ends with an evaluation."""
+    (shown,) = (command.words for command in commands() if "work_dirs/try_out" in command.words)
+    head = "model.test_cfg" if detector == "retinanet" else "model.test_cfg.rcnn"
+    words = [word.replace("model.test_cfg", head).replace("320,192", "96,64") for word in shown[3:]]
+    words[words.index("work_dirs/try_out")] = tmp_path
+    small = tiny_options("_r50_", coco_root)
+    small = [option for option in small if re.match(r"data_root|model\.(backbone\.depth|neck)", option)]
+    small += ["train_dataloader.dataset.indices=4", "val_dataloader.dataset.indices=2", f"{head}.max_per_img=5"]
+    code, errors = run_tool("train", config_path(f"{detector}_r50_mrla_light_1x"), *words, *small)
+    assert code == 0, errors
+    assert [line["epoch"] for line in scalars(tmp_path) if "loss" in line][-1] == 2
+    assert len(val_figures(tmp_path)) == 2 and (tmp_path / "epoch_2.pth").is_file()
 
 
 def test_two_processes(coco_root, tmp_path):

@@ -24,7 +24,6 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 
 # isort: split
 import torch
-from mmengine.config import Config
 from torch import nn
 
 from mrla_mm import cli
@@ -269,7 +268,7 @@ def resolution_sweep(args):
 def models(args):
     """What the user named, eager and, if asked for, compiled."""
     if args.config:
-        cfg = Config.fromfile(cli.locate_config(args.config))
+        cfg = cli.read_config(args.config, {})
         title = Path(args.config).stem
         attention = cfg.model.backbone.get("layer_attention", {}).get("type", "MRLALight")
         makers = [lambda plain=plain: build_detector(cfg, plain) for plain in (True, False)]

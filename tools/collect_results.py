@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before configs name mmdet's
-from mrla_mm import cli
+from mrla_mm import cli, outputs
 from mrla_mm.analysis import metafiles, reproduction, runs
 from mrla_mm.analysis.paper_rows import ROWS
 from mrla_mm.errors import InputError
@@ -67,6 +67,8 @@ def files(docs, record):
 def main(argv=None, rows=ROWS, images=None):
     """Collect with the given command line; rows and images of an epoch can be a test's own."""
     args = parse_args(argv)
+    if not args.check:
+        outputs.make_folder(args.docs, "--docs")
     record, refused = collect(args, rows, images)
     stale = {
         path: text

@@ -9,7 +9,6 @@ from pathlib import Path
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
-from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import cli
@@ -46,8 +45,7 @@ def build_backbone(cfg):
 def main(argv=None):
     """Convert with the given command line."""
     args = parse_args(argv)
-    cfg = Config.fromfile(cli.locate_config(args.config))
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = cli.read_config(args.config, args.cfg_options)
     folder = args.out_dir or (Path(args.weights).parent if "://" not in args.weights else ".")
     path, report, left_out = convert(
         args.weights,

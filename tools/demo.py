@@ -88,9 +88,11 @@ def load_detector(config, checkpoint, *, device):
     """Return the detector with its weights.
 
     Raises:
-        InputError: config or checkpoint is missing, or the checkpoint holds other weights than the config's model.
+        InputError: config or checkpoint is missing or broken, or the checkpoint is of another model than the config.
     """
-    config = cli.locate_config(config)
+    cfg = cli.read_config(config, {})
+    if cfg.get("default_scope", "mmdet") != "mmdet":
+        raise InputError(f"config {config} is no detector's (default_scope={cfg.default_scope!r}): give one of mmdet's")
     if not Path(checkpoint).is_file():
         raise InputError(f"checkpoint {checkpoint} does not exist: give a .pth file that tools/train.py wrote")
     device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
@@ -103,7 +105,7 @@ def load_detector(config, checkpoint, *, device):
         found = found.get("state_dict", found)
     except Exception as error:  # torch raises many kinds for a file that is no checkpoint
         raise InputError(f"checkpoint {checkpoint} cannot be read: {str(error).splitlines()[0]}") from error
-    model = init_detector(config, checkpoint, device=device)
+    model = init_detector(cfg, checkpoint, device=device)
     unmatched = [
         key for key, value in model.state_dict().items() if key not in found or found[key].shape != value.shape
     ]
@@ -159,10 +161,12 @@ def main(argv=None):
         detections = as_records(instances, model.dataset_meta["classes"])
         results.append({"image": path.name, "width": width, "height": height, "detections": detections})
         print(f"[{number}/{len(images)}] {path.name}: {len(detections)} detections", flush=True)
-    (out_dir / "predictions.json").write_text(json.dumps(results, indent=1))
-    print(f"pictures and predictions.json are in {out_dir}")
+    if results:
+        (out_dir / "predictions.json").write_text(json.dumps(results, indent=1))
     if unreadable:
-        raise InputError(f"{len(unreadable)} of {len(images)} images cannot be read: {', '.join(unreadable)}")
+        kept = f"; pictures and predictions.json of the others are in {out_dir}" if results else ""
+        raise InputError(f"{len(unreadable)} of {len(images)} images cannot be read: {', '.join(unreadable)}{kept}")
+    print(f"pictures and predictions.json are in {out_dir}")
 
 
 if __name__ == "__main__":

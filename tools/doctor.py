@@ -17,4 +17,4 @@ def load_doctor():
 
 
 if __name__ == "__main__":
-    sys.exit(load_doctor().main())
+    sys.exit(load_doctor().main(sys.argv[1:]))

@@ -14,11 +14,10 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 
 # isort: split
 import torch
-from mmengine.registry import MODELS, init_default_scope
 
-from mrla_mm import cli, export
+from mrla_mm import cli, export, outputs
 from mrla_mm.errors import InputError
-from mrla_mm.weights import read_checkpoint
+from mrla_mm.trained import load_model
 
 
 def parse_args(argv):
@@ -34,7 +33,9 @@ def parse_args(argv):
     parser.add_argument(
         "--shape", type=int, nargs=2, metavar=("H", "W"), help="image (default: 800 1344; classifiers 224 224)"
     )
-    parser.add_argument("--opset", type=int, default=export.OPSET, help=f"of ONNX (default: {export.OPSET})")
+    parser.add_argument(
+        "--opset", type=int, help=f"of ONNX, {export.OPSETS[0]} to {export.OPSETS[-1]} (default: {export.OPSET})"
+    )
     parser.add_argument("--out-dir", type=Path, default=Path("work_dirs/export"), help="folder for the files")
     parser.add_argument(
         "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
@@ -42,31 +43,12 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     if args.shape and min(args.shape) < 32:
         raise InputError(f"--shape {args.shape[0]} {args.shape[1]}: give a height and width of at least 32")
+    if args.opset is not None and args.format != "onnx":
+        raise InputError(f"--opset {args.opset}: opsets are ONNX's, drop it with --format {args.format}")
+    args.opset = export.OPSET if args.opset is None else args.opset
+    if args.format == "onnx":
+        export.check_onnx(args.opset)
     return args
-
-
-def load_model(args):
-    """Return the config's model with the checkpoint's weights, and the config.
-
-    Raises:
-        InputError: the checkpoint holds other weights than the model has.
-    """
-    cfg = cli.read_config(args.config, args.cfg_options)
-    if "model" not in cfg:
-        raise InputError(f"config {args.config} has no model; give that of a training")
-    init_default_scope(cfg.get("default_scope", "mmengine"))
-    model = MODELS.build(cfg.model)
-    found = read_checkpoint(args.checkpoint)
-    found = found.get("state_dict", found)
-    own = model.state_dict()
-    misfits = [key for key, value in own.items() if key not in found or found[key].shape != value.shape]
-    if misfits:
-        raise InputError(
-            f"checkpoint {args.checkpoint} does not fit the model of {args.config}: {len(misfits)} of {len(own)} "
-            f"tensors are missing or of another shape, the first is {misfits[0]}; give the config of its training"
-        )
-    model.load_state_dict({key: found[key] for key in own})
-    return model.eval(), cfg
 
 
 def facts_for_users(model, cfg):
@@ -89,27 +71,27 @@ def trial_inputs(graph, args, shape):
 
 
 def write(graph, path, args, facts):
-    """Write a graph and return a function that runs what was written."""
+    """Write a graph; return a function that runs what was written, and what it is."""
     if args.format == "onnx":
         export.to_onnx(graph, path, dynamic=args.dynamic, opset=args.opset, metadata=facts)
-        return export.in_onnxruntime(graph, path)
+        return export.in_onnxruntime(graph, path), f"opset {export.opset_of(path)}"
     torch.export.save(export.to_program(graph, dynamic=args.dynamic), path)
-    return torch.export.load(path).module()
+    return torch.export.load(path).module(), "torch.export"
 
 
 def main(argv=None):
     """Export with the given command line."""
     args = parse_args(argv)
-    model, cfg = load_model(args)
+    outputs.make_folder(args.out_dir)
+    model, cfg, _ = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)
     shape = tuple(args.shape or ((224, 224) if cfg.get("default_scope") == "mmpretrain" else (800, 1344)))
     facts = facts_for_users(model, cfg)
-    args.out_dir.mkdir(parents=True, exist_ok=True)
     for name, graph in export.graphs_of(model, shape, backbone_only=args.backbone).items():
         path = args.out_dir / f"{Path(cfg.filename).stem}.{name}.{'onnx' if args.format == 'onnx' else 'pt2'}"
-        run = write(graph, path, args, facts)
+        run, kind = write(graph, path, args, facts)
         worst = max(export.deviation(graph, run, inputs) for inputs in trial_inputs(graph, args, shape))
         size = path.stat().st_size / 2**20
-        print(f"{path}  {size:.1f} MiB  {', '.join(graph.input_names)} -> {', '.join(graph.output_names)}")
+        print(f"{path}  {kind}  {size:.1f} MiB  {', '.join(graph.input_names)} -> {', '.join(graph.output_names)}")
         print(f"  largest difference to the model: {worst:.1e}")
         if not worst <= export.TOLERANCE:
             raise InputError(

@@ -16,14 +16,13 @@ from pathlib import Path
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
-from mmengine.config import Config
 from mmengine.logging import MMLogger
-from mmengine.registry import MODELS, init_default_scope
 
-from mrla_mm import cli
+from mrla_mm import cli, outputs
 from mrla_mm.analysis import complexity, paper, sweeps
 from mrla_mm.analysis.benchmark import as_markdown
 from mrla_mm.errors import InputError
+from mrla_mm.trained import build_model
 
 SIZES = (224, 256, 288, 320, 384, 448, 512, 640)
 DEPTHS = (1, 2, 4, 6, 8, 12, 16, 23, 36)
@@ -60,17 +59,17 @@ def parse_args(argv):
         raise InputError("--only chooses among the models of --paper")
     if args.shape and min(args.shape) < 1:
         raise InputError(f"--shape {args.shape[0]} {args.shape[1]}: give a positive height and width")
+    if args.max_depth < 0:
+        raise InputError(f"--max-depth {args.max_depth}: give 0, for the whole model alone, or more")
+    if args.compare and args.config is None:
+        raise InputError("--compare needs a CONFIG to compare with")
     return args
 
 
 def build(name, options=None):
     """Return the model of a config, without pretrained weights, and the config."""
-    cfg = Config.fromfile(cli.locate_config(name))
-    cfg.merge_from_dict(dict(options or {}))
-    if "model" not in cfg:
-        raise InputError(f"config {name} has no model")
-    init_default_scope(cfg.get("default_scope", "mmengine"))
-    return MODELS.build(cfg.model), cfg
+    cfg = cli.read_config(name, options or {})
+    return build_model(cfg, name), cfg
 
 
 def count(name, args):
@@ -161,6 +160,8 @@ def main(argv=None):
     """Count with the given command line."""
     args = parse_args(argv)
     MMLogger.get_current_instance().setLevel("WARNING")
+    if args.config is None:
+        outputs.make_folder(args.out_dir)
     if args.paper:
         show_paper(args)
     elif args.resolution:

@@ -24,11 +24,11 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 from mmdet.apis import init_detector
 from mmdet.registry import DATASETS
 from mmdet.utils import register_all_modules
-from mmengine.config import Config
 
 from mrla_mm import cli
 from mrla_mm.analysis.gallery import contact_sheet, write_gallery
-from mrla_mm.analysis.plots import plot_training_curves, training_logs
+from mrla_mm.analysis.logs import training_logs
+from mrla_mm.analysis.plots import plot_training_curves
 from mrla_mm.datasets.shapes import generate_shapes
 from mrla_mm.errors import InputError
 
@@ -183,7 +183,7 @@ def load_config(args):
     """Return the config with the data folder, seed and number of epochs of this run."""
     if not 0 <= args.seed <= MAX_SEED:
         raise InputError(f"--seed {args.seed}: give a number from 0 to {MAX_SEED}")
-    cfg = Config.fromfile(cli.locate_config(args.config))
+    cfg = cli.read_config(args.config, {})
     cli.move_data_root(cfg, str(Path(args.data).absolute()))
     cfg.randomness = dict(seed=args.seed)
     if args.epochs is not None:

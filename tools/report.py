@@ -11,16 +11,18 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 
 import mrla_mm
-from mrla_mm import cli
+from mrla_mm import cli, outputs
 from mrla_mm.errors import InputError
 
 # isort: split
+from mmdet.datasets import CocoDataset
 from mmdet.registry import DATASETS
 from mmengine.registry import init_default_scope
 from pycocotools.coco import COCO
@@ -28,7 +30,10 @@ from pycocotools.coco import COCO
 from mrla_mm.analysis import report, work_dirs
 from mrla_mm.analysis.coco_results import read_detections
 from mrla_mm.analysis.html_page import page
-from mrla_mm.analysis.plots import read_scalars
+from mrla_mm.analysis.logs import read_scalars
+from mrla_mm.datasets.checks import check_annotations, class_names, dataset_class, is_coco
+from mrla_mm.datasets.config_parts import is_local, leaf_datasets
+from mrla_mm.trained import read_contents
 
 TEST_TOOL = Path(__file__).resolve().with_name("test.py")
 
@@ -60,7 +65,13 @@ def parse_args(argv):
 
 
 def load_config(run, args):
-    """Return the run's config with the overrides."""
+    """Return the run's config with the overrides.
+
+    Raises:
+        InputError: there is none in the work directory, and none was given.
+    """
+    if args.config is None and run.config is None:
+        raise InputError(f"work directory {run.folder} holds no config: give it with --config")
     args.config = str(args.config or run.config)
     args.launcher, args.local_rank, args.work_dir = "none", 0, str(run.folder)
     return cli.load_config(args)
@@ -72,6 +83,11 @@ def predictions(run, cfg, checkpoint, args):
         return Path(args.results)
     if checkpoint is None:
         raise InputError(f"{run.folder} holds no checkpoint to predict with: give --checkpoint or --results")
+    lacking = [key for key in ("test_cfg", "test_evaluator") if not cfg.get(key)]
+    if lacking:
+        raise InputError(
+            f"the config has no {' and no '.join(lacking)}, without which nothing is predicted: give --results"
+        )
     results = run.folder / "report/predictions.pkl"
     origin, made_of = results.with_name("predictions.txt"), f"{checkpoint.resolve()}\n{cfg.pretty_text}"
     fresh = results.is_file() and results.stat().st_mtime >= checkpoint.stat().st_mtime
@@ -88,7 +104,8 @@ def predictions(run, cfg, checkpoint, args):
     command += ["--work-dir", str(results.with_name("test"))]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
-        raise InputError(f"tools/test.py ended with code {done.returncode}:\n{done.stdout[-2000:]}")
+        reason = re.findall(r"^error: (.*)", done.stdout, re.MULTILINE) or [done.stdout[-2000:]]
+        raise InputError(f"tools/test.py ended with code {done.returncode}: {reason[-1]}")
     origin.unlink(missing_ok=True)
     part.replace(results)
     origin.write_text(made_of, encoding="utf-8")
@@ -96,10 +113,23 @@ def predictions(run, cfg, checkpoint, args):
 
 
 def read_dataset(cfg):
-    """Return the test data set of the config, its annotations, and the file of each image."""
+    """Return the test data set of the config, its annotations, and the file of each image.
+
+    Raises:
+        InputError: the config has no test data in COCO's format, or its annotation file is missing or broken.
+    """
+    loader = cfg.get("test_dataloader")
+    if not loader:
+        raise InputError("the config has no test_dataloader, whose data set the report is about: give another --config")
     init_default_scope(cfg.get("default_scope", "mmdet"))
+    for leaf in leaf_datasets(loader["dataset"]):
+        kind = dataset_class(leaf)
+        if not (isinstance(kind, type) and issubclass(kind, CocoDataset)):
+            raise InputError(f"the test data set is a {leaf.get('type')}: the report knows COCO-format ones")
+        if is_coco(leaf) and is_local(leaf):
+            check_annotations(leaf, class_names(leaf), "test", needed=("images", "annotations", "categories"))
     with contextlib.redirect_stdout(io.StringIO()):
-        dataset = DATASETS.build(cfg.test_dataloader.dataset)
+        dataset = DATASETS.build(loader["dataset"])
         if not hasattr(dataset, "cat_ids"):
             raise InputError(f"the test data set is a {type(dataset).__name__}: the report knows COCO-format ones")
         truth = COCO(dataset.ann_file)
@@ -107,28 +137,35 @@ def read_dataset(cfg):
     return dataset, truth, {info["img_id"]: Path(info["img_path"]) for info in infos}
 
 
+def read_runs(run, others):
+    """Return the records of a run by its name, and those of the runs to compare it with by theirs."""
+    records = {run.name: read_scalars(run.logs)}
+    for other in map(work_dirs.find_run, others):
+        records[str(other.folder) if other.name in records else other.name] = read_scalars(other.logs)
+    return records
+
+
 def main(argv=None):
     """Write the report."""
     args = parse_args(argv)
     run = work_dirs.find_run(args.work_dir)
+    out = outputs.make_place(args.out or run.folder / "report/report.html", "--out")
     cfg = load_config(run, args)
     checkpoint = Path(args.checkpoint) if args.checkpoint else run.checkpoint
-    if checkpoint is not None and not checkpoint.is_file():
-        raise InputError(f"--checkpoint {checkpoint} does not exist")
-    train, val = read_scalars(run.logs)
-    compared = {}
-    for other in map(work_dirs.find_run, args.compare):
-        compared[str(other.folder) if other.name in (run.name, *compared) else other.name] = read_scalars(other.logs)
-    results = predictions(run, cfg, checkpoint, args)
+    about_checkpoint = {}
+    if checkpoint is not None:
+        contents = read_contents(checkpoint)
+        about_checkpoint = work_dirs.checkpoint_facts(checkpoint, contents.meta, contents.state)
+    records = read_runs(run, args.compare)
     dataset, truth, images = read_dataset(cfg)
+    results = predictions(run, cfg, checkpoint, args)
     found = read_detections(results, truth, category_ids=dataset.cat_ids, classes=dataset.metainfo["classes"])
-    sections = report.training_sections(work_dirs.run_facts(run, cfg, checkpoint), cfg.pretty_text, train, val)
-    if compared:
-        sections.insert(2, report.comparison_section({run.name: (train, val), **compared}))
+    facts = work_dirs.run_facts(run, cfg, *records[run.name]) | about_checkpoint | work_dirs.environment(run)
+    sections = report.training_sections(facts, cfg.pretty_text, *records[run.name])
+    if args.compare:
+        sections.insert(2, report.comparison_section(records))
     print("evaluating ...", flush=True)
     sections += report.detection_sections(found, images, dataset.metainfo, limit=args.images, score_thr=args.score_thr)
-    out = args.out or run.folder / "report/report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
     source = args.results or (checkpoint or results).name
     subtitle = f"Predictions of {source}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
     out.write_text(page(run.name, subtitle, sections), encoding="utf-8")

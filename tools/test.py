@@ -81,10 +81,10 @@ def main(argv=None):
     cfg.model = without_pretrained(cfg.model)
     if args.show or args.show_dir:
         enable_visualization(cfg, args)
-    cli.preflight(cfg, phases=("test",))
+    warned = cli.preflight(cfg, phases=("test",))
     if args.tta:
         enable_tta(cfg)
-    runner = cli.build_runner(cfg)
+    runner = cli.build_runner(cfg, warned)
     if args.out is not None:
         runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
     runner.test()

@@ -120,8 +120,8 @@ def main(argv=None):
         set_resume(cfg, args.resume)
         if cfg.resume:
             cfg.model = without_pretrained(cfg.model)
-    cli.preflight(cfg, phases=("train", "val"))
-    cli.build_runner(cfg).train()
+    warned = cli.preflight(cfg, phases=("train", "val"))
+    cli.build_runner(cfg, warned).train()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import sys
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, outputs, picture_cli
 from mrla_mm.analysis import cams
 from mrla_mm.analysis.cam_plots import Explanation, plot_explanations
 from mrla_mm.errors import InputError
@@ -82,6 +82,8 @@ def main(argv=None):
     cams.import_torchcam()
     images = picture_cli.chosen_images(args)
     out_files = picture_cli.paths_by_name(images, args.out_dir)
+    outputs.spare_inputs(images, out_files.values())
+    outputs.make_folder(args.out_dir)
     models = picture_cli.load_models(args)
     label = class_label(args.class_name, models)
     for number, (path, out_file) in enumerate(out_files.items(), 1):

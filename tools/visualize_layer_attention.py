@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, outputs, picture_cli
 from mrla_mm.analysis import layer_attention_plots as plots
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 from mrla_mm.errors import InputError
@@ -39,6 +39,8 @@ def main(argv=None):
     """Run the model over the images, and draw what its layers attended to."""
     args = parse_args(argv)
     images = picture_cli.chosen_images(args)
+    outputs.spare_inputs(images, [args.out_dir / "overview.png", *args.out_dir.glob("stage*.png")])
+    outputs.make_folder(args.out_dir)
     (loaded,) = picture_cli.load_models(args)
     with torch.no_grad(), LayerAttentionRecorder(loaded.model) as recorder:
         for number, path in enumerate(images, 1):

@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, outputs, picture_cli
 from mrla_mm.analysis import query_similarity
 
 
@@ -35,6 +35,9 @@ def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
     images = picture_cli.chosen_images(args)
+    picture, table = args.out_dir / "histograms.png", args.out_dir / "similarities.csv"
+    outputs.spare_inputs(images, [picture, table])
+    outputs.make_folder(args.out_dir)
     found = []
     for loaded in picture_cli.load_models(args):
         with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
@@ -42,8 +45,8 @@ def main(argv=None):
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
                 print(f"{loaded.name} [{number}/{len(images)}] {path.name}", flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
-    picture = query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
-    table = query_similarity.write_csv(found, args.out_dir / "similarities.csv")
+    query_similarity.plot_histograms(found, picture)
+    query_similarity.write_csv(found, table)
     print(f"{len(images)} image{'s' if len(images) > 1 else ''}, written: {picture}, {table}")
 
 

@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, outputs, picture_cli
 from mrla_mm.analysis import vit_attention
 from mrla_mm.errors import InputError
 
@@ -82,6 +82,9 @@ def main(argv=None):
     args = parse_args(argv)
     images = picture_cli.chosen_images(args)
     out_files = picture_cli.paths_by_name(images, args.out_dir)
+    table = args.out_dir / "attention.csv"
+    outputs.spare_inputs(images, [*out_files.values(), table])
+    outputs.make_folder(args.out_dir)
     models = picture_cli.load_models(args)
     rows = []
     for number, (path, out_file) in enumerate(out_files.items(), 1):
@@ -92,7 +95,7 @@ def main(argv=None):
         vit_attention.plot_heads(found, out_file, max_heads=args.max_heads)
         rows += [(path.name, one) for one in found]
         print(f"[{number}/{len(images)}] {out_file}", flush=True)
-    print(f"written: {vit_attention.write_csv(rows, args.out_dir / 'attention.csv')}")
+    print(f"written: {vit_attention.write_csv(rows, table)}")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def kept_bytes(forward: Callable[[], object], modules: nn.Module | Sequence[Tens
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in exempt:
             held[storage.data_ptr()] = storage
-        return tensor
+        return tensor.detach()  # an output that its own function keeps would hold itself, and never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()

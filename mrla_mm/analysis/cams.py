@@ -78,6 +78,9 @@ class Explained(nn.Module):
 
     def _pass_through(self, probe: nn.Module, name: str):
         def hook(module, args, output):
+            if first_map(output).dim() != 4:
+                shape = tuple(first_map(output).shape)
+                raise InputError(f"--layers {name} puts out {shape}, not a map (B, C, H, W): name another part")
             if name in self.shown:
                 probe(first_map(output)[:, self.shown[name]])
                 return None
@@ -134,9 +137,15 @@ def overlap_score(instances, target: Target, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def choose_target(loaded: LoadedModel, prepared: Prepared, label: int | None = None) -> Target | None:
-    """Return a classifier's likeliest class or a detector's best detection, of a class if one is given, or None."""
+    """Return a classifier's likeliest class or a detector's best detection, of a class if one is given, or None.
+
+    Raises:
+        InputError: the classifier has no class of that number.
+    """
     if not loaded.is_detector:
         logits = loaded.model(prepared.inputs, mode="tensor")
+        if label is not None and label >= logits.shape[1]:
+            raise InputError(f"--class {label}: the model has the classes 0 to {logits.shape[1] - 1}")
         return Target(int(logits.argmax()) if label is None else label)
     (instances,) = detect(loaded, prepared.inputs, prepared)
     if label is not None:

@@ -4,7 +4,6 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import NamedTuple
 
 import mmengine
@@ -46,36 +45,87 @@ def read_detections(
     or for JSON all that are annotated.
 
     Raises:
-        InputError: the file is missing, is of neither form or is about other images.
+        InputError: the file is missing, is of neither form or is about another data set.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"results file {path} does not exist: write one with tools/test.py --out FILE.pkl")
     try:
         records = mmengine.load(path)
+    except Exception as error:  # a broken pickle file can raise anything
+        raise InputError(neither(path, error)) from error
+    if not isinstance(records, list):
+        raise InputError(neither(path, TypeError(f"it holds a {type(records).__name__}, not a list")))
+    try:
         if records and "pred_instances" in records[0]:
             image_ids = [record["img_id"] for record in records]
             boxes = [found for record in records for found in unpack(record, category_ids)]
         else:
-            image_ids, boxes = truth.getImgIds(), list(records)
-            boxes = [dict(one, bbox=one["bbox"], score=float(one["score"])) for one in boxes]
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, EOFError, UnpicklingError) as error:
-        raise InputError(f"results file {path} is neither of tools/test.py nor in COCO's results format") from error
-    foreign = {one["image_id"] for one in boxes}.union(image_ids) - set(truth.getImgIds())
-    if foreign:
-        raise InputError(f"results file {path} has images the annotations lack, the first is {sorted(foreign)[0]}")
-    results = {"bbox": boxes}
-    if boxes and all("segmentation" in one for one in boxes):
-        results["segm"] = boxes
+            image_ids, boxes = truth.getImgIds(), [dict(one, score=float(one["score"])) for one in records]
+        check_numbers(boxes)
+        check_same_data(records, boxes, truth)
+    except InputError as error:
+        raise InputError(
+            f"results file {path} is about another data set than the config's test_dataloader: {error}"
+        ) from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise InputError(neither(path, error)) from error
+    masks = bool(boxes) and all("segmentation" in one for one in boxes)
+    results = {"bbox": boxes} | ({"segm": boxes} if masks else {})
     return DetectionSet(truth, results, sorted(image_ids), tuple(category_ids), tuple(classes))
 
 
+def neither(path: Path, reason: Exception) -> str:
+    """Return the message for a file that holds no predictions."""
+    detail = f"{type(reason).__name__}: {reason}"[:200]
+    return f"results file {path} is neither of tools/test.py nor in COCO's results format ({detail})"
+
+
+def check_numbers(boxes: Sequence[dict]) -> None:
+    """Raise KeyError, TypeError or ValueError unless every detection has a box and a score, and masks are encoded."""
+    for one in boxes:
+        if not np.isfinite([*np.reshape(one["bbox"], 4), one["score"]]).all():
+            raise ValueError(f"a box {one['bbox']} or its score {one['score']} is no number")
+        mask = one.get("segmentation", {"size": (), "counts": ()})
+        if not isinstance(mask, dict) or not {"size", "counts"} <= set(mask):
+            raise ValueError("a mask is not run-length encoded, with size and counts")
+
+
+def check_same_data(records: Sequence[dict], boxes: Sequence[dict], truth: COCO) -> None:
+    """Raise InputError if images, their names and sizes, or categories are not those of the annotations."""
+    named = [record for record in records if "img_id" in record]
+    foreign = {one["image_id"] for one in boxes}.union(record["img_id"] for record in named) - set(truth.imgs)
+    unknown = {one["category_id"] for one in boxes} - set(truth.cats)
+    for kind, ids in (("images", foreign), ("categories", unknown)):
+        if ids:
+            raise InputError(f"the annotations lack {len(ids)} of its {kind}, the first is {sorted(ids, key=str)[0]}")
+    for record in named:
+        name = Path(truth.imgs[record["img_id"]]["file_name"]).name
+        if Path(record.get("img_path", name)).name != name:
+            raise InputError(f"its image {record['img_id']} is {record['img_path']}, that of the annotations {name}")
+    sizes = [(record["img_id"], record["ori_shape"][:2]) for record in named if record.get("ori_shape")]
+    sizes += [(one["image_id"], one["segmentation"]["size"]) for one in boxes if "segmentation" in one]
+    for image_id, size in sizes:
+        annotated = truth.imgs[image_id]["height"], truth.imgs[image_id]["width"]
+        if tuple(size) != annotated:
+            raise InputError(
+                f"its image {image_id} has the height and width {tuple(size)}, that of the annotations {annotated}"
+            )
+
+
 def unpack(record: dict, category_ids: Sequence[int]) -> list[dict]:
-    """Return an image's detections in COCO's results format."""
+    """Return an image's detections in COCO's results format.
+
+    Raises:
+        InputError: a label is not among the classes.
+    """
     found = record["pred_instances"]
     boxes = np.asarray(found["bboxes"], float).reshape(-1, 4)
     boxes = np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
     scores, labels = np.asarray(found["scores"], float).tolist(), np.asarray(found["labels"]).tolist()
+    other = [label for label in labels if not 0 <= label < len(category_ids)]
+    if other:
+        raise InputError(f"it has a label {other[0]}, but there are {len(category_ids)} classes, from 0")
     detections = [
         dict(image_id=record["img_id"], category_id=category_ids[label], bbox=box, score=score)
         for box, score, label in zip(boxes, scores, labels, strict=True)

@@ -1,6 +1,5 @@
 """Plots of a training run from the scalars that mmengine logs."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,46 +7,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from mrla_mm.errors import InputError
+from mrla_mm.analysis.logs import read_scalars
 
 AP_LABELS = {"bbox_mAP": "box AP", "bbox_mAP_50": "box AP50", "segm_mAP": "mask AP", "segm_mAP_50": "mask AP50"}
 _STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
-
-
-def training_logs(work_dir: str | Path) -> list[Path]:
-    """Scalar logs below a work directory, oldest first: each start or resumption of a run adds one."""
-    return sorted(Path(work_dir).glob("*/vis_data/scalars.json"))
-
-
-def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict]]:
-    """Training and validation records, each sorted by step; where logs overlap the later one counts.
-
-    Args:
-        json_logs: Files of one JSON object a line, oldest first.
-
-    Returns:
-        tuple: Records with a "loss" by iteration, and records with a "coco/..." metric by epoch.
-
-    Raises:
-        InputError: A file is missing, or none holds a training record.
-    """
-    train: dict[int, dict] = {}
-    val: dict[int, dict] = {}
-    for path in map(Path, json_logs):
-        if not path.is_file():
-            raise InputError(f"training log {path} does not exist")
-        for line in path.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # the line that a killed run was writing
-            if "loss" in record:
-                train[record["step"]] = record
-            elif any(key.startswith("coco/") for key in record):
-                val[record["step"]] = record
-    if not train:
-        raise InputError(f"no training record in {[str(p) for p in json_logs]}: give mmengine's scalars.json files")
-    return [train[step] for step in sorted(train)], [val[step] for step in sorted(val)]
 
 
 def plot_training_curves(json_logs: Sequence[str | Path], out_file: str | Path) -> Path:
@@ -75,7 +38,7 @@ def draw_training_curves(train: list[dict], val: list[dict]) -> Figure:
         figure = Figure(figsize=(13, 4.2), layout="constrained")
         losses, rate, precision = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1.2])
         _plot_losses(losses, train)
-        rate.plot([r["step"] for r in train], [r["lr"] for r in train], color="tab:gray")
+        rate.plot([r["step"] for r in train], [r.get("lr", np.nan) for r in train], color="tab:gray")
         rate.set(title="learning rate", xlabel="iteration", ylim=(0, None))
         rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
         _plot_precision(precision, val)

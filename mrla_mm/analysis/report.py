@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+import cv2
 import mmcv
 import numpy as np
 import torch
@@ -110,9 +111,14 @@ def gallery(found: DetectionSet, images: Mapping[int, Path], meta: dict, *, limi
     for one in found.results.get("segm", found.results["bbox"]):
         if one["image_id"] in by_image:
             by_image[one["image_id"]].append(one)
-    parts = []
+    parts, faults = [], []
     for image_id, detections in by_image.items():
-        image = mmcv.imread(str(images[image_id]), channel_order="rgb")
+        image = read_image(images[image_id])
+        annotated = found.truth.imgs[image_id]
+        if image is None or image.shape[:2] != (annotated["height"], annotated["width"]):
+            what = "is no image that can be read" if image is None else "has another size than its annotations say"
+            faults.append(f"<p>{escape(str(images[image_id]))} {what}.</p>")
+            continue
         truth = [one for one in found.truth.imgToAnns[image_id] if not one.get("iscrowd", 0)]
         sample = DetDataSample(
             gt_instances=as_instances(truth, found, image.shape[:2]),
@@ -121,7 +127,15 @@ def gallery(found: DetectionSet, images: Mapping[int, Path], meta: dict, *, limi
         picture = compare(image, sample, meta=meta, score_thr=score_thr)
         parts.append(html.picture_html(picture, Path(images[image_id]).name, width=GALLERY_WIDTH))
     note = f"<p>{len(parts)} of {len(found.image_ids)} images, predictions that score at least {score_thr}.</p>"
-    return f'{note}<div class="gallery">{"".join(parts)}</div>'
+    return f'{note}{"".join(faults)}<div class="gallery">{"".join(parts)}</div>'
+
+
+def read_image(path: Path) -> np.ndarray | None:
+    """Return an image (H, W, 3) in RGB, None for a file that is no image."""
+    try:
+        return mmcv.imread(str(path), channel_order="rgb")
+    except (cv2.error, OSError):
+        return None
 
 
 def as_instances(records: Sequence[dict], found: DetectionSet, size: tuple[int, int]) -> InstanceData:

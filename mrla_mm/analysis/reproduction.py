@@ -198,8 +198,18 @@ def fill(page: str, runs: Sequence[Mapping]) -> str:
 
 
 def read_record(path: Path) -> list[dict]:
-    """Runs recorded so far; none if there is no file."""
-    return json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else []
+    """Runs recorded so far; none if there is no file.
+
+    Raises:
+        InputError: the file is no record.
+    """
+    if not path.is_file():
+        return []
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no record of runs ({error}): restore it, or move it away") from error
+    return found
 
 
 def add_run(runs: Sequence[Mapping], run: Mapping) -> list[Mapping]:

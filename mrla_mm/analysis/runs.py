@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mmengine.config import Config
 
+from mrla_mm.analysis.logs import read_log
 from mrla_mm.analysis.paper_rows import PaperRow
 from mrla_mm.errors import InputError
 
@@ -76,22 +77,32 @@ def read_sessions(work_dir: Path) -> list[Session]:
         if not config.is_file():
             continue
         scalars, tested = folder / "vis_data/scalars.json", folder / f"{folder.name}.json"
-        lines = scalars.read_text(encoding="utf-8").splitlines() if scalars.is_file() else []
-        lines = [read_json(line, scalars) for line in lines]
+        lines = read_log(scalars) if scalars.is_file() else []
         log = "".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.log"))
-        results = read_json(tested.read_text(encoding="utf-8"), tested) if tested.is_file() else {}
-        sessions.append(Session(folder, Config.fromfile(config), lines, results, log))
+        results = read_json(tested) if tested.is_file() else {}
+        sessions.append(Session(folder, saved_config(config), lines, results, log))
     if not sessions:
         raise InputError(f"{work_dir} holds no run: give the --work-dir of a training (it has folders named by time)")
     return sessions
 
 
-def read_json(text: str, path: Path) -> dict:
-    """Parse what mmengine logged; raise InputError naming the file if it is cut off."""
+def saved_config(path: Path) -> Config:
+    """Read a config that mmengine wrote; raise InputError naming it if it is cut off or damaged."""
     try:
-        return json.loads(text)
+        return Config.fromfile(path)
+    except Exception as error:  # it is run as Python
+        raise InputError(f"{path} is cut off or damaged: {error}") from error
+
+
+def read_json(path: Path) -> dict:
+    """Parse a JSON file of figures; raise InputError naming it if it is cut off, damaged or something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is cut off or damaged: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds a {type(found).__name__}, not figures by name")
+    return found
 
 
 def flatten(value: object, prefix: str = "") -> dict[str, object]:

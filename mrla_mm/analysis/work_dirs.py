@@ -1,12 +1,15 @@
 """What a work directory of a training run holds."""
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mmengine.runner import CheckpointLoader
+from mmengine.config import Config
+from torch import Tensor
 
-from mrla_mm.analysis.plots import read_scalars, training_logs
+from mrla_mm.analysis.logs import training_logs
 from mrla_mm.errors import InputError
 
 ENVIRONMENT = ("Python", "PyTorch", "TorchVision", "MMEngine", "CUDA available", "GPU 0", "GPU number", "seed")
@@ -17,13 +20,13 @@ class Run(NamedTuple):
 
     Attributes:
         folder: where its files are.
-        config: the config it trained with.
+        config: the config it trained with, None where there is none.
         checkpoint: its best checkpoint, or else its last, None where there is none.
         logs: scalar logs, oldest first.
     """
 
     folder: Path
-    config: Path
+    config: Path | None
     checkpoint: Path | None
     logs: list[Path]
 
@@ -49,13 +52,11 @@ def find_run(folder: str | Path) -> Run:
     raise InputError(f"work directory {folder} holds no training log (*/vis_data/scalars.json)")
 
 
-def find_config(folder: Path, logs: list[Path]) -> Path:
-    """Return the config that mmengine wrote into a work directory."""
+def find_config(folder: Path, logs: list[Path]) -> Path | None:
+    """Return the config that mmengine wrote into a work directory, or None."""
     candidates = [*folder.glob("*.py"), *(log.with_name("config.py") for log in logs)]
     candidates = [path for path in candidates if path.is_file()]
-    if not candidates:
-        raise InputError(f"work directory {folder} holds no config: give it with --config")
-    return max(candidates, key=lambda path: (path.parent == folder, path.stat().st_mtime))
+    return max(candidates, key=lambda path: (path.parent == folder, path.stat().st_mtime), default=None)
 
 
 def find_checkpoint(folder: Path) -> Path | None:
@@ -73,12 +74,18 @@ def trained_steps(path: Path) -> int:
     return int(numbers[-1]) if numbers else -1
 
 
-def run_facts(run: Run, cfg, checkpoint: Path | None) -> dict[str, str]:
-    """Return what was trained, how and on what, as far as config, checkpoint and logs say."""
-    train, val = read_scalars(run.logs)
-    model = cfg.model
-    facts = {"config": run.config.name, "model": model.get("type", "?")}
-    backbone = model.get("backbone", {})
+def run_facts(run: Run, cfg: Config, train: Sequence[Mapping], val: Sequence[Mapping]) -> dict[str, str]:
+    """Return what was trained, how and on what, as far as config and logs say.
+
+    Args:
+        run: where the files are.
+        cfg: the config.
+        train: records of training, from `read_scalars`.
+        val: records of validation, from there too.
+    """
+    model = cfg.get("model") or {}
+    facts = {"config": Path(cfg.filename).name, "model": str(model.get("type", "?"))}
+    backbone = model.get("backbone") or {}
     if backbone:
         depth = backbone.get("depth", backbone.get("arch", ""))
         facts["backbone"] = f"{backbone.get('type')} {depth if not isinstance(depth, dict) else ''}".strip()
@@ -89,33 +96,33 @@ def run_facts(run: Run, cfg, checkpoint: Path | None) -> dict[str, str]:
     planned = schedule.get("max_epochs")
     facts["epochs"] = f"{train[-1].get('epoch', '?')} of {planned}" if planned else "-"
     facts["last iteration in the log"] = f"{train[-1]['step']:,}"
+    odd = [record["step"] for record in train if not math.isfinite(record["loss"])]
+    if odd:
+        facts["losses that are no number"] = f"{len(odd):,} of {len(train):,} in the log, first at iteration {odd[0]:,}"
     facts["batch size (one process)"] = str((cfg.get("train_dataloader") or {}).get("batch_size", "-"))
     optimizer = (cfg.get("optim_wrapper") or {}).get("optimizer", {})
     facts["optimizer"] = f"{optimizer.get('type', '-')}, lr {optimizer.get('lr', '-')}"
-    times = sorted(record["time"] for record in train if "time" in record)
+    times = sorted(record["time"] for record in train if isinstance(record.get("time"), float))
     if times:
         facts["time an iteration"] = f"{times[len(times) // 2]:.3f} s (median of the log)"
     memory = max((record.get("memory", 0) for record in train), default=0)
     if memory:
         facts["peak GPU memory"] = f"{memory:,} MB"
-    best = max(val, key=lambda record: record.get("coco/bbox_mAP", -1), default=None)
-    if best is not None:
-        facts["best box AP in training"] = f"{best.get('coco/bbox_mAP', float('nan')):.3f} (epoch {best['step']})"
+    measured = [record for record in val if record.get("coco/bbox_mAP", -1) >= 0]  # -1: no object; NaN is neither
+    if measured:
+        best = max(measured, key=lambda record: record["coco/bbox_mAP"])
+        facts["best box AP in training"] = f"{best['coco/bbox_mAP']:.3f} (epoch {best['step']})"
     source = cfg.get("provenance") or {}
     if source:
         facts["mrla_mm"] = f"{source.get('version')}, commit {source.get('commit') or 'unknown'}"
-    return facts | checkpoint_facts(checkpoint) | environment(run)
+    return facts
 
 
-def checkpoint_facts(checkpoint: Path | None) -> dict[str, str]:
-    """Return what a checkpoint says about itself."""
-    if checkpoint is None:
-        return {}
-    loaded = CheckpointLoader.load_checkpoint(str(checkpoint), map_location="cpu", logger=None)
-    meta, weights = loaded.get("meta") or {}, loaded.get("state_dict", loaded)
+def checkpoint_facts(path: Path, meta: Mapping, state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return what a checkpoint says about itself in its metadata, and the number of weights in its state dict."""
     statistics = ("running_mean", "running_var", "num_batches_tracked")
-    count = sum(value.numel() for name, value in weights.items() if not name.endswith(statistics))
-    facts = {"checkpoint": checkpoint.name, "weights in it": f"{count:,} (without statistics of batch norm)"}
+    count = sum(value.numel() for name, value in state.items() if not name.endswith(statistics))
+    facts = {"checkpoint": path.name, "weights in it": f"{count:,} (without statistics of batch norm)"}
     if "epoch" in meta:
         facts["checkpoint written after"] = f"epoch {meta['epoch']}, iteration {meta.get('iter', '?')}"
     if "time" in meta:

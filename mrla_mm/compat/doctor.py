@@ -4,6 +4,7 @@ Run ``python tools/doctor.py``, which works even where ``import mrla_mm`` fails 
 imports the package first). Imports nothing at the top but the standard library, since anything may be broken.
 """
 
+import argparse
 import importlib
 import importlib.metadata
 import importlib.util
@@ -11,9 +12,11 @@ import io
 import math
 import platform
 import re
+import runpy
 import sys
 import textwrap
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 FAMILIES = {  # import name: the distributions that provide it, of which only one may be installed
@@ -29,13 +32,20 @@ OTHERS = {
     "pycocotools": "pip install pycocotools",
     "matplotlib": "pip install matplotlib",
 }
+EXTRAS = {  # setup.py's optional extras: what for, and the distributions that make one up
+    "cam": ("class activation maps", ("torchcam",)),
+    "deploy": ("ONNX export", ("onnx", "onnxscript", "onnxruntime")),
+    "docs": ("building the documentation", ("sphinx", "myst-parser", "furo")),
+    "dev": ("tests and lint", ("pytest", "pytest-xdist", "hypothesis", "pylint", "ruff", "build")),
+}
+PROBES = runpy.run_path(str(Path(__file__).with_name("doctor_probes.py")))["PROBES"]
 
 
 class Report:
     """Prints findings as they come and remembers whether any of them stops training."""
 
-    def __init__(self) -> None:
-        self.failed = False
+    def __init__(self, *, verbose: bool = False) -> None:
+        self.failed, self.verbose = False, verbose
 
     def title(self, text: str) -> None:
         """Begin a section."""
@@ -55,14 +65,17 @@ class Report:
         print(f"  FAIL  {text}\n        remedy: {remedy}")
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Examine everything; 0 if training would work, 1 otherwise."""
-    report = Report()
+    parser = argparse.ArgumentParser(prog="doctor.py", description="Say what is installed and what would fail.")
+    parser.add_argument("--verbose", action="store_true", help="name every op, the stubs too")
+    report = Report(verbose=parser.parse_args(argv).verbose)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for title, check in (
             ("Python and torch", check_torch),
             ("Packages", check_packages),
+            ("Optional extras", check_extras),
             ("Compiled ops", check_ops),
             ("Checkpoints", check_checkpoints),
             ("Configs", check_configs),
@@ -122,6 +135,17 @@ def check_packages(report: Report) -> None:
         )
 
 
+def check_extras(report: Report) -> None:
+    """The optional extras, each installed or how to install it."""
+    for extra, (purpose, distributions) in EXTRAS.items():
+        missing = [name for name in distributions if not _version(name)]
+        if missing:
+            has = f"lacks {', '.join(missing)}" if len(missing) < len(distributions) else "is not installed"
+            report.note(f'{extra} ({purpose}) {has}: pip install "mrla_mm[{extra}]", in a checkout ".[{extra}]"')
+        else:
+            report.ok(f"{extra} ({purpose}): {', '.join(f'{name} {_version(name)}' for name in distributions)}")
+
+
 def check_ops(report: Report) -> None:
     """Which ops run, and whether each gives the right answer on the device that training would use."""
     try:
@@ -143,10 +167,15 @@ def check_ops(report: Report) -> None:
     if ext.is_stand_in():
         names = _names_mmcv_asks_for()
         real = sorted(name for name in names if name in ext.OPS)
-        report.ok(f"no compiled mmcv._ext: {len(real)} ops of mrla_mm's stand-in, {len(names) - len(real)} stubs")
-        report.note(f"real: {', '.join(real)}")
-        report.note(f"stubs, which raise when called: {', '.join(sorted(names - set(real)))}")
-        report.note(f"For a model that needs one of the stubs: {ext.REMEDY}.")
+        report.ok(f"no compiled mmcv._ext: mrla_mm's stand-in has {len(real)} of its {len(names)} ops")
+        stubs = sorted(names - set(real))
+        if report.verbose:
+            report.note(f"real: {', '.join(real)}")
+            report.note(f"stubs, which raise when called: {', '.join(stubs)}")
+        report.note(
+            f"The other {len(stubs)} raise when called{'' if report.verbose else ' (--verbose names them)'}; for a "
+            f"model that needs one: {ext.REMEDY}."
+        )
     else:
         report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
     for name, probe in PROBES.items():
@@ -232,75 +261,5 @@ def _names_mmcv_asks_for() -> set[str]:
     return {name for text in lists for name in re.findall(r"'(\w+)'", text)}
 
 
-def _probe_nms(torch, device):
-    from mmcv.ops import nms
-
-    boxes = torch.tensor([[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device)  # IoU 1/3, 1/2 with the last pixel counted
-    scores = torch.tensor([0.8, 0.9], device=device)
-    return sum(10**i * len(nms(boxes, scores, 0.4, offset=i)[1]) for i in (0, 1)), 12
-
-
-def _probe_soft_nms(torch, device):
-    from mmcv.ops import soft_nms
-
-    boxes = torch.tensor([[0.0, 0, 4, 4], [0.0, 0, 4, 2]], device=device)
-    dets, _ = soft_nms(boxes, torch.tensor([0.9, 0.8], device=device), 0.3)
-    return dets[1, 4].item(), 0.4
-
-
-def _probe_roi_align(mode):
-    def probe(torch, device):
-        from mmcv.ops import roi_align
-
-        ramp = torch.arange(16.0, device=device).expand(1, 1, 16, 16).clone().requires_grad_()
-        out = roi_align(ramp, torch.tensor([[0.0, 2, 2, 10, 10]], device=device), (4, 4), 1.0, 2, mode, True)
-        out.sum().backward()
-        return out.mean().item() + ramp.grad.sum().item(), (5.5 if mode == "avg" else 6.0) + 16
-
-    return probe
-
-
-def _probe_focal(torch, device):
-    from mmcv.ops import sigmoid_focal_loss
-
-    logits = torch.zeros(1, 2, device=device, requires_grad=True)
-    loss = sigmoid_focal_loss(logits, torch.tensor([0], device=device), 2.0, 0.25, None, "sum")
-    loss.backward()
-    slope = 0.25 * (
-        math.log(2) + 0.5
-    )  # p^2 (2 (1 - p) log 2 + p) at p = 1/2, for the negative and, negated, the positive
-    return loss.item() + logits.grad.sum().item(), 0.25 * math.log(2) + slope * (0.75 - 0.25)
-
-
-def _probe_deform(torch, device):
-    from mmcv.ops import deform_conv2d
-
-    x, weight = (torch.ones(1, 1, n, n, device=device, requires_grad=True) for n in (4, 3))
-    out = deform_conv2d(x, torch.zeros(1, 18, 2, 2, device=device), weight)
-    out.sum().backward()
-    return out.sum().item() + weight.grad.sum().item(), 72
-
-
-def _probe_modulated(torch, device):
-    from mmcv.ops import modulated_deform_conv2d
-
-    x, weight = (torch.ones(1, 1, n, n, device=device, requires_grad=True) for n in (4, 3))
-    offset, mask = (torch.full((1, n, 2, 2), v, device=device) for n, v in ((18, 0.0), (9, 0.5)))
-    out = modulated_deform_conv2d(x, offset, mask, weight, None)
-    out.sum().backward()
-    return out.sum().item() + weight.grad.sum().item(), 36
-
-
-PROBES = {
-    "nms": _probe_nms,
-    "soft_nms": _probe_soft_nms,
-    "roi_align (avg)": _probe_roi_align("avg"),
-    "roi_align (max)": _probe_roi_align("max"),
-    "sigmoid_focal_loss": _probe_focal,
-    "deform_conv": _probe_deform,
-    "modulated_deform_conv": _probe_modulated,
-}
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

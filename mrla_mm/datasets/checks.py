@@ -9,8 +9,16 @@ from mmengine.config import Config
 
 from mrla_mm.datasets.class_folders import check_class_folders, check_same_folders
 from mrla_mm.datasets.coco_file import load_annotations
-from mrla_mm.datasets.config_parts import check_head_sizes, is_local, leaf_datasets, shorten
+from mrla_mm.datasets.config_parts import (
+    check_head_sizes,
+    is_local,
+    leaf_datasets,
+    near_names,
+    shorten,
+    whereabouts,
+)
 from mrla_mm.datasets.evaluators import check_evaluator
+from mrla_mm.datasets.images import check_listed_images
 from mrla_mm.datasets.losses import used_annotations, warn_of_losses
 from mrla_mm.datasets.masks import check_masks
 from mrla_mm.errors import InputError
@@ -112,25 +120,42 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     Raises:
         InputError: see `check_datasets`.
     """
-    root = Path(dataset.get("data_root") or "")
-    ann_file = annotation_path(dataset)
-    if not ann_file.is_file():
-        raise InputError(missing_file(ann_file, root, phase))
+    training = not dataset.get("test_mode", phase != "train")
+    needed = ("images", "annotations", "categories") if training else ("images", "categories")
+    content, labels = check_annotations(dataset, classes, phase, needed=needed)
+    ann_file, root = annotation_path(dataset), Path(dataset.get("data_root") or "")
     folder = root / (dataset.get("data_prefix") or {}).get("img", "")
     check_image_folder(folder, phase)
-    training = not dataset.get("test_mode", phase != "train")
-    content = load_annotations(
-        ann_file, needed=("images", "annotations", "categories") if training else ("images", "categories")
-    )
-    labels = check_categories([c["name"] for c in content["categories"]], classes, ann_file)
     if "annotations" in content and training:
         check_not_filtered_out(content, classes, dataset.get("filter_cfg") or {}, ann_file)
     with_mask = loads_masks(dataset.get("pipeline") or ())
     if "images" in content and with_mask:
         check_masks(content, used_annotations(content, classes), ann_file)
+    if "images" in content and dataset.get("indices") is None:
+        check_listed_images(listed_images(content, dataset, classes, training=training), folder, phase, ann_file)
     if "annotations" in content and training:
         warn_of_losses(content, classes, dataset.get("filter_cfg") or {}, ann_file, with_mask=with_mask)
     return labels
+
+
+def check_annotations(
+    dataset: Mapping, classes: list[str], phase: str, *, needed: Sequence[str]
+) -> tuple[Mapping, list[str]]:
+    """Check the annotation file of a COCO data set, whose images need not be there.
+
+    Returns:
+        tuple: its content, as far as `load_annotations` reads it, and the class names in the order of mmdet's numbers.
+
+    Raises:
+        InputError: the file is missing or broken, or has none of the classes.
+    """
+    ann_file = annotation_path(dataset)
+    if not ann_file.is_file():
+        raise InputError(missing_file(ann_file, Path(dataset.get("data_root") or ""), phase))
+    content = load_annotations(ann_file, needed=needed)
+    if content.get("images") == []:
+        raise InputError(f"{phase} data: annotation file {ann_file} lists no images; give one that does")
+    return content, check_categories([c["name"] for c in content["categories"]], classes, ann_file)
 
 
 def loads_masks(pipeline: Sequence) -> bool:
@@ -140,11 +165,8 @@ def loads_masks(pipeline: Sequence) -> bool:
 
 def missing_file(path: Path, root: Path, phase: str) -> str:
     """Return the message for an annotation file that is not there: what to check or set."""
-    parent = next((p for p in path.parents if p.exists()), Path("."))
-    found = sorted(p.name for p in parent.iterdir())[:8] if parent.is_dir() else []
-    place = f"{parent} exists and holds {found}" if parent != Path(".") else f"nothing of {path.parent} exists"
     return (
-        f"{phase} data: annotation file {path} does not exist ({place}). Put or link the data set there "
+        f"{phase} data: annotation file {path} does not exist ({whereabouts(path)}). Put or link the data set there "
         f"(ln -s /path/to/set {root}), or set its place: --cfg-options data_root=/path/to/set"
     )
 
@@ -170,14 +192,18 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
     if not labels:
         raise InputError(
             f"no class name matches a category of {ann_file}: the config has {shorten(classes)}, the file has "
-            f"{shorten(names)}. Set <phase>_dataloader.dataset.metainfo.classes to the file's names (spelling and case "
-            "count), for train, val and test alike, and num_classes of every head to their number"
+            f"{shorten(names)}{near_names(classes, names)}. Set <phase>_dataloader.dataset.metainfo.classes to the "
+            "file's names (spelling and case count), for train, val and test alike, and num_classes of every "
+            "head to their number"
         )
     if missing := [name for name in classes if name not in labels]:
+        others = [name for name in names if name not in set(classes)]
         warnings.warn(
-            f"{ann_file} has no category for {len(missing)} of {len(classes)} classes: {shorten(missing)}. mmdet "
-            "numbers the classes that are there from 0, so names shown with predictions are shifted; add the "
-            "categories to the file (they may be without annotations) or drop these classes",
+            f"{ann_file} has no category for {len(missing)} of {len(classes)} classes: {shorten(missing)}"
+            f"{near_names(missing, others)}. mmdet "
+            "numbers the classes that are there from 0, so names shown with predictions are shifted, and an evaluation "
+            f"in which one of the labels from {len(labels)} on is predicted ends the run; add the categories to the "
+            "file (they may be without annotations) or drop these classes",
             stacklevel=2,
         )
     elif labels != list(classes):
@@ -203,6 +229,16 @@ def check_same_labels(train: Sequence[str], val: Sequence[str]) -> None:
         )
 
 
+def listed_images(content: Mapping, dataset: Mapping, classes: Sequence[str], *, training: bool) -> list[str]:
+    """Return the file names of the images that mmdet would read; training leaves out what the filters do."""
+    filters = (dataset.get("filter_cfg") or {}) if training else {}
+    images = [each for each in content["images"] if min(each["width"], each["height"]) >= filters.get("min_size", 0)]
+    if filters.get("filter_empty_gt", False):
+        used = {annotation["image_id"] for _, annotation in used_annotations(content, classes)}
+        images = [image for image in images if image["id"] in used]
+    return [image["file_name"] for image in images]
+
+
 def check_not_filtered_out(content: Mapping, classes: Sequence[str], filters: Mapping, ann_file: Path) -> None:
     """Raise InputError if the data set's filters leave no image, or no image has an object to train on."""
     wanted = {category["id"] for category in content["categories"] if category["name"] in set(classes)}
@@ -210,8 +246,6 @@ def check_not_filtered_out(content: Mapping, classes: Sequence[str], filters: Ma
     images = content["images"]
     large = [image for image in images if min(image["width"], image["height"]) >= filters.get("min_size", 0)]
     counts = f"{len(images)} images, {len(content['annotations'])} annotations"
-    if not images:
-        raise InputError(f"annotation file {ann_file} lists no images")
     if not any(image["id"] in used for image in images):
         raise InputError(
             f"{ann_file}: no image has an annotation of the classes {shorten(classes)} ({counts}), nothing to train "

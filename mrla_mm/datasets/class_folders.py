@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mrla_mm.datasets.config_parts import check_head_sizes, head_sizes, is_local, shorten
+from mrla_mm.datasets.config_parts import check_head_sizes, head_sizes, is_local, shorten, whereabouts
 from mrla_mm.errors import InputError
 
 LAYOUT = "expected is a folder for each class with its images (<data_root>/<split>/<class>/*.jpg, as ImageNet has it)"
@@ -82,12 +82,9 @@ def class_names(dataset: Mapping, kind: type) -> list[str] | None:
 
 def missing_folder(folder: Path, phase: str) -> str:
     """Return the message for an image folder that is not there."""
-    parent = next((path for path in folder.parents if path.is_dir()), Path("."))
-    found = sorted(path.name for path in parent.iterdir())[:8]
-    place = f"{parent} holds {found}" if parent != Path(".") else f"nothing of {folder} exists"
     return (
-        f"{phase} data: image folder {folder} does not exist ({place}); {LAYOUT}. Put or link the data set there, "
-        f"{OPTION}"
+        f"{phase} data: image folder {folder} does not exist ({whereabouts(folder)}); {LAYOUT}. Put or link the data "
+        f"set there, {OPTION}"
     )
 
 

@@ -1,6 +1,8 @@
 """What the data set checks read in a config, whatever its task: data sets inside wrappers, and sizes of heads."""
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from mrla_mm.errors import InputError
 
@@ -53,3 +55,32 @@ def shorten(names: Sequence[str], limit: int = 6) -> str:
     """Return the first few names, and how many there are if not all are shown."""
     shown = ", ".join(map(repr, list(names)[:limit]))
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
+
+
+def near_names(missing: Sequence[str], names: Sequence[str]) -> str:
+    """Return " (did you mean 'a' for 'A'?)" with those names that differ little from a missing one, or ""."""
+    plain = {"".join(name.lower().split()): name for name in reversed(names)}
+    pairs = []
+    for name in missing:
+        bare = "".join(name.lower().split())
+        close = [bare] if bare in plain else difflib.get_close_matches(bare, plain, n=1, cutoff=0.8)
+        pairs += [f"{plain[key]!r} for {name!r}" for key in close]
+    more = f", and {len(pairs) - 3} more" if len(pairs) > 3 else ""
+    return f" (did you mean {', '.join(pairs[:3])}{more}?)" if pairs else ""
+
+
+def whereabouts(path: Path) -> str:
+    """Return what is there in place of a missing file or folder, where that helps.
+
+    What lies beside it is listed only if the nearest folder that exists is at most two levels up, and not the root of
+    the file system; further up a name alone is suggested, if one is near.
+    """
+    parent = next((each for each in path.parents if each.is_dir()), path.parents[-1])
+    below = path.relative_to(parent).parts
+    if parent == Path(parent.anchor):
+        return f"nothing of {path.parent} exists"
+    found = sorted(each.name for each in parent.iterdir())
+    if len(below) <= 2:
+        return f"{parent} exists and holds {found[:8]}"
+    first = parent / below[0]
+    return f"there is no {first}{near_names([below[0]], found)}"

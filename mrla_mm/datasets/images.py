@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import cv2
 
@@ -26,19 +26,22 @@ def leaves(dataset: object) -> Iterator[object]:
         yield dataset
 
 
-def missing_images(dataset: object) -> list[str]:
-    """Return the local image files that a built data set lists and that do not exist; one scan for each folder."""
+def missing_images(paths: Iterable[str]) -> list[str]:
+    """Return those of local image files that do not exist; one scan for each folder."""
     names = defaultdict(list)
-    for index in range(len(dataset)):
-        path = dataset.get_data_info(index).get("img_path")
-        if isinstance(path, str) and "://" not in path:
-            folder, name = os.path.split(path)
-            names[folder].append(name)
+    for path in paths:
+        folder, name = os.path.split(path)
+        names[folder].append(name)
     missing = []
     for folder, listed in names.items():
         present = {entry.name for entry in os.scandir(folder or ".")} if os.path.isdir(folder or ".") else set()
         missing += [os.path.join(folder, name) for name in listed if name not in present]
     return missing
+
+
+def check_listed_images(names: Sequence[str], folder: str | os.PathLike, phase: str, ann_file: object) -> None:
+    """Raise InputError naming the first image files that an annotation file lists and that are not in their folder."""
+    refuse_missing(missing_images(os.path.join(folder, name) for name in names), len(names), phase, ann_file)
 
 
 def check_images_exist(dataset: object, phase: str) -> None:
@@ -49,13 +52,19 @@ def check_images_exist(dataset: object, phase: str) -> None:
     for leaf in leaves(dataset):
         if not leaf.ann_file:
             continue
-        missing = missing_images(leaf)
-        if missing:
-            raise InputError(
-                f"{phase} data: {len(missing)} of {len(leaf)} images listed in {leaf.ann_file} do not exist, "
-                f"first {', '.join(missing[:3])}; complete the image folder, correct data_prefix.img, or "
-                "drop them from the annotation file"
-            )
+        paths = (leaf.get_data_info(index).get("img_path") for index in range(len(leaf)))
+        local = (path for path in paths if isinstance(path, str) and "://" not in path)
+        refuse_missing(missing_images(local), len(leaf), phase, leaf.ann_file)
+
+
+def refuse_missing(missing: Sequence[str], total: int, phase: str, ann_file: object) -> None:
+    """Raise InputError if any of the images of an annotation file is missing."""
+    if missing:
+        raise InputError(
+            f"{phase} data: {len(missing)} of {total} images listed in {ann_file} do not exist, "
+            f"first {', '.join(missing[:3])}; complete the image folder, correct data_prefix.img, or "
+            "drop them from the annotation file"
+        )
 
 
 def check_objects(dataset: object, phase: str) -> None:

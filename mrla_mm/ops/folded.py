@@ -5,6 +5,7 @@ residual; adding the history is one more operation. On a CPU a few samples at a 
 stay in its cache and no map-sized temporary is allocated. Gradients of the weights are sums over the grid (`gating`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -26,7 +27,7 @@ def chunks(x: Tensor) -> Iterator[slice]:
     if x.device.type != "cpu":
         step = max(x.shape[0], 1)
     elif x.is_contiguous():
-        step = max(1, CHUNK_BYTES // max(x[:1].nbytes, 1))
+        step = math.ceil(max(x.shape[0], 1) / max(math.ceil(x.nbytes / CHUNK_BYTES), 1))  # parts of one size
     else:
         step = 1
     for start in range(0, x.shape[0], step):
@@ -90,10 +91,13 @@ def light_forward(x: Tensor, previous: Tensor | None, coefficients: Coefficients
     if fold:
         taps = taps.clone()
         taps[..., taps.shape[-1] // 2] += 1
+    last = residual and not fold
+    parts = list(chunks(x))
+    if len(parts) == 1 and x.is_contiguous() and previous is None and not last:
+        return depthwise(x, taps, shift)
     out = torch.empty_like(x)
-    for samples in chunks(x):
+    for samples in parts:
         part = depthwise(x[samples], taps[samples], None if shift is None else of_samples(shift, samples))
-        last = residual and not fold
         if previous is not None:
             target = None if last else out[samples]
             part = torch.addcmul(part, previous[samples], on_grid(of_samples(slope, samples), x), out=target)
@@ -148,11 +152,16 @@ def block_backward(
 
     The latter has the history's part if the coefficients have a slope.
     """
-    by_normed = light_forward(grad, None, Coefficients(coefficients.taps.flip(-1), None, constant), residual=True)
-    torch.ops.aten.threshold_backward.grad_input(by_normed, x, 0, grad_input=by_normed)
-    if coefficients.slope is None:
-        return by_normed, by_normed
-    return by_normed, torch.addcmul(by_normed, grad, on_grid(coefficients.slope, grad))
+    transposed = Coefficients(coefficients.taps.flip(-1), None, constant)
+    by_normed, slope = torch.empty_like(grad), coefficients.slope
+    by_shortcut = by_normed if slope is None else torch.empty_like(grad)
+    for samples in chunks(grad):
+        part, masked = grad[samples], by_normed[samples]
+        by_x = light_forward(part, None, transposed.of(samples), residual=True)
+        torch.ops.aten.threshold_backward.grad_input(by_x, x[samples], 0, grad_input=masked)
+        if slope is not None:
+            torch.addcmul(masked, part, on_grid(of_samples(slope, samples), part), out=by_shortcut[samples])
+    return by_normed, by_shortcut
 
 
 def sum_forward(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:

@@ -50,6 +50,10 @@ class Coefficients(NamedTuple):
     slope: Tensor | None
     shift: Tensor | None
 
+    def of(self, samples: slice) -> "Coefficients":
+        """Those of some samples."""
+        return Coefficients(*(t if t is None or t.shape[0] == 1 else t[samples] for t in self))
+
 
 class MapSums(NamedTuple):
     """Sums over the grid: of grad times shifted x (B, C, n), of grad times p and of grad (B, C), None if not needed."""

@@ -25,8 +25,8 @@ from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums
 from mrla_mm.ops.launching import launch, launcher
 from mrla_mm.ops.library import SCHEMAS
+from mrla_mm.ops.triton_stencil import PROGRAMS, apply_kernel, rowwise, sums_kernel
 
-PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
 MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several launches, each adding to the last's result
 
 
@@ -80,95 +80,6 @@ def activate_kernel(
     if POOL:
         place = (tl.program_id(2) * B + sample) * C + channels
         tl.store(pooled_ptr + place, tl.sum(total, axis=1) / S, mask=exists)
-
-
-@triton.jit
-def apply_kernel(
-    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, by_previous_ptr,
-    C, H, W, stride_c, stride_s, slope_stride, shift_stride,
-    TAPS: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr,
-    SCALED: tl.constexpr, MASK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also by_previous = slope x.
-
-    MASK: out is 0 where the mask is not positive, and by_previous gets it added.
-    """
-    S = H * W
-    sample = tl.program_id(0).to(tl.int64)
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    spots = tl.program_id(2) * BLOCK_S + tl.arange(0, BLOCK_S)
-    offsets, inside = tile_offsets(sample, channels, spots, C, S, stride_c, stride_s)
-    exists = channels < C
-    centre = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    row = spots // W
-    column = spots % W
-    taps = taps_ptr + (sample * C + channels) * TAPS
-    if TAPS == 1:
-        total = tl.load(taps, mask=exists, other=0.0)[:, None] * centre
-    else:
-        total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
-        for tap in tl.static_range(9):
-            dy = tap // 3 - 1
-            dx = tap % 3 - 1
-            near = (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)
-            shifted = offsets + (dy * W + dx) * stride_s
-            value = tl.load(x_ptr + shifted, mask=inside & near[None, :], other=0.0).to(tl.float32)
-            weight = tl.load(taps + (8 - tap if FLIP else tap), mask=exists, other=0.0)
-            total += weight[:, None] * value
-    if HISTORY:
-        slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)
-        total += slope[:, None] * tl.load(previous_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    if SHIFT:
-        total += tl.load(shift_ptr + sample * shift_stride + channels, mask=exists, other=0.0)[:, None]
-    if RESIDUAL:
-        total += centre
-    if MASK:
-        total = tl.where(tl.load(mask_ptr + offsets, mask=inside, other=0.0) > 0, total, 0.0)
-    tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=inside)
-    if SCALED:
-        slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)
-        scaled = slope[:, None] * centre + total if MASK else slope[:, None] * centre
-        tl.store(by_previous_ptr + offsets, scaled.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def sums_kernel(
-    grad_ptr, x_ptr, previous_ptr, by_taps_ptr, by_slope_ptr, by_shift_ptr, B, C, H, W, stride_c, stride_s, span,
-    TAPS: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-):  # fmt: skip
-    """Sums over a span of the grid of grad times shifted x, of grad times previous and of grad."""
-    S = H * W
-    sample = tl.program_id(0).to(tl.int64)
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    exists = channels < C
-    sums = tl.arange(0, 16)
-    total = tl.zeros((BLOCK_C, 16), dtype=tl.float32)
-    slope = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    shift = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    begin = tl.program_id(2) * span
-    for start in range(begin, begin + span, BLOCK_S):
-        spots = start + tl.arange(0, BLOCK_S)
-        offsets, inside = tile_offsets(sample, channels, spots, C, S, stride_c, stride_s)
-        grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        row = spots // W
-        column = spots % W
-        for tap in tl.static_range(TAPS):
-            dy = tap // 3 - 1 if TAPS == 9 else 0
-            dx = tap % 3 - 1 if TAPS == 9 else 0
-            near = (row + dy >= 0) & (row + dy < H) & (column + dx >= 0) & (column + dx < W)
-            shifted = offsets + (dy * W + dx) * stride_s
-            value = tl.load(x_ptr + shifted, mask=inside & near[None, :], other=0.0).to(tl.float32)
-            total += tl.where(sums[None, :] == tap, tl.sum(grad * value, axis=1)[:, None], 0.0)
-        if HISTORY:
-            slope += tl.sum(grad * tl.load(previous_ptr + offsets, mask=inside, other=0.0).to(tl.float32), axis=1)
-        if SHIFT:
-            shift += tl.sum(grad, axis=1)
-    place = (tl.program_id(2) * B + sample) * C + channels
-    tl.store(by_taps_ptr + place[:, None] * TAPS + sums[None, :], total, mask=exists[:, None] & (sums[None, :] < TAPS))
-    if HISTORY:
-        tl.store(by_slope_ptr + place, slope, mask=exists)
-    if SHIFT:
-        tl.store(by_shift_ptr + place, shift, mask=exists)
 
 
 @triton.jit
@@ -299,11 +210,12 @@ def light_forward_op(
 ) -> Tensor:
     """`light_forward` as an operator."""
     out = torch.empty_like(x)
-    blocks, grid = tiling(x)
+    blocks, grid = rowwise(x)
     launch(
         launcher(apply_kernel), grid,
         x, x if previous is None else previous, taps, taps if slope is None else slope,
-        taps if shift is None else shift, x, out, out, *x.shape[1:], *strides(x), row_stride(slope), row_stride(shift),
+        taps if shift is None else shift, x, out, out, *x.shape[1:3],
+        slope_stride=row_stride(slope), shift_stride=row_stride(shift),
         TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
         SCALED=False, MASK=False, **blocks,
     )  # fmt: skip
@@ -317,12 +229,12 @@ def light_backward_op(
     """`light_backward` and `block_backward` as an operator: of x and, given a slope, of the history."""
     by_x = torch.empty_like(grad)
     by_previous = by_x if slope is None else torch.empty_like(grad)
-    blocks, grid = tiling(grad)
+    blocks, grid = rowwise(grad)
     launch(
         launcher(apply_kernel), grid,
         grad, grad, taps, taps if slope is None else slope, taps if constant is None else constant,
         grad if mask is None else mask, by_x, by_previous,
-        *grad.shape[1:], *strides(grad), row_stride(slope), row_stride(constant),
+        *grad.shape[1:3], slope_stride=row_stride(slope), shift_stride=row_stride(constant),
         TAPS=taps.shape[-1], FLIP=True, RESIDUAL=residual, HISTORY=False, SHIFT=constant is not None,
         SCALED=slope is not None, MASK=mask is not None, **blocks,
     )  # fmt: skip
@@ -332,7 +244,7 @@ def light_backward_op(
 @torch.library.triton_op("mrla_mm::triton_light_sums", mutates_args=(), schema=SCHEMAS["light_sums"])
 def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, shift: bool) -> list[Tensor]:
     """`light_sums` as an operator, without what is absent."""
-    blocks, grid = summing(x)
+    blocks, grid = rowwise(x)
     by_taps = torch.empty(grid[2], *x.shape[:2], size, dtype=torch.float32, device=x.device)
     by_slope, by_shift = (
         torch.empty(by_taps.shape[:3], dtype=torch.float32, device=x.device) if there else by_taps
@@ -340,7 +252,7 @@ def light_sums_op(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, s
     )
     launch(
         launcher(sums_kernel), grid,
-        grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape, *strides(x),
+        grad, x, x if previous is None else previous, by_taps, by_slope, by_shift, *x.shape[:3],
         TAPS=size, HISTORY=previous is not None, SHIFT=shift, **blocks,
     )  # fmt: skip
     return [joined(by_taps), *([] if previous is None else [joined(by_slope)]), *([joined(by_shift)] if shift else [])]

@@ -162,7 +162,8 @@ def read_file(path: Path, *, name: str | None = None, shown: str | None = None) 
     except pickle.UnpicklingError as error:
         raise InputError(refused(shown, str(error))) from error
     except Exception as error:  # a broken file can make the unpickler raise anything
-        raise InputError(damaged(shown, str(error) or type(error).__name__)) from error
+        reason = str(error) if " " in str(error) else f"{type(error).__name__} {error}"  # often a bare byte
+        raise InputError(damaged(shown, reason)) from error
     return mapping_of(content, shown)
 
 

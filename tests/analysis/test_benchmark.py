@@ -1,6 +1,7 @@
 """The measuring itself: ratios, fits, memory and the refusal to time what is wrong."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -33,6 +34,17 @@ def test_kept_bytes_count_each_storage_once_and_no_parameter():
     x = torch.randn(2, 4, requires_grad=True)
     assert benchmark.kept_bytes(lambda: layer(x).exp(), layer) == 4 * (2 * 4 + 2 * 8)
     assert benchmark.kept_bytes(lambda: (layer(x), layer(x)), layer) == 4 * 2 * 4
+
+
+def test_weighing_keeps_nothing():
+    x, made = torch.randn(4, requires_grad=True), []
+
+    def forward():
+        made.append(weakref.ref(out := x.exp()))  # exp keeps its own output for backward
+        return out
+
+    benchmark.kept_bytes(forward, [])
+    assert made[0]() is None
 
 
 def test_wrong_results_are_not_measured():

@@ -66,7 +66,21 @@ def test_cocos_results_format(tmp_path):
     ("text", "message"),
     [
         (None, "does not exist: write one with tools/test.py"),
-        ('{"a": 1}', "is neither of tools/test.py nor in COCO's results format"),
+        ("{}", "is neither of tools/test.py nor in COCO's results format .TypeError: it holds a dict, not a list"),
+        ("[1, 2]", "is neither of tools/test.py nor in COCO's results format"),
+        ("[[", "is neither of tools/test.py nor in COCO's results format"),
+        ('[{"image_id": 1, "category_id": 11, "bbox": [1, 2], "score": 1}]', "cannot reshape array of size 2"),
+        ('[{"image_id": 1, "category_id": 11, "bbox": [1, 1, 2, 2], "score": NaN}]', "its score nan is no number"),
+        (
+            '[{"image_id": 1, "category_id": 11, "bbox": [1, 1, 2, 2], "score": 1, "segmentation": [[1, 1, 2, 2, 3]]}]',
+            "a mask is not run-length encoded",
+        ),
+        (
+            '[{"image_id": 1, "category_id": 11, "bbox": [1, 1, 2, 2], "score": 1, '
+            '"segmentation": {"size": [50, 60], "counts": "X"}}]',
+            r"its image 1 has the height and width \(50, 60\), that of the annotations \(200, 200\)",
+        ),
+        ('[{"image_id": 1, "category_id": 90, "bbox": [1, 1, 2, 2], "score": 1}]', "lack 1 of its categories.* is 90"),
         ('[{"image_id": 1}]', "is neither of tools/test.py nor in COCO's results format"),
         ('[{"image_id": 77, "category_id": 11, "bbox": [1, 1, 2, 2], "score": 1}]', "the first is 77"),
     ],
@@ -76,4 +90,24 @@ def test_files_that_do_not_fit(tmp_path, text, message):
     if text is not None:
         path.write_text(text)
     with pytest.raises(InputError, match=message):
+        read_detections(path, small_and_large().truth, category_ids=[11, 12], classes=CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(labels=[79]), "it has a label 79, but there are 2 classes"),
+        (dict(labels=[-1]), "it has a label -1, but there are 2 classes"),
+        (dict(img_path="/data/other.jpg"), r"its image 1 is /data/other\.jpg, that of the annotations 1\.png"),
+        (
+            dict(ori_shape=(100, 200)),
+            r"its image 1 has the height and width \(100, 200\), that of the annotations \(200, 200\)",
+        ),
+    ],
+)
+def test_predictions_of_another_data_set_with_the_same_image_numbers(change, message, tmp_path):
+    labels = change.pop("labels", [0])
+    path = tmp_path / "predictions.pkl"
+    path.write_bytes(pickle.dumps([record(1, [[10.0, 10, 30, 30]], [0.75], labels) | change]))
+    with pytest.raises(InputError, match=rf"{path} is about another data set than .*: {message}"):
         read_detections(path, small_and_large().truth, category_ids=[11, 12], classes=CLASSES)

@@ -1,4 +1,6 @@
+import ast
 import importlib.util
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -29,6 +31,45 @@ def test_a_missing_package_is_named_and_nothing_crashes(doctor, monkeypatch, cap
     failures = [line for line in printed.splitlines() if "FAIL" in line]
     assert any(name in line for line in failures), printed
     assert printed.count("remedy: ") == printed.count("  FAIL  ")
+
+
+def test_extras_are_those_of_setup(doctor):
+    tree = ast.parse((TOOL.parents[1] / "setup.py").read_text(encoding="utf-8"))
+    extras = next(
+        key.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for key in node.keywords
+        if key.arg == "extras_require"
+    )
+    declared = {
+        name: [re.match(r"[\w-]+", each)[0] for each in packages] for name, packages in ast.literal_eval(extras).items()
+    }
+    assert {name: list(packages) for name, (_, packages) in doctor.EXTRAS.items()} == declared
+
+
+def test_extras_are_installed_or_say_how(doctor, monkeypatch, capsys):
+    found = {"onnx": "1.0", "onnxscript": "1.0", "torchcam": "0.5"}
+    version = doctor._version
+    extras = {name for _, names in doctor.EXTRAS.values() for name in names}
+    monkeypatch.setattr(doctor, "_version", lambda name: found.get(name) if name in extras else version(name))
+    assert doctor.main() == 0, "extras are optional"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ok cam (class activation maps): torchcam 0.5" in printed
+    assert "deploy (ONNX export) lacks onnxruntime: pip install" in printed and '"mrla_mm[deploy]"' in printed
+    assert "docs (building the documentation) is not installed: pip install" in printed
+
+
+def test_stubs_are_counted_and_named_on_request(doctor, capsys):
+    if importlib.util.find_spec("mmcv._ext") and sys.modules["mmcv._ext"].__spec__.origin.endswith(".so"):
+        pytest.skip("compiled mmcv has no stubs")
+    doctor.main()
+    short = capsys.readouterr().out
+    assert "raise when called (--verbose names them)" in short and "carafe_forward" not in short
+    doctor.main(["--verbose"])
+    long = capsys.readouterr().out
+    stubs = re.findall(r"\w+", long.split("stubs, which raise when called: ")[1].split("  note  ")[0])
+    assert "carafe_forward" in stubs and f"The other {len(stubs)} raise" in short
 
 
 def test_two_mmcv_are_reported(doctor, monkeypatch, capsys):

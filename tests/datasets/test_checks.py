@@ -1,14 +1,17 @@
 """Data sets are checked before a run: each way of being broken has one message with the value and the remedy."""
 
 import json
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 
 from mrla_mm.datasets import checks, coco_file
+from mrla_mm.datasets.class_folders import missing_folder
 from mrla_mm.errors import InputError
 
-from .conftest import TRAIN, built, edit, message
+from .conftest import TRAIN, VAL, built, edit, message
 
 
 def test_intact_set_passes(coco_root, make_config):
@@ -22,9 +25,26 @@ def test_intact_set_passes(coco_root, make_config):
 def test_missing_set_says_where_and_how(tmp_path, make_config):
     """Nothing at data_root: the message has the path, what is there instead, and both ways to put it right."""
     (tmp_path / "something").touch()
+    (tmp_path / "COCO").mkdir()
     said = message(make_config(tmp_path / "coco"))
     assert f"{tmp_path}/coco/{TRAIN} does not exist" in said
-    assert "'something'" in said and "ln -s" in said and "data_root=" in said
+    assert f"there is no {tmp_path}/coco (did you mean 'COCO' for 'coco'?)" in said and "something" not in said
+    assert "ln -s" in said and "data_root=" in said
+    (tmp_path / "coco").mkdir()
+    (tmp_path / "coco/Annotations").mkdir()
+    assert f"{tmp_path}/coco exists and holds ['Annotations']" in message(make_config(tmp_path / "coco"))
+
+
+@pytest.mark.parametrize("task", ["detection", "classification"])
+def test_a_root_that_is_nowhere_lists_nothing(task, make_config):
+    """What lies in the root of the file system is nobody's business, near as it may be."""
+    if task == "detection":
+        said = message(make_config(Path("/nowhere_at_all")))
+        assert "nothing of /nowhere_at_all/annotations exists" in said
+    else:
+        said = missing_folder(Path("/nowhere_at_all/train"), "train")
+        assert "nothing of /nowhere_at_all exists" in said
+    assert not any(f"'{entry}'" in said for entry in os.listdir("/"))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +187,56 @@ def test_some_names_do_not_match(make_coco, make_config):
     cfg.model.roi_head.bbox_head.num_classes = cfg.model.roi_head.mask_head.num_classes = 3
     with pytest.warns(UserWarning, match="1 of 3 classes: 'zebra'.*shifted"):
         checks.check_datasets(cfg, ("train",))
+
+
+@pytest.mark.parametrize(
+    "given, names, hint",
+    [
+        (("Person", "car"), ["person", "car"], "did you mean 'person' for 'Person'?"),
+        (("person ", "car"), ["person", "car"], "did you mean 'person' for 'person '?"),
+        (("cellphone", "car"), ["cell phone", "car"], "did you mean 'cell phone' for 'cellphone'?"),
+        (("persn", "car"), ["person", "car"], "did you mean 'person' for 'persn'?"),
+        (("cat", "car"), ["truck", "car"], None),
+        (("Cat", "Dog"), ["cat", "dog"], "did you mean 'cat' for 'Cat', 'dog' for 'Dog'?"),
+    ],
+)
+def test_near_misses_of_names_are_named(given, names, hint):
+    """A name that differs in case, spaces or a letter is told from one that the file does not have at all."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            checks.check_categories(names, given, Path("a.json"))
+            said = str(caught[0].message)
+        except InputError as error:
+            said = str(error)
+    assert hint in said if hint else "did you mean" not in said
+
+
+def test_an_evaluation_file_without_images_is_refused(make_coco, make_config):
+    """mmdet ends on numpy's concatenate, after the training data is loaded; so does a test."""
+    root = make_coco(images=1)
+    edit(root, lambda content: content.update(images=[], annotations=[]), VAL)
+    cfg = make_config(root)
+    assert f"val data: annotation file {root / VAL} lists no images" in message(cfg)
+    with pytest.raises(ValueError, match="at least one array"):
+        built(cfg, "val")
+
+
+def test_missing_images_are_found_before_anything_is_built(make_coco, make_config):
+    """Count and first names, for every phase; images that mmdet leaves out, or may, are not asked for."""
+    root = make_coco(images=6)
+    for split, numbers in (("train2017", (1, 4)), ("val2017", (2,))):
+        for number in numbers:
+            (root / f"{split}/{number:06}.jpg").unlink()
+    cfg = make_config(root)
+    said = message(cfg)
+    assert f"train data: 2 of 6 images listed in {root / TRAIN} do not exist" in said
+    assert f"first {root}/train2017/000001.jpg, {root}/train2017/000004.jpg" in said
+    edit(root, lambda content: [a.update(image_id=1) for a in content["annotations"] if a["image_id"] in (2, 5)])
+    assert "val data: 1 of 6 images" in message(cfg)
+    assert len(built(cfg)) == 4, "mmdet leaves out the two images without objects, so nothing is missing"
+    cfg.val_dataloader.dataset.indices = 2
+    checks.check_datasets(cfg, ("train", "val"))
 
 
 def test_order_of_names_warns(make_coco, make_config):

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import os
+import re
 import subprocess
 import sys
 
@@ -400,6 +401,14 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
 
 
 @needs_triton
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("shape", [(1, 3, 9, 70), (2, 2, 17, 132), (1, 5, 1, 66), (1, 2, 20, 64)])
+def test_triton_rows_of_several_tiles(shape, layout, monkeypatch):
+    options = dict(path="triton", dtype=torch.float32, layout=layout, monkeypatch=monkeypatch)
+    compare(run_light, draw_light(shape, affine="frozen", gated=False), **options)
+
+
+@needs_triton
 def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
     """Right kernels pass; one that raises or miscomputes is found, named in a warning, and random states are kept."""
     kernels = fused.kernels("triton")
@@ -433,30 +442,35 @@ SIGNATURES = {  # types of what a half-precision launch passes, by the names of 
 }  # fmt: skip
 FLAGS = dict(TAPS=9, FLIP=1, RESIDUAL=1, HISTORY=1, SHIFT=1, SCALED=1, COUNT=8, START=1, BLOCK_C=4, BLOCK_S=256)
 FLAGS |= dict(MASK=1, POOL=1, WEIGHT=1, BIAS=1, K=5, VALUE=1, LEARNED=1, AFFINE=1, KEEP=1, BLOCK=32, BLOCK_B=16)
-KERNELS = ["pool_kernel", "activate_kernel", "apply_kernel", "sums_kernel", "sum_kernel", "sum_backward_kernel"]
-GATE_KERNELS = ["fold_kernel", "ungate_kernel", "unfold_kernel"]
+FLAGS |= dict(LAST=0, UNIT=4, BLOCK_W=128)
+KERNELS = dict.fromkeys(["pool_kernel", "activate_kernel", "sum_kernel", "sum_backward_kernel"], "triton")
+KERNELS |= dict.fromkeys(["apply_kernel", "sums_kernel"], "triton_stencil")
+KERNELS |= dict.fromkeys(["fold_kernel", "ungate_kernel", "unfold_kernel"], "triton_gate")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("kernel", [*KERNELS, *GATE_KERNELS])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_compile_for_a_gpu(kernel):
     """Compile to PTX for compute capability 9.0, which needs no GPU: the interpreter accepts more than the compiler."""
     compiler = pytest.importorskip("triton.compiler", reason="Triton is not installed")
     from triton.backends.compiler import GPUTarget
 
-    of_gate = kernel in GATE_KERNELS
-    function = getattr(importlib.import_module("mrla_mm.ops.triton_gate" if of_gate else "mrla_mm.ops.triton"), kernel)
+    function = getattr(importlib.import_module(f"mrla_mm.ops.{KERNELS[kernel]}"), kernel)
     signature, constants = {name: "fp32" for name in ("root", "eps") if name in function.arg_names}, {}
     for name in function.arg_names:
         if name in FLAGS:
             signature[name], constants[name] = "constexpr", FLAGS[name]
         elif name.endswith("_ptr") or name[1:].isdigit():
-            signature[name] = "*fp32" if of_gate else SIGNATURES.get(name, "*fp16")
+            signature[name] = "*fp32" if KERNELS[kernel] == "triton_gate" else SIGNATURES.get(name, "*fp16")
         elif name not in signature:
             signature[name] = "i32"
-    source = compiler.ASTSource(function, signature, constexprs=constants)
-    compiled = compiler.compile(source, target=GPUTarget("cuda", 90, 32))
-    assert ".visible .entry" in compiled.asm["ptx"]
+    places = enumerate(function.arg_names)
+    aligned = {(place,): [["tt.divisibility", 16]] for place, name in places if signature[name].startswith("*")}
+    source = compiler.ASTSource(function, signature, constexprs=constants, attrs=aligned)
+    ptx = compiler.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    assert ".visible .entry" in ptx
+    if KERNELS[kernel] == "triton_stencil":  # a unit of four columns in half precision, eight bytes, at a time
+        assert re.search(r"ld\.global[.\w]*\.v2\.b32", ptx)
 
 
 @pytest.mark.skipif(INTERPRETED or torch.cuda.is_available(), reason="this process runs the Triton tests itself")

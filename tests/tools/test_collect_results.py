@@ -81,7 +81,18 @@ def test_a_run_is_recorded_once_and_fills_the_page(collect, work_dir):
     assert {path.name: path.read_bytes() for path in docs.iterdir()} == before
 
 
-@pytest.fixture(params=["incomplete", "ambiguous", "tests only", "no log", "not a run", "nothing evaluated", "cut"])
+@pytest.fixture(
+    params=[
+        "incomplete",
+        "ambiguous",
+        "tests only",
+        "no log",
+        "not a run",
+        "nothing evaluated",
+        "cut",
+        "damaged config",
+    ]
+)
 def broken(request, work_dir):
     """A work directory that must be refused, and why."""
     (folder,) = work_dir.glob("2*")
@@ -109,8 +120,11 @@ def broken(request, work_dir):
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
             return "an AP of -1"
         case "cut":
-            path.write_text(path.read_text()[:-20])
-            return "is cut off"
+            path.write_text(path.read_text()[:-20])  # the figures of the last epoch are in the torn line
+            return "incomplete: the run logged training up to epoch 1 of 1 and no figures"
+        case "damaged config":
+            (folder / "vis_data/config.py").write_text("model = dict(")
+            return "config.py is cut off or damaged"
 
 
 def test_what_is_no_measurement_is_refused(broken, collect, work_dir):
@@ -142,3 +156,16 @@ def test_memory_of_a_run_that_did_not_end(collect, work_dir):
     code, _, docs = collect("--memory", work_dir)
     (run,) = json.loads((docs / "measured.json").read_text())["runs"]
     assert code == 0 and run["memory"] == 1234 and run["figures"] == {}
+
+
+def test_a_record_that_is_none_is_not_overwritten(collect, tmp_path):
+    (tmp_path / "docs/measured.json").write_text("[1")
+    code, printed, docs = collect()
+    assert code == 2 and "measured.json is no record of runs" in printed.err
+    assert (docs / "measured.json").read_text() == "[1"
+
+
+def test_docs_that_are_a_file(run_tool, tmp_path):
+    (tmp_path / "file").touch()
+    code, err = run_tool("collect_results", "--docs", tmp_path / "file")
+    assert code == 2 and "--docs" in err and "it is a file" in err

@@ -19,6 +19,7 @@ from mrla_mm.datasets.shapes import generate_shapes
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
+CLASSIFIER = REPOSITORY / "configs/imagenet/resnet50_8xb32.py"
 CLASSES = Config.fromfile(CONFIG).test_dataloader.dataset.metainfo.classes
 
 
@@ -116,13 +117,25 @@ def test_an_unreadable_image_is_named_and_the_others_are_kept(demo, checkpoint, 
     good = next(images.iterdir())
     (folder / "good.jpg").write_bytes(good.read_bytes())
     assert demo(folder, CONFIG, checkpoint, "--out-dir", tmp_path / "out") == 2
-    assert "broken.jpg" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "1 of 2 images cannot be read" in printed.err and "broken.jpg" in printed.err
+    assert f"of the others are in {tmp_path / 'out'}" in printed.err and "are in" not in printed.out
     assert [each["image"] for each in json.loads((tmp_path / "out/predictions.json").read_text())] == ["good.jpg"]
+
+
+def test_nothing_is_said_to_be_there_if_no_image_can_be_read(demo, checkpoint, tmp_path, capsys):
+    (tmp_path / "broken.jpg").write_bytes(b"no picture")
+    assert demo(tmp_path / "broken.jpg", CONFIG, checkpoint, "--out-dir", tmp_path / "out") == 2
+    printed = capsys.readouterr()
+    assert "1 of 1 images cannot be read" in printed.err and "are in" not in printed.out + printed.err
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_wrong_arguments_end_with_one_message(demo, checkpoint, images, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
+    broken = tmp_path / "broken.py"
+    broken.write_text("a = 1\nb = c\n")
     torn = tmp_path / "torn.pth"
     torn.write_bytes(checkpoint.read_bytes()[:1000])
     other = tmp_path / "other.pth"
@@ -131,6 +144,8 @@ def test_wrong_arguments_end_with_one_message(demo, checkpoint, images, tmp_path
         ((tmp_path / "nothing", CONFIG, checkpoint), "nothing does not exist"),
         ((empty, CONFIG, checkpoint), "holds no image"),
         ((images, tmp_path / "no.py", checkpoint), "no.py does not exist"),
+        ((images, broken, checkpoint), f"config file {broken}, line 2: NameError"),
+        ((images, CLASSIFIER, checkpoint), "is no detector's (default_scope='mmpretrain')"),
         ((images, CONFIG, tmp_path / "no.pth"), "no.pth does not exist"),
         ((images, CONFIG, torn), "torn.pth cannot be read"),
         ((images, CONFIG, other), "does not fit the model"),

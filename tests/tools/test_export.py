@@ -1,5 +1,8 @@
 """The export tool on the three detectors: the graphs it cuts, what they compute, and what it refuses."""
 
+from contextlib import redirect_stdout
+from io import StringIO
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import export
 from mrla_mm.compat.config_scope import config_path
+from mrla_mm.errors import InputError
 from tests.backbones.common import wake
 from tests.conftest import load_tool, tiny_options
 
@@ -73,8 +77,11 @@ def test_detector(detector, sizes, save_model, run_tool, tmp_path):
     """The tool compares each graph with the model, for moving sizes also at other ones, and fails if they differ."""
     name = f"{detector}_r50_mrla_light_1x"
     _, options = save_model(name)
-    code, errors = run_tool("export", *arguments(name, tmp_path, *sizes, "--cfg-options", *options))
+    tool = ["export", *arguments(name, tmp_path, *sizes, "--cfg-options", *options)]
+    with redirect_stdout(StringIO()) as printed:
+        code, errors = run_tool(*tool)
     assert code == 0, errors
+    assert printed.getvalue().count("  opset 18  ") == len(PARTS[detector])
     assert sorted(tmp_path.glob("*.onnx")) == sorted(tmp_path / f"{name}.{part}.onnx" for part in PARTS[detector])
 
 
@@ -130,3 +137,33 @@ def test_overrides_that_nothing_reads_are_refused(run_tool, tmp_path):
         "export", *arguments("retinanet_r50_mrla_light_1x", tmp_path, "--cfg-options", "modle.type=None")
     )
     assert code == 2 and "nothing reads a key 'modle'; did you mean 'model'?" in errors
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--opset", 3], "opset 3: 18 to 25 were tried, give one of them"),
+        (["--opset", 99], "opset 99: 18 to 25 were tried, give one of them"),
+        (["--opset", 19, "--format", "export"], "--opset 19: opsets are ONNX's"),
+        (["--out-dir", "{folder}/file"], "cannot be made a folder (it is a file)"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(more, message, run_tool, tmp_path):
+    (tmp_path / "file").touch()
+    more = [str(argument).format(folder=tmp_path) for argument in more]
+    code, errors = run_tool("export", *arguments("retinanet_r50_mrla_light_1x", tmp_path, *more))
+    assert code == 2 and message in errors, "there is no checkpoint, which would be the next error"
+
+
+def test_regions_in_an_opset_that_onnxruntime_does_not_run(save_model, tmp_path):
+    """RoiAlign is one of the operators that opset 22 defines anew; what is written is not taken for checked."""
+    model, _ = save_model("faster_rcnn_r50_mrla_light_1x")
+    graph = export.graphs_of(model, (64, 96))["boxes"]
+    export.to_onnx(graph, tmp_path / "boxes.onnx", dynamic=False, opset=22)
+    assert export.opset_of(tmp_path / "boxes.onnx") == 22
+    try:
+        run = export.in_onnxruntime(graph, tmp_path / "boxes.onnx")
+    except InputError as error:
+        assert "is written but not checked" in str(error) and "does not run its opset 22" in str(error)
+    else:
+        assert export.deviation(graph, run, graph.inputs) < 1e-4, "a newer onnxruntime runs it"

@@ -57,6 +57,11 @@ def test_models_of_the_papers_tables(flops, tmp_path):
         (["--paper", "--only", "ConvNeXt"], "no model of the paper's tables"),
         ([QUICKSTART, "--shape", "0", "8"], "positive height and width"),
         (["nowhere.py"], "nowhere.py does not exist"),
+        ([QUICKSTART, "--max-depth", "-1"], "--max-depth -1: give 0"),
+        ([QUICKSTART, "--cfg-options", "modle.type=1"], "nothing reads a key 'modle'; did you mean 'model'?"),
+        ([QUICKSTART, "--cfg-options", "model.backbone.type=Bone"], "cannot be built: KeyError"),
+        (["--depth", "--compare", QUICKSTART], "--compare needs a CONFIG"),
+        (["--depth", "--out-dir", __file__], "cannot be made a folder (it is a file)"),
     ],
 )
 def test_what_cannot_work(flops, argv, message):

@@ -79,10 +79,13 @@ def test_class_activation_maps(run_tool, models, images, tmp_path):
     check_picture(out / "a.png")
     code, err = run_tool("visualize_cam", *arguments[:-2], "--class", "unicorn")
     assert code == 2 and "--class unicorn: the model has no such class; they are circle, rectangle" in err
-    code, err = run_tool("visualize_cam", *arguments[:3], "--out-dir", images)
-    assert code == 2 and "holds the input, which the pictures would replace" in err
-    code, err = run_tool("visualize_cam", models / "mrla.py", models / "mrla.pth", images, "--out-dir", out)
+    transformer = [models / "mrla.py", models / "mrla.pth", images, "--out-dir", out, "--methods", "gradcam"]
+    code, err = run_tool("visualize_cam", *transformer)
     assert code == 2 and "the stages of MRLAViT put out no maps to explain" in err
+    code, err = run_tool("visualize_cam", *transformer, "--layers", "layers.0")
+    assert code == 2 and "--layers layers.0 puts out (1, 197, 32), not a map" in err
+    code, err = run_tool("visualize_cam", *transformer, "--layers", "patch_embed.projection", "--class", 1000)
+    assert code == 2 and "--class 1000: the model has the classes 0 to 999" in err
 
 
 def test_attention_of_a_transformer(run_tool, models, images, tmp_path):
@@ -112,6 +115,12 @@ def test_attention_of_a_transformer(run_tool, models, images, tmp_path):
         (["--compare", DETECTOR, "{models}/detector.pth"], "MaskRCNN has no vision transformer"),
         (["--device", "nonsense"], "--device nonsense cannot be used here"),
         (["--cfg-options", "modle.type=None"], "nothing reads a key 'modle'"),
+        (["--cfg-options", "test_dataloader=None"], "no test_dataloader.dataset.pipeline to prepare the images with"),
+        (
+            ["--cfg-options", "test_dataloader.dataset.pipeline.0.type=Load"],
+            "dataset.pipeline cannot be built: 'Load is",
+        ),
+        (["--cfg-options", "test_dataloader.dataset.pipeline.3.type=Albu"], "cannot be built"),
     ],
 )
 def test_what_cannot_work(run_tool, models, images, tmp_path, arguments, message):
@@ -127,3 +136,63 @@ def test_a_pixel_names_the_patch_it_lies_in(run_tool, models, images, tmp_path):
     assert code == 0, err
     row = next(csv.DictReader((tmp_path / "attention.csv").open()))
     assert (row["query_row"], row["query_column"]) == ("1", "2")
+
+
+TOOLS = {
+    "visualize_cam": "a.png",
+    "visualize_layer_attention": "overview.png",
+    "visualize_query_similarity": "histograms.png",
+    "visualize_vit_attention": "attention.csv",
+}
+
+
+@pytest.fixture
+def ask(run_tool, images, tmp_path, monkeypatch):
+    """Return `ask(name, *argv)`, which runs a tool on a checkpoint that does not exist: it must not get that far."""
+
+    def ask(name, *argv):
+        if name == "visualize_cam" and missing_torchcam():
+            pytest.skip(missing_torchcam())
+        monkeypatch.chdir(tmp_path)
+        return run_tool(name, DETECTOR, "no_checkpoint.pth", *argv)
+
+    return ask
+
+
+@pytest.mark.parametrize(("tool", "written"), TOOLS.items())
+def test_input_images_are_never_replaced(tool, written, ask, images, tmp_path):
+    """Neither where the results go by default, nor in the folder of the input, nor behind a link in another one."""
+    default = tmp_path / "work_dirs" / tool.removeprefix("visualize_")
+    default.mkdir(parents=True)
+    (images / "a.png").rename(default / written.replace("csv", "png"))
+    for given in ([default], [images, "--out-dir", f"{images}/../images"]):
+        code, err = ask(tool, *given)
+        assert code == 2 and "holds the input, which the results could replace: give another folder" in err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / written).symlink_to(images / "b.jpg")
+    if tool != "visualize_cam":
+        code, err = ask(tool, images, "--out-dir", tmp_path / "out")
+        assert code == 2 and f"{written} there is an input image" in err
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_an_output_folder_that_is_a_file_is_said_before_any_work(tool, ask, images, tmp_path):
+    (tmp_path / "file").touch()
+    code, err = ask(tool, images, "--out-dir", tmp_path / "file")
+    assert code == 2 and "cannot be made a folder (it is a file): give another one" in err
+
+
+@pytest.mark.parametrize("broken", ["text", "cut off"])
+def test_a_broken_image_is_named_before_any_work(broken, ask, images):
+    content = b"no image" if broken == "text" else (images / "a.png").read_bytes()[:-200]
+    (images / "a.png").write_bytes(content)
+    reason = "no image that OpenCV reads" if broken == "text" else "the file is cut off"
+    code, err = ask("visualize_layer_attention", images)
+    assert code == 2 and f"image {images / 'a.png'} cannot be read ({reason})" in err
+
+
+def test_an_image_that_the_pipeline_cannot_prepare_is_named(run_tool, models, images, tmp_path):
+    cv2.imwrite(str(images / "a.png"), cv2.imread(str(images / "a.png"))[:1].repeat(60, 1))
+    arguments = [DETECTOR, models / "detector.pth", images, "--out-dir", tmp_path / "out"]
+    code, err = run_tool("visualize_layer_attention", *arguments)
+    assert code == 2 and f"image {images / 'a.png'} cannot be prepared by the config's test pipeline" in err

@@ -17,12 +17,15 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm.cli import locate_config, move_data_root
 from mrla_mm.datasets.shapes import generate_shapes
+from tests.conftest import ROOT
 
 CONFIG = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 SECTIONS = [
     "Run", "Training curves", "AP by epoch", "Ground truth beside predictions", "AP and recall by size", "Classes",
     "Errors", "Precision and recall", "Confusion matrix",
 ]  # fmt: skip
+REAL_COCO = ROOT.parent / "shared/data/coco_tiny"
+RESULTS = ["--results", "{results}"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -63,23 +66,29 @@ def work_dir(tmp_path_factory):
     return root / "quickstart"
 
 
-@pytest.fixture(scope="module")
-def results(work_dir):
-    """Predictions: the ground truth of the validation images, every third box moved, every fifth of another class."""
-    truth = json.loads((work_dir.parent / "shapes/annotations/instances_val2017.json").read_text())
+def perturbed_truth(truth):
+    """Predictions: the ground truth, every third box moved, every fifth of the next class, scores from 0.9 to 0.4."""
+    ids = [category["id"] for category in truth["categories"]]
     records = []
     for image in truth["images"]:
-        own = [one for one in truth["annotations"] if one["image_id"] == image["id"]]
+        own = [one for one in truth["annotations"] if one["image_id"] == image["id"] and not one["iscrowd"]]
         boxes, labels = [], []
         for one in own:
             x, y, w, h = one["bbox"]
             shift = 0.5 * w if one["id"] % 3 == 0 else 0
             boxes.append([x + shift, y, x + shift + w, y + h])
-            labels.append((one["category_id"] - 1 + (one["id"] % 5 == 0)) % 6)
+            labels.append((ids.index(one["category_id"]) + (one["id"] % 5 == 0)) % len(ids))
         instances = dict(bboxes=np.array(boxes), labels=np.array(labels), scores=np.linspace(0.9, 0.4, len(own)))
         records.append(dict(img_id=image["id"], pred_instances=instances))
+    return records
+
+
+@pytest.fixture(scope="module")
+def results(work_dir):
+    """Predictions of the validation images that no model made."""
+    truth = json.loads((work_dir.parent / "shapes/annotations/instances_val2017.json").read_text())
     path = work_dir.parent / "predictions.pkl"
-    path.write_bytes(pickle.dumps(records))
+    path.write_bytes(pickle.dumps(perturbed_truth(truth)))
     return path
 
 
@@ -89,7 +98,6 @@ def page(work_dir, results, tmp_path_factory):
 
     other = tmp_path_factory.mktemp("other")
     write_logs(other, epochs=5, scale=2.0)
-    (other / "config.py").write_text("model = dict(type='FasterRCNN')\n")
     out = tmp_path_factory.mktemp("page") / "report.html"
     arguments = [work_dir, "--results", results, "--out", out, "--images", 3, "--compare", other]
     load_tool("report").main([str(argument) for argument in arguments])
@@ -183,13 +191,81 @@ def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
         (["{root}/shapes"], "holds no training log"),
         (["{root}/quickstart", "--images", "0"], "--images 0: give a positive number"),
         (["{root}/quickstart", "--score-thr", "2"], "--score-thr 2.0: give a number from 0 to 1"),
-        (["{root}/quickstart", "--checkpoint", "none.pth"], "--checkpoint none.pth does not exist"),
+        (["{root}/quickstart", "--checkpoint", "none.pth"], "weights none.pth do not exist"),
         (["{root}/quickstart", "--results", "none.pkl"], "results file none.pkl does not exist"),
         (["{root}/quickstart", "--results", "{root}/empty.pkl"], "is neither of tools/test.py nor in COCO's"),
+        (["{root}/quickstart", "--results", "{root}/braces.json"], "it holds a dict, not a list"),
+        (["{root}/quickstart", "--results", "{results}", "--checkpoint", "{root}/empty.txt"], "are an empty file"),
+        (["{root}/quickstart", "--results", "{results}", "--checkpoint", "{root}/text.pth"], "no PyTorch checkpoint"),
+        (["{root}/quickstart", "--results", "{results}", "--out", "{root}"], "is a folder: give the name of a file"),
+        (["{root}/quickstart", "--out", "{root}/text.pth/x.html"], "cannot be made a folder"),
+        (["{root}/quickstart", "--cfg-options", "test_evaluator=None"], "no test_evaluator, without which nothing is"),
+        (["{root}/quickstart", *RESULTS, "--cfg-options", "test_dataloader=None"], "the config has no test_dataloader"),
+        (
+            ["{root}/quickstart", *RESULTS, "--cfg-options", "test_dataloader.dataset.ann_file=no.json"],
+            "test data: annotation file {root}/shapes/no.json does not exist",
+        ),
+        (
+            ["{root}/quickstart", *RESULTS, "--cfg-options", "test_dataloader.dataset.type=mmpretrain.ImageNet"],
+            "the test data set is a mmpretrain.ImageNet: the report knows COCO-format ones",
+        ),
         (["{root}/quickstart", "--compare", "nowhere"], "work directory nowhere does not exist"),
     ],
 )
-def test_what_cannot_work(run_tool, work_dir, arguments, message):
-    (work_dir.parent / "empty.pkl").touch()
-    code, err = run_tool("report", *(str(argument).format(root=work_dir.parent) for argument in arguments))
-    assert code == 2 and message in err
+def test_what_cannot_work_is_said_before_any_work(run_tool, work_dir, results, arguments, message, monkeypatch):
+    root = work_dir.parent
+    for name, text in (("empty.pkl", ""), ("empty.txt", ""), ("braces.json", "{}"), ("text.pth", "epoch 12")):
+        (root / name).write_text(text)
+    monkeypatch.setattr("mrla_mm.analysis.report.detection_sections", None)
+    code, err = run_tool("report", *(argument.format(root=root, results=results) for argument in arguments))
+    assert code == 2 and message.format(root=root) in err
+
+
+def test_a_work_directory_without_a_config_names_the_option(run_tool, tmp_path):
+    write_logs(tmp_path / "run", epochs=1)
+    code, err = run_tool("report", tmp_path / "run")
+    assert code == 2 and "holds no config: give it with --config" in err
+
+
+def test_a_run_that_diverged_and_images_that_are_gone(run_tool, work_dir, results, tmp_path):
+    """The report is about what went wrong, too: losses that are no number, unreadable and missing images."""
+    write_logs(tmp_path / "run", epochs=3)
+    log = tmp_path / "run/20260101_000000/vis_data/scalars.json"
+    text = re.sub(
+        r'("loss": 1.5|"coco/bbox_mAP": 0.36)\d*', lambda found: found[1].split(":")[0] + ": NaN", log.read_text()
+    )
+    log.write_text(text + '{"lo')
+    shapes = shutil.copytree(work_dir.parent / "shapes", tmp_path / "shapes")
+    first, second, third, _ = sorted((shapes / "val2017").iterdir())
+    first.write_text("no image")
+    second.unlink()
+    cv2.imwrite(str(third), cv2.imread(str(third))[:20])
+    arguments = ["--config", work_dir / "train/config.py", "--results", results, "--out", tmp_path / "report.html"]
+    code, err = run_tool("report", tmp_path / "run", *arguments, "--cfg-options", f"data_root={shapes}")
+    assert code == 0, err
+    text = (tmp_path / "report.html").read_text()
+    assert numbers(section(text, "Run"))["losses that are no number"] == ["1 of 3 in the log, first at iteration 2"]
+    assert numbers(section(text, "Run"))["best box AP in training"] == ["0.300 (epoch 2)"]
+    gallery = section(text, "Ground truth beside predictions")
+    assert f"{first} is no image that can be read." in gallery and str(second) not in gallery
+    assert f"{third} has another size than its annotations say." in gallery and "1 of 4 images" in gallery
+
+
+@pytest.mark.skipif(not REAL_COCO.is_dir(), reason="no real COCO images at ../shared/data/coco_tiny")
+def test_eighty_classes_on_real_images(run_tool, tmp_path):
+    """The page holds for COCO's classes and images, crowds among them; no model is behind its figures."""
+    truth = json.loads((REAL_COCO / "annotations/instances_val2017.json").read_text())
+    (tmp_path / "predictions.pkl").write_bytes(pickle.dumps(perturbed_truth(truth)))
+    write_logs(tmp_path / "run", epochs=3)
+    config = locate_config("mrla_mm::mask_rcnn_r50_mrla_light_1x.py")
+    arguments = ["--config", config, "--results", tmp_path / "predictions.pkl", "--images", 2]
+    code, err = run_tool("report", tmp_path / "run", *arguments, "--cfg-options", f"data_root={REAL_COCO}")
+    assert code == 0, err
+    text = (tmp_path / "run/report/report.html").read_text()
+    classes = numbers(section(text, "Classes"))
+    assert len(classes) == 80 and sum(int(row[0]) for row in classes.values()) == sum(
+        not one["iscrowd"] for one in truth["annotations"]
+    )
+    errors = numbers(section(text, "Errors"))
+    assert min(int(errors[kind][0]) for kind in ("classification", "localisation", "missed")) > 0
+    assert "2 of 80 images" in section(text, "Ground truth beside predictions")

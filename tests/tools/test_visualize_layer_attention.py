@@ -45,11 +45,11 @@ def test_pictures_and_scores_of_a_folder(run_tool, checkpoint, images, tmp_path)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(checkpoint="nothing.pth"), "checkpoint nothing.pth does not exist"),
+        (dict(checkpoint="nothing.pth"), "weights nothing.pth do not exist"),
         (dict(images="nowhere"), "input nowhere does not exist"),
         (dict(more=["--max-heads", "0"]), "--max-heads 0: give a positive number"),
-        (dict(more=["--max-images", "1"]), "does not fit the config's model"),
-        (dict(config="mmdet::retinanet/retinanet_r50_fpn_1x_coco.py"), "does not fit the config's model"),
+        (dict(more=["--max-images", "1"]), "does not fit the model of"),
+        (dict(config="mmdet::retinanet/retinanet_r50_fpn_1x_coco.py"), "does not fit the model of"),
     ],
 )
 def test_what_cannot_work(run_tool, checkpoint, images, tmp_path, change, message):

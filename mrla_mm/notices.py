@@ -1,0 +1,44 @@
+"""Warnings of the checks before a run, kept for the run's log: they are given before its log file exists."""
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from mmengine.runner import Runner
+
+KEY = "mrla_mm_notices"  # where a run's message hub holds what its log has
+
+
+@contextmanager
+def collected(*, silent: bool = False) -> Iterator[list[str]]:
+    """Collect the texts of the warnings given inside; unless silent, they are given at the end as ever."""
+    messages, found = [], []
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            try:
+                yield messages
+            finally:
+                found += [each for each in caught if issubclass(each.category, UserWarning)]
+                messages += dict.fromkeys(str(each.message) for each in found)
+    finally:
+        for each in () if silent else found:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+
+def log_quietly(runner: Runner, messages: Sequence[str]) -> None:
+    """Write warnings that the console has shown to the run's log files, and note that they are there."""
+    for handler in runner.logger.handlers:
+        if isinstance(handler, logging.FileHandler):
+            for message in messages:
+                handler.handle(logging.LogRecord(runner.logger.name, logging.WARNING, "", 0, message, None, None))
+    runner.message_hub.update_info(KEY, list(messages), resumed=False)
+
+
+def log_new(runner: Runner, messages: Sequence[str]) -> None:
+    """Give those warnings that the run's log does not have yet, on the console and in the log."""
+    known = runner.message_hub.get_info(KEY, [])
+    for message in messages:
+        if message not in known:
+            runner.logger.warning(message)

@@ -1,0 +1,211 @@
+"""The depthwise 3x3 convolution of fused layer attention as two Triton kernels that walk down the rows of a map.
+
+A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted by -1, 0 and 1
+columns, and what the next rows need of it stays in registers: three loads an element in place of nine, and no division
+to find an element's place. Contiguous and channels-last (LAST) maps are read as they lie. W is passed as units of UNIT
+columns, which tells the compiler how many elements of a row it may load at a time.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from mrla_mm.errors import InputError
+
+PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
+SHORTEST = 8  # rows of a span at least: each span loads two more
+TILE = 512  # elements of a tile, four to a thread
+
+
+@triton.jit
+def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Channels and columns of a program's tile, its offsets in a sample's first row, and its span's first row."""
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    offsets = channels[:, None] + columns[None, :] * C if LAST else channels[:, None] * (H * W) + columns[None, :]
+    return channels, columns, offsets, tl.program_id(2) // tiles * rows
+
+
+@triton.jit
+def load(pointers, inside, row, first, last):
+    """Elements of one row in float32, 0 where not inside and if the row is not from first to before last."""
+    return tl.load(pointers, mask=inside & (row >= first) & (row < last), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def apply_kernel(
+    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, by_previous_ptr,
+    C, H, units, slope_stride, shift_stride, tiles, rows,
+    TAPS: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr,
+    SCALED: tl.constexpr, MASK: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also by_previous = slope x.
+
+    MASK: out is 0 where the mask is not positive, and by_previous gets it added.
+    """
+    W = units * UNIT
+    step = C if LAST else 1
+    channels, columns, offsets, begin = tile_of(C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W)
+    end = tl.minimum(begin + rows, H)
+    sample, row_stride = tl.program_id(0).to(tl.int64), W * step
+    exists, start = channels < C, sample * C * H * W
+    inside = exists[:, None] & (columns < W)[None, :]
+    left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
+    right = exists[:, None] & (columns + 1 < W)[None, :]
+    x, previous, mask, out, by_previous = (
+        x_ptr + start, previous_ptr + start, mask_ptr + start, out_ptr + start, by_previous_ptr + start
+    )  # fmt: skip
+    taps = taps_ptr + (sample * C + channels) * TAPS
+    w4 = tl.load(taps + TAPS // 2, mask=exists, other=0.0)[:, None]
+    if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
+        w4 += 1.0
+    if TAPS == 9:
+        w0 = tl.load(taps + (8 if FLIP else 0), mask=exists, other=0.0)[:, None]
+        w1 = tl.load(taps + (7 if FLIP else 1), mask=exists, other=0.0)[:, None]
+        w2 = tl.load(taps + (6 if FLIP else 2), mask=exists, other=0.0)[:, None]
+        w3 = tl.load(taps + (5 if FLIP else 3), mask=exists, other=0.0)[:, None]
+        w5 = tl.load(taps + (3 if FLIP else 5), mask=exists, other=0.0)[:, None]
+        w6 = tl.load(taps + (2 if FLIP else 6), mask=exists, other=0.0)[:, None]
+        w7 = tl.load(taps + (1 if FLIP else 7), mask=exists, other=0.0)[:, None]
+        w8 = tl.load(taps + (0 if FLIP else 8), mask=exists, other=0.0)[:, None]
+        spots = x + (offsets + (begin - 1) * row_stride)
+        above_left = load(spots - step, left, begin - 1, 0, H)
+        above = load(spots, inside, begin - 1, 0, H)
+        above_right = load(spots + step, right, begin - 1, 0, H)
+        spots = x + (offsets + begin * row_stride)
+        at_left = load(spots - step, left, begin, 0, H)
+        at = load(spots, inside, begin, 0, H)
+        at_right = load(spots + step, right, begin, 0, H)
+    if HISTORY or SCALED:
+        slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)[:, None]
+    total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
+    if SHIFT:
+        total += tl.load(shift_ptr + sample * shift_stride + channels, mask=exists, other=0.0)[:, None]
+    shift = total
+    for row in range(begin, end):
+        place = offsets + row * row_stride
+        if TAPS == 9:
+            spots = x + (place + row_stride)
+            below_left = load(spots - step, left, row + 1, 0, H)
+            below = load(spots, inside, row + 1, 0, H)
+            below_right = load(spots + step, right, row + 1, 0, H)
+            total = shift + w0 * above_left
+            total += w1 * above
+            total += w2 * above_right
+            total += w3 * at_left
+            total += w4 * at
+            total += w5 * at_right
+            total += w6 * below_left
+            total += w7 * below
+            total += w8 * below_right
+            centre = at
+            above_left = at_left
+            above = at
+            above_right = at_right
+            at_left = below_left
+            at = below
+            at_right = below_right
+        else:
+            centre = load(x + place, inside, row, begin, end)
+            total = shift + w4 * centre
+        if HISTORY:
+            total += slope * load(previous + place, inside, row, begin, end)
+        if MASK:
+            total = tl.where(load(mask + place, inside, row, begin, end) > 0, total, 0.0)
+        tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=inside)
+        if SCALED:
+            scaled = slope * centre + total if MASK else slope * centre
+            tl.store(by_previous + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sums_kernel(
+    grad_ptr, x_ptr, previous_ptr, by_taps_ptr, by_slope_ptr, by_shift_ptr,
+    B, C, H, units, tiles, rows,
+    TAPS: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Sums over a program's rows and columns of grad times shifted x, of grad times previous and of grad."""
+    W = units * UNIT
+    step = C if LAST else 1
+    channels, columns, offsets, begin = tile_of(C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W)
+    end = tl.minimum(begin + rows, H)
+    sample, row_stride = tl.program_id(0).to(tl.int64), W * step
+    exists, start = channels < C, sample * C * H * W
+    inside = exists[:, None] & (columns < W)[None, :]
+    left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
+    right = exists[:, None] & (columns + 1 < W)[None, :]
+    x, upon, previous = x_ptr + start, grad_ptr + start, previous_ptr + start
+    zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
+    s4, by_slope, by_shift = zero, zero, zero
+    if TAPS == 9:
+        s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
+        above, at = zero, zero
+        for row in range(begin - 1, end + 1):  # of x, beside the rows of grad above, at and below it
+            place = offsets + row * row_stride
+            below = load(upon + (place + row_stride), inside, row + 1, begin, end)
+            spots = x + place
+            x_left = load(spots - step, left, row, 0, H)
+            x_at = load(spots, inside, row, 0, H)
+            x_right = load(spots + step, right, row, 0, H)
+            s0 += below * x_left
+            s1 += below * x_at
+            s2 += below * x_right
+            s3 += at * x_left
+            s4 += at * x_at
+            s5 += at * x_right
+            s6 += above * x_left
+            s7 += above * x_at
+            s8 += above * x_right
+            if HISTORY:
+                by_slope += at * load(previous + place, inside, row, begin, end)
+            if SHIFT:
+                by_shift += at
+            above = at
+            at = below
+    else:
+        for row in range(begin, end):
+            place = offsets + row * row_stride
+            at = load(upon + place, inside, row, begin, end)
+            s4 += at * load(x + place, inside, row, begin, end)
+            if HISTORY:
+                by_slope += at * load(previous + place, inside, row, begin, end)
+            if SHIFT:
+                by_shift += at
+    place = (tl.program_id(2) * B + sample) * C + channels
+    by_taps = by_taps_ptr + place * TAPS
+    tl.store(by_taps + TAPS // 2, tl.sum(s4, axis=1), mask=exists)
+    if TAPS == 9:
+        tl.store(by_taps, tl.sum(s0, axis=1), mask=exists)
+        tl.store(by_taps + 1, tl.sum(s1, axis=1), mask=exists)
+        tl.store(by_taps + 2, tl.sum(s2, axis=1), mask=exists)
+        tl.store(by_taps + 3, tl.sum(s3, axis=1), mask=exists)
+        tl.store(by_taps + 5, tl.sum(s5, axis=1), mask=exists)
+        tl.store(by_taps + 6, tl.sum(s6, axis=1), mask=exists)
+        tl.store(by_taps + 7, tl.sum(s7, axis=1), mask=exists)
+        tl.store(by_taps + 8, tl.sum(s8, axis=1), mask=exists)
+    if HISTORY:
+        tl.store(by_slope_ptr + place, tl.sum(by_slope, axis=1), mask=exists)
+    if SHIFT:
+        tl.store(by_shift_ptr + place, tl.sum(by_shift, axis=1), mask=exists)
+
+
+def rowwise(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
+    """Arguments of a launch that follow from a map's shape and layout, and its grid."""
+    batch, channels, height, width = x.shape
+    if channels * height * width >= 2**31:
+        raise InputError(f"maps of shape {tuple(x.shape)} have 2^31 or more elements a sample: use MRLA_OPS=folded")
+    if x.is_contiguous():
+        block_w = min(64, triton.next_power_of_2(width))
+        block_c = min(TILE // block_w, triton.next_power_of_2(channels))
+    else:
+        block_c = min(64, triton.next_power_of_2(channels))
+        block_w = min(TILE // block_c, triton.next_power_of_2(width))
+    groups, tiles = triton.cdiv(channels, block_c), triton.cdiv(width, block_w)
+    spans = max(1, PROGRAMS // max(batch * groups * tiles, 1))
+    rows, unit = min(height, max(SHORTEST, math.ceil(height / spans))), math.gcd(width, 8)
+    arguments = dict(units=width // unit, tiles=tiles, rows=rows, LAST=not x.is_contiguous(), UNIT=unit)
+    return dict(arguments, BLOCK_C=block_c, BLOCK_W=block_w), (batch, groups, tiles * triton.cdiv(height, rows))
