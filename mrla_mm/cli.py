@@ -245,7 +245,7 @@ def preflight(cfg: Config, phases: Iterable[str]) -> list[str]:
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
     with collected() as warned:
         if int(local_rank or 0) == 0:
-            check_keys(cfg)
+            check_keys(cfg, training="train" in phases)
             check_processes(cfg)
             check_datasets(cfg, phases)
             check_channels(cfg.get("model") or {}, scope=cfg.get("default_scope"))

@@ -12,18 +12,23 @@ KEY = "mrla_mm_notices"  # where a run's message hub holds what its log has
 
 @contextmanager
 def collected(*, silent: bool = False) -> Iterator[list[str]]:
-    """Collect the texts of the warnings given inside; unless silent, they are given at the end as ever."""
-    messages, found = [], []
+    """Collect the texts of the warnings given inside; unless silent, they are given at the end as ever.
+
+    Those of other categories than UserWarning, a library's FutureWarning for example, are not the checks': they are
+    given in any case.
+    """
+    messages, given = [], []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             try:
                 yield messages
             finally:
-                found += [each for each in caught if issubclass(each.category, UserWarning)]
-                messages += dict.fromkeys(str(each.message) for each in found)
+                ours = [each for each in caught if issubclass(each.category, UserWarning)]
+                messages += dict.fromkeys(str(each.message) for each in ours)
+                given += [each for each in caught if not silent or each not in ours]
     finally:
-        for each in () if silent else found:
+        for each in given:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 

@@ -55,3 +55,11 @@ def test_warnings_are_in_the_log_of_a_run(make_coco, run_tool, tmp_path):
         count = sum(text in message for message in given)
         assert count >= 1 and written.count(text) == count
         assert text not in console.getvalue() + errors, "warnings go to the console by Python's own way"
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_warnings_of_libraries_are_given(silent):
+    """A FutureWarning of a library is none of the checks' and is shown, not swallowed nor logged."""
+    with pytest.warns(FutureWarning, match="removed soon"), collected(silent=silent) as messages:
+        warnings.warn("removed soon", FutureWarning, stacklevel=1)
+    assert messages == []

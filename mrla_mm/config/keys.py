@@ -12,12 +12,12 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcesso
 from mmengine.runner.utils import set_random_seed
 from torch.utils.data import DataLoader
 
-from mrla_mm.config.signatures import accepted, nearest
+from mrla_mm.config.signatures import accepted, from_host, nearest
 from mrla_mm.errors import InputError
 
 REPORTED = 5  # faults that one message names
 MISSPELT = 0.85  # likeness to a known key that makes a key of a part which its owner may take apart a misspelt one
-HOSTS = ("mmengine", "mmcv", "mmdet", "mmpretrain", "mrla_mm", "torch", "torchvision")
+SEVERAL = (Mapping, list, tuple)  # schedulers of one of several optimizers
 LOADER_KEYS = accepted(DataLoader).names | {"num_batch_per_epoch", "disable_subprocess_warning"}
 READ_BY_NAME = {
     "env_cfg": {"cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit"},
@@ -73,6 +73,8 @@ OPTIMIZERS = Place(
     OptimWrapper,
     inside={"optimizer": Place((registry.OPTIMIZERS,)), "paramwise_cfg": None, "clip_grad": None, "loss_scale": None},
 )
+SCHEDULERS = Place((registry.PARAM_SCHEDULERS,), frozenset({"convert_to_iter_based", "epoch_length"}))
+BACKENDS = Place((registry.VISBACKENDS,), frozenset({"name"}))
 PLACES = {
     "model": MODEL,
     "tta_model": MODEL,
@@ -80,20 +82,19 @@ PLACES = {
     "tta_pipeline": TRANSFORM,
     "val_cfg": Place((registry.LOOPS,), default=ValLoop),
     "test_cfg": Place((registry.LOOPS,), default=TestLoop),
-    "optim_wrapper": OPTIMIZERS,
-    "param_scheduler": Place((registry.PARAM_SCHEDULERS,), frozenset({"convert_to_iter_based"})),
     "custom_hooks": HOOK,
-    "visualizer": Place((registry.VISUALIZERS,), inside={"vis_backends": Place((registry.VISBACKENDS,))}),
+    "visualizer": Place((registry.VISUALIZERS,), inside={"vis_backends": BACKENDS}),
     "log_processor": Place((registry.LOG_PROCESSORS,), default=LogProcessor),
 }
 
 
-def check_keys(cfg: Config) -> None:
+def check_keys(cfg: Config, *, training: bool = True) -> None:
     """Refuse keys and types of a finished config that nothing takes, at any depth.
 
     Keys are compared with the arguments of the class, function or loop that is built from them. Nothing is said where
     these are not known: below a class of the user's own, and of one that does as it likes with its `**kwargs`; of such
-    classes of the hosts, keys that are but a slip away from an argument are named.
+    classes of the hosts, keys that are but a slip away from an argument are named. What only a training builds is left
+    out without one: an optimizer's package need not be where a model is tested.
 
     Raises:
         InputError: names the keys with their places, and for each the nearest one that exists.
@@ -101,28 +102,46 @@ def check_keys(cfg: Config) -> None:
     if cfg.get("default_scope") is None:
         return  # mmengine's own scope, to which a package may add what a look-up here would not see
     with registry.MODELS.switch_scope_and_registry(cfg.default_scope):
-        faults = list(faults_of(cfg))
+        faults = [*(training_faults(cfg) if training else ()), *faults_of(cfg)]
     if faults:
         more = f"; and {len(faults) - REPORTED} more" if len(faults) > REPORTED else ""
         raise InputError("; ".join(faults[:REPORTED]) + more)
 
 
+def training_faults(cfg: Mapping) -> Iterator[str]:
+    """Yield what is wrong with the keys of what only a training builds."""
+    yield from loader_faults(cfg, "train")
+    yield from walk(cfg.get("train_cfg"), "train_cfg", train_loop(cfg.get("train_cfg")))
+    wrapper, schedulers = cfg.get("optim_wrapper"), cfg.get("param_scheduler")
+    constructor = wrapper.get("constructor") if isinstance(wrapper, Mapping) else None
+    if constructor is None or from_host(find(constructor, Place((registry.OPTIM_WRAPPER_CONSTRUCTORS,)))):
+        yield from walk(wrapper, "optim_wrapper", OPTIMIZERS)
+    of_several = isinstance(schedulers, Mapping) and all(isinstance(each, SEVERAL) for each in schedulers.values())
+    parts = {f".{name}": each for name, each in schedulers.items()} if of_several else {"": schedulers}
+    for name, each in parts.items():
+        yield from walk(each, f"param_scheduler{name}", SCHEDULERS)
+
+
+def loader_faults(cfg: Mapping, phase: str) -> Iterator[str]:
+    """Yield what is wrong with the keys of a data loader."""
+    loader = cfg.get(f"{phase}_dataloader")
+    if isinstance(loader, Mapping):
+        yield from unknown(loader, f"{phase}_dataloader", LOADER_KEYS, "DataLoader")
+        for key, place in LOADER.items():
+            yield from walk(loader.get(key), f"{phase}_dataloader.{key}", place)
+
+
 def faults_of(cfg: Mapping) -> Iterator[str]:
-    """Yield what is wrong with the keys of a config."""
+    """Yield what is wrong with the keys of the other parts of a config."""
     for key, known in READ_BY_NAME.items():
         if isinstance(cfg.get(key), Mapping):
             yield from unknown(cfg[key], key, known, key)
-    for phase in ("train", "val", "test"):
-        loader = cfg.get(f"{phase}_dataloader")
-        if isinstance(loader, Mapping):
-            yield from unknown(loader, f"{phase}_dataloader", LOADER_KEYS, "DataLoader")
-            for key, place in LOADER.items():
-                yield from walk(loader.get(key), f"{phase}_dataloader.{key}", place)
+    for phase in ("val", "test"):
+        yield from loader_faults(cfg, phase)
         evaluator = cfg.get(f"{phase}_evaluator")
         typed = evaluator.get("type") if isinstance(evaluator, Mapping) and "metrics" in evaluator else None
         whole = typed is not None and find(typed, EVALUATOR) is not None
         yield from walk(evaluator, f"{phase}_evaluator", EVALUATOR if whole else METRIC)
-    yield from walk(cfg.get("train_cfg"), "train_cfg", train_loop(cfg.get("train_cfg")))
     for key, place in PLACES.items():
         yield from walk(cfg.get(key), key, place)
     hooks = {name: hook for name, hook in (cfg.get("default_hooks") or {}).items() if hook is not None}
@@ -153,7 +172,7 @@ def walk(node: object, path: str, place: Place | None) -> Iterator[str]:
         if kind is None and place.certain:
             yield missing_type(node, path, place)
         if kind is not None:
-            (known, others), ours = accepted(kind), str(kind.__module__).split(".")[0] in HOSTS
+            (known, others), ours = accepted(kind), from_host(kind)
             if ours or not others:
                 near_only = others or not place.certain
                 yield from unknown(node, path, known | place.extras, kind.__name__, near_only=near_only)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 READS = ("get", "items", "keys", "values")  # methods that leave a dictionary as it is
 SHOWN = 12  # names that a message lists
+HOSTS = ("mmengine", "mmcv", "mmdet", "mmpretrain", "mrla_mm", "torch", "torchvision")
 
 
 class Accepted(NamedTuple):
@@ -18,6 +19,11 @@ class Accepted(NamedTuple):
 
     names: frozenset[str]
     others: bool
+
+
+def from_host(kind: object) -> bool:
+    """Whether a class or function is a host's or ours, and no user's."""
+    return callable(kind) and str(kind.__module__).split(".")[0] in HOSTS
 
 
 @functools.lru_cache(maxsize=1024)

@@ -206,6 +206,7 @@ def rowwise(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
         block_w = min(TILE // block_c, triton.next_power_of_2(width))
     groups, tiles = triton.cdiv(channels, block_c), triton.cdiv(width, block_w)
     spans = max(1, PROGRAMS // max(batch * groups * tiles, 1))
-    rows, unit = min(height, max(SHORTEST, math.ceil(height / spans))), math.gcd(width, 8)
+    rows = min(height, max(SHORTEST, math.ceil(height / spans)))
+    unit = next(unit for unit in (8, 4, 2, 1) if width % unit == 0)  # math.gcd would tie torch.compile to one width
     arguments = dict(units=width // unit, tiles=tiles, rows=rows, LAST=not x.is_contiguous(), UNIT=unit)
     return dict(arguments, BLOCK_C=block_c, BLOCK_W=block_w), (batch, groups, tiles * triton.cdiv(height, rows))

@@ -2,6 +2,7 @@
 
 import pytest
 from mmengine.config import Config
+from torch import nn
 
 from mrla_mm.config import check_channels
 from mrla_mm.config.channels import output_channels
@@ -34,6 +35,8 @@ def test_channels_that_do_not_fit_are_named():
         (dict(type="ResNeXt", depth=50, groups=32, base_width=4), [256, 512, 1024, 2048]),
         (dict(type="ResNet", depth=19), None),
         (dict(type="ResNet", depth=50, out_indices="3"), None),
+        (dict(type="mmpretrain.ResNet", depth=50), None),
+        (dict(type="mmpretrain.ResNet_CIFAR", depth=18), None),
         (dict(type="MRLAPVTv2"), None),
         (dict(type="Unheard", depth=50), None),
         (None, None),
@@ -49,6 +52,19 @@ def test_channels_of_backbones(backbone, channels):
         with torch.device("meta"):
             maps = MODELS.build(backbone)(torch.zeros(1, 3, 64, 64))
         assert [each.shape[1] for each in maps] == channels
+
+
+def test_what_a_necks_author_decides_is_not_judged():
+    """A user's neck may take some of the maps; mmpretrain's ResNets have blocks without mmdet's `expansion`."""
+
+    class SomeMaps(nn.Module):
+        def __init__(self, in_channels):
+            super().__init__()
+
+    backbone = dict(type="MRLAResNet", depth=50)
+    check_channels(dict(backbone=backbone, neck=dict(type=SomeMaps, in_channels=[512, 1024])), scope="mmdet")
+    check_channels(dict(backbone=dict(type="ResNet", depth=50), neck=FPN), scope="mmpretrain")
+    check_channels(dict(backbone=dict(type="ResNet", depth=50)), scope="mmpretrain")
 
 
 def test_configs_fit():

@@ -4,9 +4,10 @@ import copy
 import functools
 
 import pytest
+import torch
 from mmengine.config import Config, config, utils
 from mmengine.hooks import Hook
-from mmengine.registry import HOOKS, MODELS
+from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 from torch import nn
 
 from mrla_mm.config import check_keys
@@ -140,6 +141,35 @@ def test_what_is_not_known_is_not_judged(cfg, own):
     cfg.train_cfg = dict(by_epoch=False, max_iters=5)
     check_keys(cfg)
     assert "model.backbone.bakbone: Wrapper" in said_of(cfg, model__backbone__bakbone=1)
+
+
+def test_what_a_user_builds_passes(cfg, own):
+    """Several optimizers by a user's constructor, their schedulers, named backends and classes in place of names."""
+
+    class Both:
+        def __init__(self, optim_wrapper_cfg, paramwise_cfg=None):
+            pass
+
+    own(OPTIM_WRAPPER_CONSTRUCTORS, Both)
+    sgd, linear = dict(type=torch.optim.SGD, lr=0.1), dict(type="LinearLR", start_factor=0.1, epoch_length=4)
+    cfg.optim_wrapper = dict(_delete_=True, constructor="Both", first=dict(optimizer=sgd), second=dict(optimizer=sgd))
+    cfg.param_scheduler = dict(first=[linear], second=dict(type="ConstantLR", factor=0.5, convert_to_iter_based=True))
+    cfg.visualizer.vis_backends = [dict(type="LocalVisBackend", name="mine"), dict(type="LocalVisBackend")]
+    check_keys(cfg)
+    said = said_of(cfg, param_scheduler__first=[dict(type="LinearLR", start_facter=0.1)])
+    assert said.startswith("param_scheduler.first.0.start_facter") and "did you mean 'start_factor'?" in said
+    cfg.param_scheduler = dict(start_factor=0.1)
+    assert "param_scheduler has no type" in said_of(cfg)
+
+
+def test_a_test_needs_nothing_of_the_training(cfg):
+    """What only a training builds may be of a package that is not there; the rest is still judged."""
+    cfg.optim_wrapper.optimizer.type = cfg.train_dataloader.dataset.type = "Unheard"
+    check_keys(cfg, training=False)
+    assert "optim_wrapper.optimizer.type='Unheard' is not a registered optimizer" in said_of(cfg)
+    cfg.model.type = "RetinaNett"
+    with pytest.raises(InputError, match="RetinaNett"):
+        check_keys(cfg, training=False)
 
 
 class Parent:

@@ -491,3 +491,17 @@ def test_triton_interpreted():
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " skipped" not in done.stdout.splitlines()[-1]
+
+
+def test_triton_launches_leave_the_grid_open():
+    """With symbolic shapes no side of the grid becomes a constant: torch.compile would compile for each anew."""
+    pytest.importorskip("triton")
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from mrla_mm.ops.triton_stencil import rowwise
+
+    seen = []
+    make_fx(lambda x: seen.append((x.shape, rowwise(x)[0])) or x, tracing_mode="symbolic")(torch.empty(2, 24, 100, 152))
+    shape, arguments = seen[0]
+    assert arguments["UNIT"] == 8
+    assert [side.node.maybe_as_int() for side in (*shape[2:], arguments["units"])] == [None] * 3
