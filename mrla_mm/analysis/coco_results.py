@@ -92,7 +92,10 @@ def check_numbers(boxes: Sequence[dict]) -> None:
 
 
 def check_same_data(records: Sequence[dict], boxes: Sequence[dict], truth: COCO) -> None:
-    """Raise InputError if images, their names and sizes, or categories are not those of the annotations."""
+    """Raise InputError if images, their names and sizes, or categories are not those of the annotations.
+
+    An image may be turned: mmdet loads it as its EXIF entry says, which those who note height and width often do not.
+    """
     named = [record for record in records if "img_id" in record]
     foreign = {one["image_id"] for one in boxes}.union(record["img_id"] for record in named) - set(truth.imgs)
     unknown = {one["category_id"] for one in boxes} - set(truth.cats)
@@ -103,11 +106,11 @@ def check_same_data(records: Sequence[dict], boxes: Sequence[dict], truth: COCO)
         name = Path(truth.imgs[record["img_id"]]["file_name"]).name
         if Path(record.get("img_path", name)).name != name:
             raise InputError(f"its image {record['img_id']} is {record['img_path']}, that of the annotations {name}")
-    sizes = [(record["img_id"], record["ori_shape"][:2]) for record in named if record.get("ori_shape")]
-    sizes += [(one["image_id"], one["segmentation"]["size"]) for one in boxes if "segmentation" in one]
-    for image_id, size in sizes:
+    sizes = [(record["img_id"], record["ori_shape"][:2], True) for record in named if record.get("ori_shape")]
+    sizes += [(one["image_id"], one["segmentation"]["size"], False) for one in boxes if "segmentation" in one]
+    for image_id, size, may_be_turned in sizes:
         annotated = truth.imgs[image_id]["height"], truth.imgs[image_id]["width"]
-        if tuple(size) != annotated:
+        if tuple(size) != annotated and not (may_be_turned and tuple(size) == annotated[::-1]):
             raise InputError(
                 f"its image {image_id} has the height and width {tuple(size)}, that of the annotations {annotated}"
             )

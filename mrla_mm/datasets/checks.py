@@ -84,6 +84,14 @@ def is_coco(dataset: Mapping) -> bool:
     return isinstance(kind, type) and kind.load_data_list is CocoDataset.load_data_list
 
 
+def reads_what_is_listed(dataset: Mapping) -> bool:
+    """Whether the images read are those of the file's names: a subclass may find others, or leave missing ones out."""
+    from mmdet.datasets import CocoDataset
+
+    kind = dataset_class(dataset)
+    return all(getattr(kind, name) is getattr(CocoDataset, name) for name in ("parse_data_info", "filter_data"))
+
+
 def class_names(dataset: Mapping) -> list[str] | None:
     """Return the class names a data set is built with, None if it has none.
 
@@ -131,7 +139,7 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     with_mask = loads_masks(dataset.get("pipeline") or ())
     if "images" in content and with_mask:
         check_masks(content, used_annotations(content, classes), ann_file)
-    if "images" in content and dataset.get("indices") is None:
+    if "images" in content and dataset.get("indices") is None and reads_what_is_listed(dataset):
         check_listed_images(listed_images(content, dataset, classes, training=training), folder, phase, ann_file)
     if "annotations" in content and training:
         warn_of_losses(content, classes, dataset.get("filter_cfg") or {}, ann_file, with_mask=with_mask)

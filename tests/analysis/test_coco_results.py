@@ -111,3 +111,17 @@ def test_predictions_of_another_data_set_with_the_same_image_numbers(change, mes
     path.write_bytes(pickle.dumps([record(1, [[10.0, 10, 30, 30]], [0.75], labels) | change]))
     with pytest.raises(InputError, match=rf"{path} is about another data set than .*: {message}"):
         read_detections(path, small_and_large().truth, category_ids=[11, 12], classes=CLASSES)
+
+
+def test_turned_images_are_the_annotations_own(tmp_path):
+    """mmdet turns an image as its EXIF entry says; masks must be of the annotated size all the same."""
+    truth = small_and_large().truth
+    truth.imgs[1]["height"] = 150
+    turned = record(1, [[10.0, 10, 30, 30]], [0.75], [0]) | dict(ori_shape=(200, 150))
+    path = tmp_path / "predictions.pkl"
+    path.write_bytes(pickle.dumps([turned]))
+    assert len(read_detections(path, truth, category_ids=[11, 12], classes=CLASSES).results["bbox"]) == 1
+    turned["pred_instances"]["masks"] = [dict(size=[200, 150], counts=b"X")]
+    path.write_bytes(pickle.dumps([turned]))
+    with pytest.raises(InputError, match=r"height and width \(200, 150\), that of the annotations \(150, 200\)"):
+        read_detections(path, truth, category_ids=[11, 12], classes=CLASSES)

@@ -239,6 +239,20 @@ def test_missing_images_are_found_before_anything_is_built(make_coco, make_confi
     checks.check_datasets(cfg, ("train", "val"))
 
 
+@pytest.mark.parametrize("method", ["parse_data_info", "filter_data"])
+def test_a_subclass_finds_its_images_itself(method, make_coco, make_config):
+    """Names in the file say nothing about a data set that reads other files, or leaves out what is not there."""
+    from mmdet.datasets import CocoDataset
+
+    root = make_coco(images=2)
+    edit(root, lambda content: [image.update(file_name="elsewhere") for image in content["images"]])
+    own = type("Own", (CocoDataset,), {method: lambda self, *args: None})
+    cfg = make_config(root)
+    assert "images listed in" in message(cfg)
+    cfg.train_dataloader.dataset.type = own
+    checks.check_datasets(cfg, ("train",))
+
+
 def test_order_of_names_warns(make_coco, make_config):
     """mmdet numbers classes in the file's order: another order in the config exchanges the names shown."""
     root = make_coco(images=1, names=["a", "b"])
