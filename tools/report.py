@@ -97,15 +97,22 @@ def predictions(run, cfg, checkpoint, args):
     results.parent.mkdir(parents=True, exist_ok=True)
     config, part = results.with_name("config.py"), results.with_name("part.pkl")
     cfg.dump(config)
-    print(f"predicting with {checkpoint} ...", flush=True)
+    print(f"predicting with {checkpoint}, every image of the config's test data set ...", flush=True)
     command = [sys.executable, str(TEST_TOOL), str(config), str(checkpoint), "--out", str(part)]
     root = str(Path(mrla_mm.__file__).parents[1])
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
     command += ["--work-dir", str(results.with_name("test"))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-    if done.returncode:
-        reason = re.findall(r"^error: (.*)", done.stdout, re.MULTILINE) or [done.stdout[-2000:]]
-        raise InputError(f"tools/test.py ended with code {done.returncode}: {reason[-1]}")
+    if "logger" in cfg.get("default_hooks", {}):
+        command += ["--cfg-options", "default_hooks.logger.interval=5"]
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
+        for line in run.stdout:
+            said += line
+            if progress := re.search(r"\[ *\d+/\d+\] +eta: [\d:]+", line):
+                print(f"  {progress.group()}", flush=True)
+    if run.returncode:
+        reason = re.findall(r"^error: (.*)", said, re.MULTILINE) or [said[-2000:]]
+        raise InputError(f"tools/test.py ended with code {run.returncode}: {reason[-1]}")
     origin.unlink(missing_ok=True)
     part.replace(results)
     origin.write_text(made_of, encoding="utf-8")

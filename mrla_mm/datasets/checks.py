@@ -48,7 +48,7 @@ def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
         for dataset in leaf_datasets(loader["dataset"]):
             classes = class_names(dataset)
             if classes is not None:
-                check_head_sizes(cfg.model, len(classes), where=f"{phase} data set")
+                check_head_sizes(cfg.model, len(classes), phase=phase)
             if is_coco(dataset) and is_local(dataset):
                 labels.setdefault(phase, check_coco(dataset, classes, phase))
         check_evaluator(cfg.get(f"{phase}_evaluator"), phase, annotation_files(loader["dataset"]))

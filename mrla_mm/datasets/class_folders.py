@@ -38,7 +38,7 @@ def check_class_folders(dataset: Mapping, model: Mapping, phase: str) -> list[st
     if ann_file:
         largest = check_list(root / ann_file, classes, phase)
         if classes:
-            check_head_sizes(model, len(classes), where=f"{phase} data set")
+            check_head_sizes(model, len(classes), phase=phase)
         elif small := [f"{path}={size}" for path, size in head_sizes(model) if size <= largest]:
             raise InputError(f"{phase} data: {root / ann_file} has labels up to {largest}, but {', '.join(small)}")
         return None
@@ -46,7 +46,7 @@ def check_class_folders(dataset: Mapping, model: Mapping, phase: str) -> list[st
     check_folder_names(names, classes, folder, phase)
     if not any(has_image(folder / name, kind) for name in names):
         raise InputError(f"{phase} data: no folder below {folder} holds an image; {LAYOUT}")
-    check_head_sizes(model, len(names), where=f"{phase} data set")
+    check_head_sizes(model, len(names), phase=phase)
     return names
 
 

@@ -27,15 +27,18 @@ def is_local(dataset: Mapping) -> bool:
     return backend in ("local", "disk") and "://" not in f"{dataset.get('data_root')}{dataset.get('ann_file')}"
 
 
-def check_head_sizes(model: Mapping, classes: int, *, where: str) -> None:
-    """Raise InputError for every head of a model config whose `num_classes` is not the number of classes."""
+def check_head_sizes(model: Mapping, classes: int, *, phase: str) -> None:
+    """Raise InputError for every head of a model config whose `num_classes` is not a data set's number of classes.
+
+    The training's data set comes first, so where only another one differs, its names are more likely wrong.
+    """
     wrong = [f"{path}={size}" for path, size in head_sizes(model) if size != classes]
     if wrong:
         names = " ".join(f"{entry.rpartition('=')[0]}={classes}" for entry in wrong)
-        raise InputError(
-            f"the {where} has {classes} classes, but {', '.join(wrong)}. Set --cfg-options {names} "
-            "(or the same in the config), or correct metainfo.classes"
-        )
+        heads, names = f"set --cfg-options {names} (or the same in the config)", "correct metainfo.classes"
+        if phase != "train":
+            heads, names = f"give {phase}_dataloader.dataset.metainfo the classes of the training's data set", heads
+        raise InputError(f"the {phase} data set has {classes} classes, but {', '.join(wrong)}: {heads}, or {names}")
 
 
 def head_sizes(node: object, path: str = "model") -> Iterator[tuple[str, int]]:

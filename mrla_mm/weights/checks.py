@@ -10,6 +10,7 @@ from mmengine.config import Config
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import check_looks, read_checkpoint
 
+COUNTING_FROM_0 = ("EfficientNet", "PVTv2")  # with frozen_stages=0 nothing is frozen; elsewhere the stem is
 UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own
 
 
@@ -30,15 +31,26 @@ def check_weights(cfg: Config, *, training: bool = True) -> None:
     found = list(pretrained_locations(cfg.get("model") or {}))
     if not resuming:
         for key, location in found:
-            check_location(location, key=key, remedy=f"start without these weights: --cfg-options {from_scratch(key)}")
+            options = from_scratch(key, cfg.model.get("backbone") or {})
+            check_location(location, key=key, remedy=f"start without these weights: --cfg-options {options}")
     if not cfg.get("load_from"):
         warn_of_frozen_random_layers(cfg.get("model") or {})
 
 
-def from_scratch(key: str) -> str:
+def from_scratch(key: str, backbone: Mapping) -> str:
     """Options that train without the weights that a key names; a backbone without them must not be frozen."""
-    thaw = " model.backbone.frozen_stages=-1 model.backbone.norm_eval=False"
-    return f"{key}=None" + (thaw if key == "model.backbone.init_cfg" else "")
+    return " ".join([f"{key}=None", *(frozen_parts(backbone).values() if key == "model.backbone.init_cfg" else ())])
+
+
+def frozen_parts(backbone: Mapping) -> dict[str, str]:
+    """What a backbone's config keeps from learning, as it says it, and the option that lets it learn."""
+    kind, frozen = backbone.get("type"), {}
+    nothing = 0 if getattr(kind, "__name__", str(kind)).endswith(COUNTING_FROM_0) else -1
+    if backbone.get("frozen_stages", nothing) > nothing:
+        frozen[f"frozen_stages={backbone['frozen_stages']}"] = f"model.backbone.frozen_stages={nothing}"
+    if backbone.get("norm_eval"):
+        frozen["norm_eval=True"] = "model.backbone.norm_eval=False"
+    return frozen
 
 
 def without_pretrained(node: object) -> object:
@@ -95,15 +107,11 @@ def warn_of_frozen_random_layers(model: Mapping) -> None:
     backbone = model.get("backbone") or {}
     if any(pretrained_locations(model.get("backbone") or {}, "backbone")) or model.get("pretrained"):
         return
-    frozen = []
-    if backbone.get("frozen_stages", -1) >= 0:
-        frozen.append(f"frozen_stages={backbone['frozen_stages']}")
-    if backbone.get("norm_eval"):
-        frozen.append("norm_eval=True")
+    frozen = frozen_parts(backbone)
     if frozen:
         warnings.warn(
             f"THE BACKBONE STARTS FROM RANDOM WEIGHTS, YET {' AND '.join(frozen)} KEEPS PART OF IT AS IT IS: these "
             "layers will never learn. Give pretrained weights (model.backbone.init_cfg or load_from), or train them: "
-            "--cfg-options model.backbone.frozen_stages=-1 model.backbone.norm_eval=False",
+            f"--cfg-options {' '.join(frozen.values())}",
             stacklevel=2,
         )

@@ -293,10 +293,16 @@ def test_every_head_size_is_compared(coco_root, make_config):
     for head in ("bbox_head", "mask_head"):
         assert f"model.roi_head.{head}.num_classes=80" in said and f"model.roi_head.{head}.num_classes=2" in said
     cascade = dict(rpn_head=dict(num_classes=1), roi_head=dict(bbox_head=[dict(num_classes=3), dict(num_classes=4)]))
-    with pytest.raises(InputError, match=r"model\.roi_head\.bbox_head\.1\.num_classes=4\. Set"):
-        checks.check_head_sizes(cascade, 3, where="train data set")
+    with pytest.raises(
+        InputError, match=r"model\.roi_head\.bbox_head\.1\.num_classes=4: set --cfg-options.* or correct metainfo"
+    ):
+        checks.check_head_sizes(cascade, 3, phase="train")
     with pytest.raises(InputError, match=r"model\.bbox_head\.num_classes=80"):
-        checks.check_head_sizes(dict(type="RetinaNet", bbox_head=dict(num_classes=80)), 3, where="train data set")
+        checks.check_head_sizes(dict(type="RetinaNet", bbox_head=dict(num_classes=80)), 3, phase="train")
+    with pytest.raises(
+        InputError, match=r"^the val data set has 80 .*num_classes=3: give val_dataloader\.dataset\.metainfo"
+    ):
+        checks.check_head_sizes(dict(type="RetinaNet", bbox_head=dict(num_classes=3)), 80, phase="val")
 
 
 def test_no_object_left(make_coco, make_config):

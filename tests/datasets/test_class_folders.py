@@ -62,7 +62,7 @@ def test_number_of_folders_is_the_number_of_classes(root):
 
 
 def test_head_has_the_number_of_classes(root):
-    assert "model.head.num_classes=1000. Set --cfg-options model.head.num_classes=3" in message(config(root, head=1000))
+    assert "model.head.num_classes=1000: set --cfg-options model.head.num_classes=3" in message(config(root, head=1000))
 
 
 def test_same_folders_in_training_and_evaluation(root):

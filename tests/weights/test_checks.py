@@ -5,6 +5,7 @@ import urllib.error
 import pytest
 from mmengine.config import Config
 
+from mrla_mm.backbones import MRLAEfficientNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import check_weights, files, without_pretrained
 
@@ -133,8 +134,27 @@ def test_a_missing_checkpoint_of_a_test_is_called_so(tmp_path):
 def test_frozen_random_layers_warn(frozen):
     """Frozen layers without weights are warned of, with the option that frees them."""
     (key, value), *_ = frozen.items()
-    with pytest.warns(UserWarning, match=f"(?s)RANDOM WEIGHTS.*{key}={value}.*frozen_stages=-1"):
+    with pytest.warns(UserWarning, match=f"(?s)RANDOM WEIGHTS.*{key}={value}.*backbone.{key}=(-1|False)"):
         check_weights(config(backbone=frozen))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options"),
+    [
+        (dict(type="MRLAResNet", frozen_stages=1, norm_eval=True), ["frozen_stages=-1", "norm_eval=False"]),
+        (dict(type="MRLAResNet", frozen_stages=0), ["frozen_stages=-1"]),
+        (dict(type="MRLAViT"), []),
+        (dict(type="MRLAPVTv2", frozen_stages=2), ["frozen_stages=0"]),
+        (dict(type="mmdet.EfficientNet", frozen_stages=0, norm_eval=True), ["norm_eval=False"]),
+        (dict(type=MRLAEfficientNet, frozen_stages=1), ["frozen_stages=0"]),
+    ],
+)
+def test_the_way_out_fits_the_backbone(backbone, options, tmp_path):
+    """Weights that are not there: the options shown are those that this backbone takes and needs."""
+    with pytest.raises(InputError) as caught:
+        check_weights(config(tmp_path / "none.pth", backbone=backbone))
+    shown = str(caught.value).rpartition("--cfg-options ")[2].split()
+    assert shown == ["model.backbone.init_cfg=None", *(f"model.backbone.{option}" for option in options)]
 
 
 @pytest.mark.filterwarnings("error:THE BACKBONE")
