@@ -181,7 +181,7 @@ for name, state in dict(local="local", full=WHOLE).items():
     torch.distributed.barrier()
     assert steps == 12 and all(torch.equal(part, other) for part, other in zip(wanted, found, strict=True))
     assert [path.name for path in (folder / "other").glob("*.pth")] == ["epoch_3.pth"]
-    print("continued", name, flush=True)
+    print(f"continued {name}\\n", end="", flush=True)  # in one write: two processes share the pipe
 """
 
 

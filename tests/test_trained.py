@@ -102,7 +102,7 @@ BAD_FILES = {
     ),
     "nan": (
         lambda path, state: torch.save(state | {"head.fc.bias": torch.full((3,), torch.nan)}, path),
-        r"head.fc.bias \(it holds NaN or infinity\)",
+        r"head.fc.bias \(it holds NaN, infinity or numbers too large",
     ),
     "one missing": (
         lambda path, state: torch.save({k: v for k, v in state.items() if k != "head.fc.bias"}, path),

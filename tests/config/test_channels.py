@@ -49,8 +49,8 @@ def test_channels_of_backbones(backbone, channels):
 
     assert output_channels(backbone, "mmdet") == channels
     if channels:
-        with torch.device("meta"):
-            maps = MODELS.build(backbone)(torch.zeros(1, 3, 64, 64))
+        with torch.device("meta"), MODELS.switch_scope_and_registry("mmdet") as registry:
+            maps = registry.build(backbone)(torch.zeros(1, 3, 64, 64))
         assert [each.shape[1] for each in maps] == channels
 
 
