@@ -15,7 +15,6 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import cv2
 import mmcv
-import torch
 from mmdet.apis import inference_detector, init_detector
 from mmengine.runner import CheckpointLoader
 from pycocotools import mask as coco_mask
@@ -24,6 +23,8 @@ from mrla_mm import cli
 from mrla_mm.analysis.gallery import draw_detections
 from mrla_mm.datasets.images import fault_of
 from mrla_mm.errors import InputError
+from mrla_mm.outputs import make_folder, spare_inputs
+from mrla_mm.trained import usable_device
 
 
 def parse_args(argv):
@@ -36,24 +37,6 @@ def parse_args(argv):
     parser.add_argument("--score-thr", type=float, default=0.3, help="leave out detections that score lower")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     return parser.parse_args(argv)
-
-
-def make_out_dir(path, images):
-    """Make the output folder, never that of the input: a picture of `dog.png` is called `dog.png` too.
-
-    Raises:
-        InputError: it is the folder of the images, or a file.
-    """
-    out_dir = Path(path)
-    if out_dir.resolve() == images[0].parent.resolve():
-        raise InputError(
-            f"--out-dir {out_dir} holds the input, which the pictures would overwrite: give another folder"
-        )
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out-dir {out_dir} cannot be made ({error.strerror}): give another folder") from error
-    return out_dir
 
 
 def read_image(path):
@@ -95,11 +78,7 @@ def load_detector(config, checkpoint, *, device):
         raise InputError(f"config {config} is no detector's (default_scope={cfg.default_scope!r}): give one of mmdet's")
     if not Path(checkpoint).is_file():
         raise InputError(f"checkpoint {checkpoint} does not exist: give a .pth file that tools/train.py wrote")
-    device = device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
+    device = usable_device(device)
     try:
         found = CheckpointLoader.load_checkpoint(checkpoint, map_location="cpu", logger=None)
         found = found.get("state_dict", found)
@@ -142,7 +121,8 @@ def main(argv=None):
     if not 0 <= args.score_thr <= 1:
         raise InputError(f"--score-thr {args.score_thr}: give a number from 0 to 1")
     images = cli.find_images(args.input)
-    out_dir = make_out_dir(args.out_dir, images)
+    out_dir = make_folder(args.out_dir)
+    spare_inputs(images, [out_dir / "predictions.json"])  # a picture of `dog.png` is called `dog.png` too
     model = load_detector(args.config, args.checkpoint, device=args.device)
     stems = Counter(path.stem for path in images)
     results, unreadable = [], []

@@ -21,17 +21,51 @@ TILE = 512  # elements of a tile, four to a thread
 
 @triton.jit
 def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
-    """Channels and columns of a program's tile, its offsets in a sample's first row, and its span's first row."""
+    """Place of a program's tile.
+
+    Returns:
+        Its channels and which of them exist; which of its elements are in the map, have a left, and a right neighbour;
+        their offsets in the sample's first row; the sample, its offset; the first row, and the one after the last.
+    """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    exists = channels < C
+    inside = exists[:, None] & (columns < W)[None, :]
+    left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
+    right = exists[:, None] & (columns + 1 < W)[None, :]
     offsets = channels[:, None] + columns[None, :] * C if LAST else channels[:, None] * (H * W) + columns[None, :]
-    return channels, columns, offsets, tl.program_id(2) // tiles * rows
+    sample = tl.program_id(0).to(tl.int64)
+    begin = tl.program_id(2) // tiles * rows
+    return (
+        channels,
+        exists,
+        inside,
+        left,
+        right,
+        offsets,
+        sample,
+        sample * C * H * W,
+        begin,
+        tl.minimum(begin + rows, H),
+    )
 
 
 @triton.jit
 def load(pointers, inside, row, first, last):
     """Elements of one row in float32, 0 where not inside and if the row is not from first to before last."""
     return tl.load(pointers, mask=inside & (row >= first) & (row < last), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_shifted(spots, step, left, inside, right, row, H):
+    """One row of the map as it is seen from the columns right of, at and left of each element."""
+    return load(spots - step, left, row, 0, H), load(spots, inside, row, 0, H), load(spots + step, right, row, 0, H)
+
+
+@triton.jit
+def load_weight(taps, exists, tap: tl.constexpr, FLIP: tl.constexpr):
+    """Weight of one of nine taps by channel, in the transposed convolution that of the opposite one."""
+    return tl.load(taps + (8 - tap if FLIP else tap), mask=exists, other=0.0)[:, None]
 
 
 @triton.jit
@@ -48,13 +82,10 @@ def apply_kernel(
     """
     W = units * UNIT
     step = C if LAST else 1
-    channels, columns, offsets, begin = tile_of(C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W)
-    end = tl.minimum(begin + rows, H)
-    sample, row_stride = tl.program_id(0).to(tl.int64), W * step
-    exists, start = channels < C, sample * C * H * W
-    inside = exists[:, None] & (columns < W)[None, :]
-    left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
-    right = exists[:, None] & (columns + 1 < W)[None, :]
+    row_stride = W * step
+    channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
+        C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
+    )
     x, previous, mask, out, by_previous = (
         x_ptr + start, previous_ptr + start, mask_ptr + start, out_ptr + start, by_previous_ptr + start
     )  # fmt: skip
@@ -63,22 +94,18 @@ def apply_kernel(
     if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
         w4 += 1.0
     if TAPS == 9:
-        w0 = tl.load(taps + (8 if FLIP else 0), mask=exists, other=0.0)[:, None]
-        w1 = tl.load(taps + (7 if FLIP else 1), mask=exists, other=0.0)[:, None]
-        w2 = tl.load(taps + (6 if FLIP else 2), mask=exists, other=0.0)[:, None]
-        w3 = tl.load(taps + (5 if FLIP else 3), mask=exists, other=0.0)[:, None]
-        w5 = tl.load(taps + (3 if FLIP else 5), mask=exists, other=0.0)[:, None]
-        w6 = tl.load(taps + (2 if FLIP else 6), mask=exists, other=0.0)[:, None]
-        w7 = tl.load(taps + (1 if FLIP else 7), mask=exists, other=0.0)[:, None]
-        w8 = tl.load(taps + (0 if FLIP else 8), mask=exists, other=0.0)[:, None]
+        w0 = load_weight(taps, exists, 0, FLIP)
+        w1 = load_weight(taps, exists, 1, FLIP)
+        w2 = load_weight(taps, exists, 2, FLIP)
+        w3 = load_weight(taps, exists, 3, FLIP)
+        w5 = load_weight(taps, exists, 5, FLIP)
+        w6 = load_weight(taps, exists, 6, FLIP)
+        w7 = load_weight(taps, exists, 7, FLIP)
+        w8 = load_weight(taps, exists, 8, FLIP)
         spots = x + (offsets + (begin - 1) * row_stride)
-        above_left = load(spots - step, left, begin - 1, 0, H)
-        above = load(spots, inside, begin - 1, 0, H)
-        above_right = load(spots + step, right, begin - 1, 0, H)
+        above_left, above, above_right = load_shifted(spots, step, left, inside, right, begin - 1, H)
         spots = x + (offsets + begin * row_stride)
-        at_left = load(spots - step, left, begin, 0, H)
-        at = load(spots, inside, begin, 0, H)
-        at_right = load(spots + step, right, begin, 0, H)
+        at_left, at, at_right = load_shifted(spots, step, left, inside, right, begin, H)
     if HISTORY or SCALED:
         slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)[:, None]
     total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
@@ -89,9 +116,7 @@ def apply_kernel(
         place = offsets + row * row_stride
         if TAPS == 9:
             spots = x + (place + row_stride)
-            below_left = load(spots - step, left, row + 1, 0, H)
-            below = load(spots, inside, row + 1, 0, H)
-            below_right = load(spots + step, right, row + 1, 0, H)
+            below_left, below, below_right = load_shifted(spots, step, left, inside, right, row + 1, H)
             total = shift + w0 * above_left
             total += w1 * above
             total += w2 * above_right
@@ -131,13 +156,10 @@ def sums_kernel(
     """Sums over a program's rows and columns of grad times shifted x, of grad times previous and of grad."""
     W = units * UNIT
     step = C if LAST else 1
-    channels, columns, offsets, begin = tile_of(C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W)
-    end = tl.minimum(begin + rows, H)
-    sample, row_stride = tl.program_id(0).to(tl.int64), W * step
-    exists, start = channels < C, sample * C * H * W
-    inside = exists[:, None] & (columns < W)[None, :]
-    left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
-    right = exists[:, None] & (columns + 1 < W)[None, :]
+    row_stride = W * step
+    channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
+        C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
+    )
     x, upon, previous = x_ptr + start, grad_ptr + start, previous_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, by_slope, by_shift = zero, zero, zero
@@ -147,10 +169,7 @@ def sums_kernel(
         for row in range(begin - 1, end + 1):  # of x, beside the rows of grad above, at and below it
             place = offsets + row * row_stride
             below = load(upon + (place + row_stride), inside, row + 1, begin, end)
-            spots = x + place
-            x_left = load(spots - step, left, row, 0, H)
-            x_at = load(spots, inside, row, 0, H)
-            x_right = load(spots + step, right, row, 0, H)
+            x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
             s0 += below * x_left
             s1 += below * x_at
             s2 += below * x_right

@@ -105,7 +105,7 @@ def test_the_input_is_never_overwritten(demo, checkpoint, images, tmp_path, caps
     before = path.read_bytes()
     for source in (path, tmp_path):
         assert demo(source, CONFIG, checkpoint, "--out-dir", tmp_path / "elsewhere/..") == 2
-        assert "would overwrite" in capsys.readouterr().err
+        assert "holds the input" in capsys.readouterr().err
     assert path.read_bytes() == before
 
 
