@@ -1,14 +1,11 @@
 """What the command line tools share: their common arguments, the config they end up with, and how errors end a run."""
 
 import argparse
-import difflib
 import gc
-import inspect
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -17,29 +14,15 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mrla_mm.config import check_channels, check_keys, read_file
+from mrla_mm.config import check_channels, check_keys, locate_config, read_file
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
 from mrla_mm.notices import collected, log_quietly
+from mrla_mm.overrides import check_option_keys, move_data_root
 from mrla_mm.version import __version__, commit
 from mrla_mm.weights import check_weights
 
-# Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
-EXTRA_KEYS = {
-    "activation_checkpointing",
-    "compile",
-    "custom_imports",
-    "efficient_conv_bn_eval",
-    "find_unused_parameters",
-    "model_wrapper_cfg",
-    "runner_type",
-    "strategy",
-    "sync_bn",
-    "tta_model",
-    "tta_pipeline",
-}
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
-RUNNER_KEYS = set(inspect.signature(Runner.__init__).parameters) - {"self", "cfg"}
 
 
 class OptionsAction(DictAction):
@@ -70,30 +53,6 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none", help="job launcher")
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help="set by torch.distributed.launch")
-
-
-def locate_config(name: str) -> str:
-    """Return the file of a config given by path, or by `package::name` among the configs packed with a package.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    package, separator, relative = name.partition("::")
-    if separator:
-        spec = find_spec(package)
-        if spec is None or not spec.submodule_search_locations:
-            raise InputError(f"config {name!r}: there is no installed package {package!r}")
-        path = Path(spec.submodule_search_locations[0]) / ".mim/configs" / relative
-    else:
-        path = Path(name)
-    if path.is_file():
-        if path.suffix not in (".py", ".json", ".yaml", ".yml"):
-            raise InputError(f"config file {path} is no .py, .json or .yaml file")
-        return str(path)
-    siblings = sorted(p.name for p in path.parent.glob("*.py"))
-    close = difflib.get_close_matches(path.name, siblings, n=3, cutoff=0.5)
-    hint = f"did you mean {', '.join(close)} in {path.parent}?" if close else "give the path of a .py config file"
-    raise InputError(f"config file {path} does not exist; {hint}")
 
 
 def find_images(source: str | Path) -> list[Path]:
@@ -147,54 +106,6 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
             "dictionary, override the whole of it"
         ) from error
     return cfg
-
-
-def move_data_root(cfg: Config, root: str) -> None:
-    """Point every data set and evaluator below the config's `data_root` to another folder.
-
-    A config is plain values once it is read, so overriding its `data_root` variable alone would change nothing.
-    """
-    old = cfg.get("data_root")
-    if old is None:
-        raise InputError(
-            "--cfg-options data_root: the config has no data_root; set <phase>_dataloader.dataset.data_root"
-        )
-    new = str(root).rstrip("/") + "/"
-
-    def moved(value):
-        if isinstance(value, dict):
-            return type(value)({key: moved(item) for key, item in value.items()})
-        if isinstance(value, list | tuple):
-            return type(value)(moved(item) for item in value)
-        if isinstance(value, str) and value.startswith(old):
-            return new + value[len(old) :].lstrip("/")
-        return value
-
-    cfg.data_root = new
-    for key in list(cfg):
-        if key.endswith(("_dataloader", "_evaluator")):
-            cfg[key] = moved(cfg[key])
-
-
-def check_option_keys(cfg: Config, options: Iterable[str]) -> None:
-    """Refuse overrides whose first component nothing reads, which mmengine would accept and ignore.
-
-    Raises:
-        InputError: names the key and the nearest one that exists.
-    """
-    readable = RUNNER_KEYS | EXTRA_KEYS
-    for option in options:
-        top = option.split(".")[0]
-        if top in readable:
-            continue
-        if top in cfg:
-            raise InputError(
-                f"--cfg-options {option}: {top!r} is a variable of the config file whose value is already filled in "
-                "where it is used; override that place instead, e.g. train_dataloader.dataset.pipeline.0.key=value"
-            )
-        close = difflib.get_close_matches(top, readable, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"--cfg-options {option}: nothing reads a key {top!r}{hint}")
 
 
 def check_amp_device(cfg: Config) -> None:

@@ -17,6 +17,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.datasets import DatasetCheckHook
 from mrla_mm.errors import InputError
+from mrla_mm.overrides import check_option_keys
 from mrla_mm.weights.checks import check_location
 
 from .conftest import ROOT, load_tool, tiny_options
@@ -116,6 +117,32 @@ def test_config_names():
     Path("notes.txt").write_text("no config")
     assert "no .py, .json or .yaml file" in error_of(cli.locate_config, "notes.txt")
     assert "nowhere/x.py does not exist" in error_of(cli.locate_config, "nowhere/x.py")
+
+
+def test_only_near_configs_are_suggested():
+    """A file that merely ends in .py is no suggestion; our configs are found from any folder, or their folder named."""
+    Path("setup.py").write_text("")
+    Path("my_detector.py").write_text("")
+    assert error_of(cli.locate_config, "my_detektor.py").endswith("did you mean my_detector.py?")
+    said = error_of(cli.locate_config, "configs/mask_rcnn_r50_mrla_light_1x.py")
+    assert said.endswith("did you mean mrla_mm::mask_rcnn_r50_mrla_light_1x.py?")
+    assert "did you mean mrla_mm::imagenet/resnet50_8xb32.py" in error_of(cli.locate_config, "mrla_mm::resnet50_8xb32")
+    for name in ("nosuch.py", "mrla_mm::nosuch.py"):
+        said = error_of(cli.locate_config, name)
+        assert "did you mean" not in said and "mrla_mm/.mim/configs" in said and "mrla_mm::NAME.py" in said
+
+
+@pytest.mark.parametrize("option", ["classes=a,b", "num_classes=2", "metainfo.classes=a,b"])
+def test_classes_are_pointed_to_where_they_are_used(option):
+    """Each data set's names, inside wrappers too, and each head's number are named; these overrides then work."""
+    said = error_of(loaded, "--cfg-options", option)
+    assert 'train_dataloader.dataset.metainfo.classes="[NAME,NAME]"' in said
+    options = [each for each in said.split() if each.endswith(('"[NAME,NAME]"', "=NUMBER"))]
+    assert len(options) == 4 and options[-1] == "model.bbox_head.num_classes=NUMBER"
+    cfg = loaded("--cfg-options", *(each.replace('"', "").replace("NUMBER", "2") for each in options))
+    assert cfg.val_dataloader.dataset.metainfo.classes == ["NAME", "NAME"] and cfg.model.bbox_head.num_classes == 2
+    cfg.train_dataloader.dataset = dict(type="RepeatDataset", times=2, dataset=cfg.train_dataloader.dataset)
+    assert "train_dataloader.dataset.dataset.metainfo.classes=" in error_of(check_option_keys, cfg, ["classes"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checks the refusal of --amp without a GPU")

@@ -12,13 +12,19 @@ OTHER_CLASS_COUNTS = ("rpn_head", "backbone", "semantic_head", "data_preprocesso
 
 def leaf_datasets(dataset: Mapping) -> Iterator[Mapping]:
     """Yield the configs of the data sets inside wrappers that repeat, mix or concatenate them."""
+    for _, leaf in leaf_places(dataset):
+        yield leaf
+
+
+def leaf_places(dataset: Mapping, path: str = "dataset") -> Iterator[tuple[str, Mapping]]:
+    """Yield the dotted path and the config of each data set inside wrappers."""
     if "datasets" in dataset:
-        for part in dataset["datasets"]:
-            yield from leaf_datasets(part)
+        for index, part in enumerate(dataset["datasets"]):
+            yield from leaf_places(part, f"{path}.datasets.{index}")
     elif isinstance(dataset.get("dataset"), Mapping):
-        yield from leaf_datasets(dataset["dataset"])
+        yield from leaf_places(dataset["dataset"], f"{path}.dataset")
     else:
-        yield dataset
+        yield path, dataset
 
 
 def is_local(dataset: Mapping) -> bool:

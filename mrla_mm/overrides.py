@@ -1,0 +1,89 @@
+"""Overrides of a config from the command line: which may be given, and the one that moves every file at once."""
+
+import difflib
+import inspect
+from collections.abc import Iterable
+
+from mmengine.config import Config
+from mmengine.runner import Runner
+
+from mrla_mm.datasets.config_parts import head_sizes, leaf_places
+from mrla_mm.errors import InputError
+
+# Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
+EXTRA_KEYS = {
+    "activation_checkpointing",
+    "compile",
+    "custom_imports",
+    "efficient_conv_bn_eval",
+    "find_unused_parameters",
+    "model_wrapper_cfg",
+    "runner_type",
+    "strategy",
+    "sync_bn",
+    "tta_model",
+    "tta_pipeline",
+}
+RUNNER_KEYS = set(inspect.signature(Runner.__init__).parameters) - {"self", "cfg"}
+ABOUT_CLASSES = {"class_names", "classes", "metainfo", "num_classes"}
+
+
+def move_data_root(cfg: Config, root: str) -> None:
+    """Point every data set and evaluator below the config's `data_root` to another folder.
+
+    A config is plain values once it is read, so overriding its `data_root` variable alone would change nothing.
+    """
+    old = cfg.get("data_root")
+    if old is None:
+        raise InputError(
+            "--cfg-options data_root: the config has no data_root; set <phase>_dataloader.dataset.data_root"
+        )
+    new = str(root).rstrip("/") + "/"
+
+    def moved(value):
+        if isinstance(value, dict):
+            return type(value)({key: moved(item) for key, item in value.items()})
+        if isinstance(value, list | tuple):
+            return type(value)(moved(item) for item in value)
+        if isinstance(value, str) and value.startswith(old):
+            return new + value[len(old) :].lstrip("/")
+        return value
+
+    cfg.data_root = new
+    for key in list(cfg):
+        if key.endswith(("_dataloader", "_evaluator")):
+            cfg[key] = moved(cfg[key])
+
+
+def check_option_keys(cfg: Config, options: Iterable[str]) -> None:
+    """Refuse overrides whose first component nothing reads, which mmengine would accept and ignore.
+
+    Raises:
+        InputError: names the key and the nearest one that exists, or the places where its value belongs.
+    """
+    readable = RUNNER_KEYS | EXTRA_KEYS
+    for option in options:
+        top = option.split(".")[0]
+        if top in readable:
+            continue
+        if top.lower() in ABOUT_CLASSES:
+            raise InputError(
+                f"--cfg-options {option}: nothing reads a key {top!r}; classes are set where they are used: "
+                f"{' '.join(places_of_classes(cfg))}"
+            )
+        if top in cfg:
+            raise InputError(
+                f"--cfg-options {option}: {top!r} is a variable of the config file whose value is already filled in "
+                "where it is used; override that place instead, e.g. train_dataloader.dataset.pipeline.0.key=value"
+            )
+        close = difflib.get_close_matches(top, readable, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"--cfg-options {option}: nothing reads a key {top!r}{hint}")
+
+
+def places_of_classes(cfg: Config) -> list[str]:
+    """Return the overrides that set the classes of a config: names for each data set, their number for each head."""
+    loaders = [(f"{phase}_dataloader", cfg.get(f"{phase}_dataloader") or {}) for phase in ("train", "val", "test")]
+    datasets = [place for key, each in loaders for place, _ in leaf_places(each.get("dataset") or {}, f"{key}.dataset")]
+    names = [f'{place}.metainfo.classes="[NAME,NAME]"' for place in datasets]
+    return names + [f"{place}=NUMBER" for place, _ in head_sizes(cfg.get("model") or {})]
