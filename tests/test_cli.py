@@ -195,10 +195,12 @@ def test_resume_takes_the_newest_whole_checkpoint(tmp_path):
     assert cfg.resume and cfg.load_from == str(tmp_path / "epoch_1.pth")
     whole = save(tmp_path / "epoch_3.pth").read_bytes()
     (tmp_path / "epoch_3.pth").write_bytes(whole[: len(whole) // 2])
+    os.utime(tmp_path / "epoch_3.pth", (2e9, 2e9))
     (tmp_path / "last_checkpoint").write_text(str(tmp_path / "gone.pth"))
     save(tmp_path / "best_coco_bbox_mAP_epoch_3.pth")  # newest, but saved without the optimizer
-    train.set_resume(cfg, "auto")
+    said = train.set_resume(cfg, "auto")
     assert cfg.load_from == str(tmp_path / "epoch_2.pth")
+    assert [line for line in said if "epoch_3.pth is torn; left out" in line], said
     (tmp_path / "last_checkpoint").write_text("/where/this/folder/was/copied/from/epoch_1.pth")
     train.set_resume(cfg, "auto")
     assert cfg.load_from == str(tmp_path / "epoch_1.pth")

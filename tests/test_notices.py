@@ -1,4 +1,4 @@
-"""Warnings of the checks before a run reach its log file, and the console once."""
+"""Warnings of the checks before a run, and what --resume found, reach its log file, and the console once."""
 
 import contextlib
 import io
@@ -45,7 +45,8 @@ def test_warnings_are_in_the_log_of_a_run(make_coco, run_tool, tmp_path):
             code, errors = run_tool(
                 "train",
                 ROOT / "configs/retinanet_r50_mrla_light_1x.py",
-                *("--work-dir", tmp_path / "run", "--cfg-options", *options, "model.bbox_head.num_classes=3"),
+                *("--work-dir", tmp_path / "run", "--resume"),
+                *("--cfg-options", *options, "model.bbox_head.num_classes=3"),
             )
     assert code == 0, errors
     (log,) = (tmp_path / "run").glob("*/*.log")
@@ -55,6 +56,8 @@ def test_warnings_are_in_the_log_of_a_run(make_coco, run_tool, tmp_path):
         count = sum(text in message for message in given)
         assert count >= 1 and written.count(text) == count
         assert text not in console.getvalue() + errors, "warnings go to the console by Python's own way"
+    started = f"--resume: no checkpoint in {tmp_path / 'run'}, training starts from scratch"
+    assert written.count(started) == console.getvalue().count(started) == 1
 
 
 @pytest.mark.parametrize("silent", [False, True])

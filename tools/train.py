@@ -47,21 +47,30 @@ def enable_auto_scale_lr(cfg):
 
 
 def set_resume(cfg, checkpoint):
-    """Continue from `checkpoint`, or with 'auto' from the newest intact one; with none there, start from scratch."""
+    """Continue from `checkpoint`, or with 'auto' from the newest intact one; with none there, start from scratch.
+
+    Returns what it says on the console, which the run's log should have too.
+    """
+    said = []
     if checkpoint != "auto":
         if "://" not in checkpoint and not Path(checkpoint).exists():
             raise InputError(f"--resume: checkpoint {checkpoint} does not exist")
         if Path(checkpoint).is_dir() and not is_complete(Path(checkpoint), processes(cfg)):
             raise InputError(f"--resume: folder {checkpoint} lacks the file of a process, or one is torn")
         cfg.resume, cfg.load_from = True, checkpoint
-        return
-    latest = latest_checkpoint(Path(cfg.work_dir), processes(cfg))
+        return said
+    latest, left_out = latest_checkpoint(Path(cfg.work_dir), processes(cfg))
+    for path in left_out:
+        fault = f"lacks files of {processes(cfg)} processes, or one is torn" if path.is_dir() else "is torn"
+        said.append(f"--resume: {path} {fault}; left out")
     cfg.resume = latest is not None
     if latest is None:
-        print(f"--resume: no checkpoint in {cfg.work_dir}, training starts from scratch", flush=True)
+        said.append(f"--resume: no checkpoint in {cfg.work_dir}, training starts from scratch")
     else:
-        print(f"--resume: continuing from {latest}", flush=True)
+        said.append(f"--resume: continuing from {latest}")
         cfg.load_from = str(latest)
+    print(*said, sep="\n", flush=True)
+    return said
 
 
 def processes(cfg):
@@ -89,7 +98,9 @@ def is_complete(path, processes):
 
 
 def latest_checkpoint(work_dir, processes):
-    """Return the newest checkpoint that is complete: a run killed while it saves leaves a torn file behind.
+    """Return the newest checkpoint that is complete or None, and newer ones that are not.
+
+    A run killed while it saves leaves a torn file behind.
 
     The best checkpoints are left out: mmengine saves them without what a run needs to continue. The record may hold
     the path that a copied work directory came from, so a file of that name in the work directory comes first.
@@ -100,12 +111,13 @@ def latest_checkpoint(work_dir, processes):
     if record.is_file():
         recorded = Path(record.read_text(errors="replace").strip())
         candidates = [work_dir / recorded.name, recorded, *candidates]
+    left_out = []
     for path in dict.fromkeys(candidates):
         if is_complete(path, processes):
-            return path
-        if path.is_dir():
-            print(f"--resume: {path} lacks files of {processes} processes, or one is torn; left out", flush=True)
-    return None
+            return path, left_out
+        if path.exists():
+            left_out.append(path)
+    return None, left_out
 
 
 def main(argv=None):
@@ -116,12 +128,13 @@ def main(argv=None):
         enable_amp(cfg)
     if args.auto_scale_lr:
         enable_auto_scale_lr(cfg)
+    said = []
     if args.resume is not None:
-        set_resume(cfg, args.resume)
+        said = set_resume(cfg, args.resume)
         if cfg.resume:
             cfg.model = without_pretrained(cfg.model)
     warned = cli.preflight(cfg, phases=("train", "val"))
-    cli.build_runner(cfg, warned).train()
+    cli.build_runner(cfg, [*said, *warned]).train()
 
 
 if __name__ == "__main__":
