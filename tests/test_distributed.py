@@ -14,7 +14,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.datasets import generate_shapes
-from mrla_mm.weights import checkpointing
+from mrla_mm.weights import stopping
 
 from .conftest import ROOT
 
@@ -111,10 +111,10 @@ def test_processes_ask_each_other_about_every_two_seconds(monkeypatch):
         asked.append(clock[0])
         answer[:] = torch.maximum(answer, torch.tensor([0, -8]))  # another process would ask after 8 iterations
 
-    monkeypatch.setattr(checkpointing, "get_world_size", lambda: 2)
-    monkeypatch.setattr(checkpointing, "all_reduce", all_reduce)
-    monkeypatch.setattr(checkpointing.time, "monotonic", lambda: clock[0])
-    stop = checkpointing.StopRequest()
+    monkeypatch.setattr(stopping, "get_world_size", lambda: 2)
+    monkeypatch.setattr(stopping, "all_reduce", all_reduce)
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    stop = stopping.StopRequest()
     for step in range(60):
         clock[0] = step * (0.125 if step < 30 else 1.0)
         assert not stop.agreed()
@@ -130,11 +130,11 @@ import pathlib, sys, torch
 import mrla_mm
 from mmengine.config import Config
 from mmengine.runner import FlexibleRunner
-from mrla_mm.weights import checkpointing
+from mrla_mm.weights import stopping
 from tests.weights.test_checkpointing import Die, NoisyData, NoisyModel
 
 torch.distributed.init_process_group("gloo")
-checkpointing.AGREE_STEPS = 1
+stopping.AGREE_STEPS = 1
 WHOLE = dict(
     state_dict_type="FULL_STATE_DICT",
     state_dict_config=dict(type="FullStateDictConfig", rank0_only=True),

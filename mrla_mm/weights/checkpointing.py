@@ -1,16 +1,9 @@
 """Checkpoints that survive whatever ends a run, and from which a run continues as if nothing had happened."""
 
-import contextlib
-import math
 import os
-import signal
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from mmengine.dist import all_reduce, barrier, get_world_size, is_main_process
+from mmengine.dist import barrier, get_world_size, is_main_process
 from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
@@ -19,74 +12,10 @@ from mmengine.runner import BaseLoop, Runner
 from mrla_mm.errors import InputError
 from mrla_mm.weights.atomic import BACKEND, PART, PostponedRemoval, write_atomically
 from mrla_mm.weights.replay import Replay, shield_workers
+from mrla_mm.weights.stopping import TERMINATED, StopRequest
 
 OUTDATED = "outdated_ckpts"
 INTERRUPTED = "interrupted.pth"
-TERMINATED = 128 + signal.SIGTERM
-AGREE_SECONDS, AGREE_STEPS = 2.0, 50  # how long the processes of a run wait at most to ask each other
-
-
-class StopRequest:
-    """Notes a SIGTERM, which a cluster sends some seconds before it kills, until the run can act on it."""
-
-    def __init__(self):
-        self.received = False
-        self.steps = self.left = 0  # between two agreements, and until the next
-        self.asked = -math.inf
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take over the signal, and give it back however the context ends; only a process's main thread can.
-
-        A signal that came too late to stop anything is then passed on, so that it stops what the process does next.
-        """
-        self.received = False
-        self.steps = self.left = 0
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = signal.signal(signal.SIGTERM, self.note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
-        if self.received:
-            signal.raise_signal(signal.SIGTERM)
-
-    def listen_while_running(self, loop: BaseLoop) -> None:
-        """Take over the signal for the loop's next run: mmengine calls no hook when a run ends by an exception."""
-        run = loop.run
-
-        def listening_run():
-            loop.run = run
-            with self.listening():
-                return run()
-
-        loop.run = listening_run
-
-    def note(self, *_) -> None:
-        """Note the signal."""
-        self.received = True
-
-    def agreed(self) -> bool:
-        """Whether any process of the run was asked to stop: all get the same answer, so all stop at one iteration.
-
-        Asking takes a collective, and on GPUs waits for them. So processes ask about every two seconds: each time they
-        also agree on how many of the slowest one's iterations that is.
-        """
-        if get_world_size() == 1:
-            return self.received
-        self.left -= 1
-        if self.left > 0:
-            return False
-        elapsed = (time.monotonic() - self.asked) / max(self.steps, 1)
-        steps = min(max(int(AGREE_SECONDS / max(elapsed, 1e-6)), 1), AGREE_STEPS)
-        answer = torch.tensor([int(self.received), -steps])
-        all_reduce(answer, "max")
-        stop, steps = answer.tolist()
-        self.steps = self.left = -steps
-        self.asked = time.monotonic()
-        return bool(stop)
 
 
 @HOOKS.register_module()
@@ -97,8 +26,9 @@ class AtomicCheckpointHook(CheckpointHook):
       checkpoints removed. The disk must have room for one checkpoint more than `max_keep_ckpts` and the best ones.
     * A resumed run repeats what the uninterrupted one did: data order, augmentation and every random number
       (see `mrla_mm.weights.replay`), also from within an epoch.
-    * SIGTERM saves `interrupted.pth` after the iteration in progress and ends the process with code 143; the next
-      regular checkpoint replaces it. During evaluation it ends at once if the epoch is saved.
+    * SIGTERM is confirmed by a line at once, saves `interrupted.pth` after the iteration in progress and ends the
+      process with code 143; the next regular checkpoint replaces it. During evaluation it ends at once if the epoch is
+      saved.
 
     Raises:
         InputError: a checkpoint cannot be written, for example on a full disk; `file_client_args` is given.
@@ -116,7 +46,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def before_run(self, runner: Runner) -> None:
         """Have the signal taken over while the training runs, and no longer."""
         if isinstance(runner._train_loop, BaseLoop):
-            self.stop.listen_while_running(runner._train_loop)
+            self.stop.listen_while_running(runner._train_loop, runner.logger)
 
     def before_train(self, runner: Runner) -> None:
         """Prepare the folder and the data loaders; clean up after a run that was killed."""

@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import logging
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from torch import nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights import AtomicCheckpointHook
 from mrla_mm.weights.atomic import write_atomically
+from mrla_mm.weights.stopping import NOTICE
 
 from ..conftest import ROOT
 
@@ -316,6 +319,71 @@ def test_a_signal_too_late_to_stop_the_run_is_passed_on(tmp_path, heard):
     """Else a process that trains one model after another would begin the next one, and be killed in it."""
     build(tmp_path, loop=EPOCHS, hooks=[End("after_train")], interval=1).train()
     assert heard == [1] and (tmp_path / "epoch_3.pth").is_file()
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("out of memory"), InputError("disk full"), KeyboardInterrupt()], ids=repr
+)
+def test_a_signal_is_not_lost_when_the_run_ends_by_an_error(tmp_path, heard, error, capsys):
+    """A loop over trainings that catches their errors must not go on to the next one: it was told to end."""
+
+    def both(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise error
+
+    def run():
+        hook = End("after_train_iter")
+        hook.priority, hook.after_train_iter = "VERY_HIGH", both
+        build(tmp_path, loop=EPOCHS, hooks=[hook], interval=1).train()
+
+    with pytest.raises(type(error)) as caught:
+        run()
+    assert caught.value is error and heard == [1], "a handler of the caller's own decides"
+    mine = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            run()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, mine)
+    assert caught.value.code == 128 + signal.SIGTERM and caught.value.__cause__ is error
+    said = capsys.readouterr().err
+    assert str(error) in said and ("Traceback" in said) is not isinstance(error, InputError)
+
+
+def test_the_signal_is_confirmed_at_once(tmp_path, capfd):
+    """In the log and on the console, before the iteration ends, once, and from within a write to either of them."""
+    seen = []
+
+    def watch(runner, *_, **__):
+        console = next(each for each in runner.logger.handlers if type(each) is logging.StreamHandler)
+        console.setStream(Interrupted(console.stream))
+        for _ in range(2):
+            runner.logger.info("an iteration of minutes")
+        (log,) = tmp_path.glob("*/*.log")
+        seen.append(log.read_text().count(NOTICE))
+
+    class Interrupted:
+        """A stream that the signal reaches while it is being written to."""
+
+        def __init__(self, stream):
+            self.stream, self.busy, self.fileno, self.flush = stream, False, lambda: 1, stream.flush
+
+        def write(self, text):
+            assert not self.busy, "entered twice"
+            self.busy = True
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.stream.write(text)
+            self.busy = False
+
+    hook = End("after_train_iter")
+    hook.priority, hook.after_train_iter = "VERY_HIGH", watch
+    with pytest.raises(SystemExit):
+        build(tmp_path, loop=EPOCHS, hooks=[hook], interval=1).train()
+    (log,) = tmp_path.glob("*/*.log")
+    lines = [line for line in log.read_text().splitlines() if "SIGTERM" in line]
+    assert seen == [1] and len(lines) == 2 and re.fullmatch(rf"[\d/]+ [\d:]+ - mmengine - WARNING - {NOTICE}", lines[0])
+    assert capfd.readouterr().out.count(NOTICE) == 1
 
 
 def test_a_run_in_a_thread_leaves_the_signal_alone(tmp_path, heard):
