@@ -1,18 +1,28 @@
 """What arguments and feature maps must be, so that a wrong one is named before the code below ends on it."""
 
+import difflib
+import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
-from mmengine.registry import WEIGHT_INITIALIZERS
+from mmengine.registry import MODELS, WEIGHT_INITIALIZERS
 from torch import Tensor
 
 from mrla_mm.errors import InputError
 
 SHOWN = 200  # characters of a value that a message shows
+LISTED = 12  # names that a message lists
+# What some backbones have and others have not, with what to do there; no name near it would be meant.
+INSTEAD = {
+    "arch": "its size is set by depth",
+    "depth": "its size is set by arch",
+    "norm_eval": "it has no batch norms whose statistics could be kept; drop it",
+    "pretrained": "name the file by init_cfg=dict(type='Pretrained', checkpoint=...)",
+}
 
 
 class Rule(NamedTuple):
@@ -80,7 +90,9 @@ def optional(rule: Rule) -> Rule:
 def is_map_norm(value: object) -> bool:
     """Whether a value may be the config of a norm of feature maps."""
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return kind is not None and kind not in ("LN", "BN1d", "BN3d", "IN1d", "IN3d")
+    with MODELS.switch_scope_and_registry(None) as registry:  # where mmcv looks norms up
+        known = registry.get(kind) is not None if isinstance(kind, str) else kind is not None
+    return known and kind not in ("LN", "BN1d", "BN3d", "IN1d", "IN3d")
 
 
 def is_init(value: object) -> bool:
@@ -107,6 +119,44 @@ def check_arguments(arguments: Mapping[str, object], rules: Mapping[str, Rule]) 
             raise InputError(f"{name}={shown(value)} must be {rules[name].words}")
 
 
+def check_keywords(cls: type, keywords: Iterable[str]) -> None:
+    """Raise InputError for a keyword that no constructor of a class or its parents has, with the nearest there is.
+
+    For a constructor that hands its `**kwargs` on; they may name any argument of its parents.
+    """
+    known = keywords_of(cls)
+    for name in keywords:
+        if name not in known:
+            raise InputError(f"{cls.__name__} has no argument {name!r}{instead(name, known)}")
+
+
+def keywords_of(cls: type) -> set[str]:
+    """Return the keywords that the constructors of a class and its parents take by name."""
+    starts = [vars(parent)["__init__"] for parent in cls.__mro__[:-1] if "__init__" in vars(parent)]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = (each for start in starts for each in inspect.signature(start).parameters.values())
+    return {each.name for each in found if each.kind in kinds} - {"self"}
+
+
+def instead(name: str, known: Iterable[str]) -> str:
+    """Return "; " and what to write in place of an argument that one of our classes does not have."""
+    return f"; {INSTEAD[name]}" if name in INSTEAD else nearest(name, known)
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return "; did you mean ...?" with the nearest known name, or "; known are ..." where none is near."""
+    known = sorted(known)
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(known[:LISTED])}{', ...' if len(known) > LISTED else ''}" if known else ""
+
+
+def placed(path: str, message: str, keys: Iterable[str]) -> str:
+    """Return an error's message with the place in a config that it is about, of the key it begins with if it does."""
+    key = re.match(r"(\w+)[.=:]", message)
+    return f"{path}.{message}" if key and key[1] in keys else f"{path}: {message}"
+
+
 def shown(value: object) -> str:
     """Return a value as a message shows it."""
     text = repr(value)
@@ -124,7 +174,11 @@ def naming(owner: object, arguments: Mapping[str, object]) -> Iterator[None]:
         yield
     except Exception as error:
         named = re.findall(r"keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else []
-        if isinstance(error, InputError) or set(named) & set(arguments):
+        if isinstance(error, InputError):
+            raise
+        if twice := [name for name in named if name in arguments and "multiple values" in str(error)]:
+            raise InputError(f"{type(owner).__name__} sets {twice[0]} itself; drop it") from error
+        if set(named) & set(arguments):
             raise
         given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items()) or "no arguments"
         raise InputError(

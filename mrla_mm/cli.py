@@ -14,7 +14,7 @@ from mmengine.device import get_device
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mrla_mm.config import check_channels, check_keys, locate_config, read_file
+from mrla_mm.config import check_channels, check_keys, check_parts, locate_config, read_file
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
 from mrla_mm.notices import collected, log_quietly
@@ -157,6 +157,7 @@ def preflight(cfg: Config, phases: Iterable[str]) -> list[str]:
     with collected() as warned:
         if int(local_rank or 0) == 0:
             check_keys(cfg, training="train" in phases)
+            check_parts(cfg, training="train" in phases)
             check_processes(cfg)
             check_datasets(cfg, phases)
             check_channels(cfg.get("model") or {}, scope=cfg.get("default_scope"))

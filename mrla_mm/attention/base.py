@@ -65,9 +65,11 @@ class LayerAttention(nn.Module):
         both = dict(channels=channels, head_channels=head_channels)
         check_arguments(both | own | dict(first_in_stage=first_in_stage), RULES)
         if channels % head_channels:
+            divisors = [size for size in range(1, channels + 1) if channels % size == 0]
+            near = " or ".join(map(str, sorted(sorted(divisors, key=lambda size: abs(size - head_channels))[:2])))
             raise InputError(
-                f"channels={channels} cannot be cut into heads of head_channels={head_channels!r}; "
-                f"choose a divisor of {channels}"
+                f"head_channels={head_channels} does not cut channels={channels} into equal heads; choose a divisor of "
+                f"{channels}, such as {near}"
             )
         self.channels = channels
         self.heads = channels // head_channels

@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.arguments import FLAG, RATE, check_arguments, naming
+from mrla_mm.arguments import FLAG, RATE, check_arguments, keywords_of, naming, nearest, placed
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, choose_path
@@ -33,13 +33,19 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
     known = variants()
     if not isinstance(cfg, dict):
         raise InputError(f"layer_attention={cfg!r} must be a dict such as dict(type='MRLALight', head_channels=32)")
-    if not isinstance(cfg.get("type"), str) or cfg["type"] not in known:
-        raise InputError(f"layer_attention type {cfg.get('type')!r} is unknown; use one of {', '.join(sorted(known))}")
+    name = cfg.get("type")
+    if not isinstance(name, str) or name not in known:
+        raise InputError(f"layer_attention.type={name!r} is no variant of layer attention{nearest(str(name), known)}")
     arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
     try:
-        return known[cfg["type"]](channels, first_in_stage=first_in_stage, **arguments)
+        return known[name](channels, first_in_stage=first_in_stage, **arguments)
+    except InputError as error:
+        raise InputError(placed("layer_attention", str(error), keywords_of(known[name]))) from error
     except TypeError as error:
-        raise InputError(f"layer_attention {dict(cfg)} does not fit {cfg['type']}: {error}") from error
+        if wrong := [key for key in arguments if f"unexpected keyword argument {key!r}" in str(error)]:
+            hint = nearest(wrong[0], keywords_of(known[name]) - {"channels", "first_in_stage"})
+            raise InputError(f"layer_attention.{wrong[0]}: {name} has no argument {wrong[0]!r}{hint}") from error
+        raise InputError(f"layer_attention {dict(cfg)} does not fit {name}: {error}") from error
 
 
 def is_frozen(norm: nn.Module) -> bool:

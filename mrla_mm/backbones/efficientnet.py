@@ -16,6 +16,7 @@ from mrla_mm.arguments import (
     MAP_NORM,
     RATE,
     check_arguments,
+    check_keywords,
     check_maps,
     indices,
     naming,
@@ -120,6 +121,7 @@ class PlainEfficientNet(EfficientNet):
     key_layout = "efficientnet"  # of the files its weights are published in, see mrla_mm.weights
 
     def __init__(self, arch: str = "b0", **kwargs: object) -> None:
+        check_keywords(type(self), kwargs)
         check_arguments(dict(arch=arch), dict(arch=one_of(*self.arch_settings)))
         depth = len(self.layer_settings[arch[:1]])
         check_arguments(kwargs, RULES | dict(out_indices=indices(depth), frozen_stages=whole(0, depth)))

@@ -18,8 +18,19 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
     OpenMMLab package: it asks their backbone. Heads and necks keep the full rate. Takes the same `paramwise_cfg`.
 
     Raises:
-        InputError: if neither the model nor its backbone has a method `get_layer_depth`.
+        InputError: if neither the model nor its backbone has a method `get_layer_depth`, or the optimizer's config no
+            learning rate or weight decay of its own for the parameters to have a share of.
     """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
+        optimizer = optim_wrapper_cfg.get("optimizer") or {}
+        for name, note in (("lr", ""), ("weight_decay", " (0 for none)")):
+            if optimizer.get(name) is None:
+                raise InputError(
+                    f"optimizer.{name} is not given, of which layer-wise decay gives each parameter a share; set "
+                    f"optim_wrapper.optimizer.{name}{note}"
+                )
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
 
     def add_params(
         self,

@@ -16,6 +16,7 @@ from mrla_mm.arguments import (
     RATE,
     Rule,
     check_arguments,
+    check_keywords,
     check_maps,
     indices,
     naming,
@@ -72,6 +73,7 @@ class PVTv2(PyramidVisionTransformerV2):
     }
 
     def __init__(self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object) -> None:
+        check_keywords(type(self), kwargs)
         own = dict(arch=arch, with_cp=with_cp, frozen_stages=frozen_stages)
         check_arguments({**own, **kwargs}, RULES | dict(arch=one_of(*self.arch_settings)))
         if "pretrain_img_size" in kwargs:

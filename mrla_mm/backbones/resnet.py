@@ -17,6 +17,7 @@ from mrla_mm.arguments import (
     RATE,
     Rule,
     check_arguments,
+    check_keywords,
     check_maps,
     indices,
     is_list,
@@ -186,6 +187,7 @@ class MRLAResNet(ResNet):
     ) -> None:
         if layer_attention is None:
             layer_attention = dict(type="MRLALight", head_channels=32)
+        check_keywords(type(self), kwargs)
         own = dict(attention_drop_path=attention_drop_path, zero_init_attention=zero_init_attention)
         self.check(depth, **own, **kwargs)
         self.layer_attention = layer_attention

@@ -22,6 +22,7 @@ from mrla_mm.arguments import (
     RATE,
     Rule,
     check_arguments,
+    check_keywords,
     check_maps,
     is_list,
     is_whole,
@@ -142,6 +143,7 @@ class ViT(VisionTransformer):
         out_indices: int | Sequence[int] = -1,
         **kwargs: object,
     ) -> None:
+        check_keywords(type(self), kwargs)
         depth = check_arch(arch, self.arch_zoo)["num_layers"]
         own = dict(with_dist_token=with_dist_token, with_cp=with_cp, frozen_stages=frozen_stages)
         check_arguments({**own, **kwargs}, RULES | dict(frozen_stages=whole(-1, depth)))

@@ -12,11 +12,14 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, LogProcesso
 from mmengine.runner.utils import set_random_seed
 from torch.utils.data import DataLoader
 
-from mrla_mm.config.signatures import accepted, from_host, nearest
+from mrla_mm.arguments import instead, nearest
+from mrla_mm.config.signatures import accepted, from_host, is_ours
 from mrla_mm.errors import InputError
 
 REPORTED = 5  # faults that one message names
 MISSPELT = 0.85  # likeness to a known key that makes a key of a part which its owner may take apart a misspelt one
+CERTAIN = 0.88  # likeness to a class of ours, where little else is known; EfficientNet is a host's, and less near
+SHORTEST = 5  # letters of a name that is near another by more than chance
 SEVERAL = (Mapping, list, tuple)  # schedulers of one of several optimizers
 LOADER_KEYS = accepted(DataLoader).names | {"num_batch_per_epoch", "disable_subprocess_warning"}
 READ_BY_NAME = {
@@ -73,6 +76,7 @@ OPTIMIZERS = Place(
     OptimWrapper,
     inside={"optimizer": Place((registry.OPTIMIZERS,)), "paramwise_cfg": None, "clip_grad": None, "loss_scale": None},
 )
+CONSTRUCTORS = Place((registry.OPTIM_WRAPPER_CONSTRUCTORS,))
 SCHEDULERS = Place((registry.PARAM_SCHEDULERS,), frozenset({"convert_to_iter_based", "epoch_length"}))
 BACKENDS = Place((registry.VISBACKENDS,), frozenset({"name"}))
 PLACES = {
@@ -99,10 +103,13 @@ def check_keys(cfg: Config, *, training: bool = True) -> None:
     Raises:
         InputError: names the keys with their places, and for each the nearest one that exists.
     """
-    if cfg.get("default_scope") is None:
-        return  # mmengine's own scope, to which a package may add what a look-up here would not see
-    with registry.MODELS.switch_scope_and_registry(cfg.default_scope):
-        faults = [*(training_faults(cfg) if training else ()), *faults_of(cfg)]
+    faults = []
+    if cfg.get("default_scope") is not None:  # a package may add to mmengine's own what a look-up here would not see
+        with registry.MODELS.switch_scope_and_registry(cfg.default_scope):
+            faults = [*(training_faults(cfg) if training else ()), *faults_of(cfg)]
+    faults += [
+        fault for fault in near_ours(dict(cfg.items())) if not any(fault.split("=")[0] in known for known in faults)
+    ]
     if faults:
         more = f"; and {len(faults) - REPORTED} more" if len(faults) > REPORTED else ""
         raise InputError("; ".join(faults[:REPORTED]) + more)
@@ -114,7 +121,9 @@ def training_faults(cfg: Mapping) -> Iterator[str]:
     yield from walk(cfg.get("train_cfg"), "train_cfg", train_loop(cfg.get("train_cfg")))
     wrapper, schedulers = cfg.get("optim_wrapper"), cfg.get("param_scheduler")
     constructor = wrapper.get("constructor") if isinstance(wrapper, Mapping) else None
-    if constructor is None or from_host(find(constructor, Place((registry.OPTIM_WRAPPER_CONSTRUCTORS,)))):
+    if constructor is not None and find(constructor, CONSTRUCTORS) is None:
+        yield missing_type(dict(type=constructor), "optim_wrapper", CONSTRUCTORS, key="constructor")
+    if constructor is None or from_host(find(constructor, CONSTRUCTORS)):
         yield from walk(wrapper, "optim_wrapper", OPTIMIZERS)
     of_several = isinstance(schedulers, Mapping) and all(isinstance(each, SEVERAL) for each in schedulers.values())
     parts = {f".{name}": each for name, each in schedulers.items()} if of_several else {"": schedulers}
@@ -169,13 +178,14 @@ def walk(node: object, path: str, place: Place | None) -> Iterator[str]:
         return
     with place.registries[0].switch_scope_and_registry(node.get("_scope_")):
         kind = find(node.get("type"), place) if "type" in node else place.default
-        if kind is None and place.certain:
+        if kind is None and (place.certain or is_misspelt(node.get("type"), place)):
             yield missing_type(node, path, place)
         if kind is not None:
             (known, others), ours = accepted(kind), from_host(kind)
             if ours or not others:
                 near_only = others or not place.certain
-                yield from unknown(node, path, known | place.extras, kind.__name__, near_only=near_only)
+                hint = instead if is_ours(kind) else nearest
+                yield from unknown(node, path, known | place.extras, kind.__name__, near_only=near_only, hint=hint)
             if not ours:
                 return
         for key, value in node.items():
@@ -202,14 +212,56 @@ def find(kind: object, place: Place) -> Callable | None:
     return None
 
 
-def missing_type(node: Mapping, path: str, place: Place) -> str:
+def missing_type(node: Mapping, path: str, place: Place, *, key: str = "type") -> str:
     """Return the message for a part of a config whose `type` is not there, or not known."""
     if "type" not in node:
         return f"{path} has no type, so nothing can be built from its {', '.join(map(str, node))}"
     names = {name for root in place.registries for name in registered(root)}
-    close = difflib.get_close_matches(str(node["type"]), names, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(str(node["type"]).rpartition(".")[2], names, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]!r}?" if close else "import the module that registers it with custom_imports"
-    return f"{path}.type={node['type']!r} is not a registered {place.registries[0].name}; {hint}"
+    return f"{path}.{key}={node['type']!r} is not a registered {place.registries[0].name}; {hint}"
+
+
+def is_misspelt(kind: object, place: Place) -> bool:
+    """Whether a `type` that its owner may take apart is nothing but a name of its place, misspelt."""
+    names = (name for root in place.registries for name in registered(root))
+    return (
+        isinstance(kind, str)
+        and bool(difflib.get_close_matches(kind, names, cutoff=MISSPELT))
+        and not is_registered(kind)
+    )
+
+
+def near_ours(node: object, path: str = "") -> Iterator[str]:
+    """Yield a message for each `type`, wherever it is, that nothing has and that is near a class of this package."""
+    if isinstance(node, list | tuple):
+        for index, item in enumerate(node):
+            yield from near_ours(item, f"{path}{index}.")
+    if not isinstance(node, Mapping):
+        return
+    kind = node.get("type")
+    if isinstance(kind, str) and kind[:1].isupper() and len(kind) >= SHORTEST and not is_registered(kind):
+        ours = {name.lower(): name for root in roots() for name, each in root.module_dict.items() if is_ours(each)}
+        for close in difflib.get_close_matches(kind.lower(), ours, n=1, cutoff=CERTAIN):
+            yield f"{path}type={kind!r} is registered nowhere; did you mean {ours[close]!r}?"
+    for key, value in node.items():
+        yield from near_ours(value, f"{path}{key}.")
+
+
+def roots() -> list[Registry]:
+    """Return mmengine's registries, the roots of those of every package."""
+    return [each for each in vars(registry).values() if isinstance(each, Registry)]
+
+
+def is_registered(kind: str) -> bool:
+    """Whether any registry of any package has a name, which may begin with the package's scope."""
+    pending, name = roots(), kind.rpartition(".")[2]
+    while pending:
+        here = pending.pop()
+        if name in here.module_dict:
+            return True
+        pending += here.children.values()
+    return False
 
 
 def registered(root: Registry) -> Iterator[str]:
@@ -220,10 +272,18 @@ def registered(root: Registry) -> Iterator[str]:
             here = here.parent
 
 
-def unknown(node: Mapping, path: str, known: Iterable[str], owner: str, *, near_only: bool = False) -> Iterator[str]:
+def unknown(
+    node: Mapping,
+    path: str,
+    known: Iterable[str],
+    owner: str,
+    *,
+    near_only: bool = False,
+    hint: Callable[[str, Iterable[str]], str] = nearest,
+) -> Iterator[str]:
     """Yield a message for each key that is none of the known ones; or only where it is hardly but a misspelt one."""
     for key in node:
         if key in known or key in ("type", "_scope_"):
             continue
         if not near_only or difflib.get_close_matches(str(key), known, cutoff=MISSPELT):
-            yield f"{path}.{key}: {owner} has no argument {key!r}{nearest(str(key), known)}"
+            yield f"{path}.{key}: {owner} has no argument {key!r}{hint(str(key), known)}"

@@ -1,16 +1,14 @@
 """Which keyword arguments a class or function takes, where its source tells."""
 
 import ast
-import difflib
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 READS = ("get", "items", "keys", "values")  # methods that leave a dictionary as it is
-SHOWN = 12  # names that a message lists
 HOSTS = ("mmengine", "mmcv", "mmdet", "mmpretrain", "mrla_mm", "torch", "torchvision")
 
 
@@ -24,6 +22,11 @@ class Accepted(NamedTuple):
 def from_host(kind: object) -> bool:
     """Whether a class or function is a host's or ours, and no user's."""
     return callable(kind) and str(kind.__module__).split(".")[0] in HOSTS
+
+
+def is_ours(kind: object) -> bool:
+    """Whether a class or function is this package's."""
+    return callable(kind) and str(kind.__module__).split(".")[0] == "mrla_mm"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,11 +91,3 @@ def hands_on(function: Callable, rest: str) -> bool:
 def is_name(node: ast.AST, name: str) -> bool:
     """Whether a piece of source is the variable of this name."""
     return isinstance(node, ast.Name) and node.id == name
-
-
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return "; did you mean ...?" with the nearest known name, or "; known are ..." where none is near."""
-    known = sorted(known)
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
-        return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(known[:SHOWN])}{', ...' if len(known) > SHOWN else ''}" if known else ""

@@ -221,8 +221,8 @@ def test_a_shortcut_that_does_not_fit_is_named():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(attention=dict(type="MRLALight", head_channels=24), channels=32), "channels=32.*head_channels=24"),
-        (dict(attention=dict(type="MRLALight"), channels=24), "channels=24.*head_channels=16"),
+        (dict(attention=dict(type="MRLALight", head_channels=24), channels=32), "head_channels=24.*channels=32"),
+        (dict(attention=dict(type="MRLALight"), channels=24), "head_channels=16.*channels=24"),
         (dict(attention=dict(type="MRLAHeavy"), channels=32), "MRLAHeavy"),
         (dict(attention="MRLALight", channels=32), "layer_attention='MRLALight' must be a dict"),
         (dict(attention=LIGHT, channels=32, extra_tokens=-1), "extra_tokens=-1"),

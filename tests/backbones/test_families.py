@@ -145,7 +145,7 @@ def test_zero_init_attention_can_be_turned_off(family):
     ("attention", "message"),
     [
         (dict(type="MRLAHeavy"), "MRLAHeavy.*MLA.*MRLABase"),
-        (dict(type="MRLALight", head_channels=7), "cannot be cut into heads of head_channels=7"),
+        (dict(type="MRLALight", head_channels=7), "head_channels=7 does not cut"),
         (dict(type="MRLALight", heads=4), "heads"),
         ("MRLALight", "layer_attention='MRLALight' must be a dict"),
     ],

@@ -1,0 +1,54 @@
+"""Parts of a config that are of this package, built on trial before a run: what they refuse is named with its place."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, Registry
+
+from mrla_mm.arguments import keywords_of, placed
+from mrla_mm.config.signatures import is_ours
+from mrla_mm.errors import InputError
+
+
+def check_parts(cfg: Config, *, training: bool = True) -> None:
+    """Build each backbone, neck and optimizer constructor of this package as the run will, and drop it again.
+
+    Their arguments depend on each other and on the channels of a stage, which they alone know. It takes less than a
+    second, and leaves the random numbers of the process as they were. Parts inside other models are left to the run.
+
+    Raises:
+        InputError: with the place in the config before what the part says.
+    """
+    model, scope = cfg.get("model"), cfg.get("default_scope")
+    for path, part in model_parts(model) if isinstance(model, Mapping) else ():
+        build(part, path, MODELS, scope)
+    wrapper = cfg.get("optim_wrapper")
+    if training and isinstance(wrapper, Mapping) and wrapper.get("constructor"):
+        own = {key: value for key, value in wrapper.items() if key not in ("constructor", "paramwise_cfg")}
+        part = dict(type=wrapper["constructor"], optim_wrapper_cfg=own, paramwise_cfg=wrapper.get("paramwise_cfg"))
+        build(part, "optim_wrapper", OPTIM_WRAPPER_CONSTRUCTORS, scope)
+
+
+def model_parts(model: Mapping) -> Iterator[tuple[str, Mapping]]:
+    """Yield the backbone and the necks of a model's config, which models build as they are, with their places."""
+    for key in ("backbone", "neck"):
+        several = isinstance(model.get(key), list | tuple)
+        for index, part in enumerate(model[key] if several else [model.get(key)]):
+            if isinstance(part, Mapping) and "type" in part:
+                yield f"model.{key}" + (f".{index}" if several else ""), part
+
+
+def build(part: Mapping, path: str, registry: Registry, scope: str | None) -> None:
+    """Build a part if it is one of this package's."""
+    with registry.switch_scope_and_registry(part.get("_scope_") or scope) as here:
+        kind = here.get(part["type"]) if isinstance(part["type"], str) else part["type"]
+        if not isinstance(kind, type) or not is_ours(kind):
+            return
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run's own building gives them
+            try:
+                here.build(dict(part))
+            except InputError as error:
+                raise InputError(placed(path, str(error), keywords_of(kind) | {"optimizer"})) from error

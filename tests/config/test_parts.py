@@ -1,0 +1,161 @@
+"""What this package's parts of a config refuse ends a run before it begins, with its place in the config."""
+
+import copy
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mrla_mm import backbones
+from mrla_mm.backbones import LayerDecayOptimWrapperConstructor
+from mrla_mm.config import check_keys, check_parts
+from mrla_mm.errors import InputError
+
+from ..conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def original():
+    return Config.fromfile(ROOT / "configs/retinanet_r50_mrla_light_1x.py")
+
+
+def said_of(cfg, options, check=check_parts):
+    cfg = copy.deepcopy(cfg)
+    cfg.merge_from_dict(options)
+    with pytest.raises(InputError) as caught:
+        check(cfg)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("layer_attention.type", "MRLAligth", ".layer_attention.type='MRLAligth' is no variant"),
+        ("layer_attention.type", "MRLAligth", "did you mean 'MRLALight'?"),
+        ("layer_attention.head_channels", 48, ".layer_attention.head_channels=48 does not cut channels=256"),
+        ("layer_attention.head_channels", 48, "such as 32 or 64"),
+        ("layer_attention.value", "conv", ".layer_attention.value='conv' must be"),
+        ("layer_attention.head_chanels", 8, ".layer_attention.head_chanels: MRLALight has no argument"),
+        ("layer_attention", 3, ".layer_attention=3 must be a dict"),
+        ("norm_cfg.type", "BNN", ".norm_cfg={'type': 'BNN'"),
+        ("arch", "b0", ": MRLAResNet has no argument 'arch'; its size is set by depth"),
+    ],
+)
+def test_what_a_backbone_refuses_is_named_with_its_place(original, key, value, expected):
+    said = said_of(original, {f"model.backbone.{key}": value})
+    assert said.startswith("model.backbone") and expected in said
+
+
+def test_a_neck_is_built_too(original):
+    neck = dict(_delete_=True, type="SimpleFeaturePyramid", in_channels=192, out_channels=256, strides=(4, 5))
+    assert said_of(original, {"model.neck": neck}).startswith("model.neck.strides=(4, 5) must each be twice")
+
+
+def test_building_on_trial_leaves_no_trace(original):
+    """Random numbers of the run stay as they were, and parts of others are not built."""
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    check_parts(original)
+    assert torch.equal(torch.get_rng_state(), before)
+    cfg = Config(dict(model=dict(backbone=dict(type="mmdet.ResNet", depth=3), neck=[dict(type="mmdet.FPN")])))
+    check_parts(cfg)
+    check_parts(Config(dict(model=dict(type="RetinaNet"))))
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+def test_layer_decay_needs_something_to_share_out(name):
+    """In a config with its place, and for who builds it in Python; mmpretrain's ends on a KeyError."""
+    cfg = Config.fromfile(ROOT / "configs/retinanet_deit_t_mrla_light_1x.py")
+    cfg.model.pop("backbone"), cfg.optim_wrapper.optimizer.pop(name)
+    cfg.optim_wrapper.pop("paramwise_cfg")
+    said = said_of(cfg, {})
+    assert (
+        said.startswith(f"optim_wrapper.optimizer.{name} is not given")
+        and f"set optim_wrapper.optimizer.{name}" in said
+    )
+    check_parts(cfg, training=False)
+    with pytest.raises(InputError, match=f"optimizer.{name} is not given"):
+        LayerDecayOptimWrapperConstructor(dict(optimizer=cfg.optim_wrapper.optimizer))
+
+
+ARCH = dict(embed_dims=16, num_layers=1, num_heads=1, feedforward_channels=16)
+
+
+@pytest.mark.parametrize("built", [MODELS.build, lambda cfg: getattr(backbones, cfg.pop("type"))(**cfg)])
+@pytest.mark.parametrize(
+    ("cfg", "expected"),
+    [
+        (
+            dict(type="MRLAResNet", depth=18, frozen_stage=1),
+            "MRLAResNet has no argument 'frozen_stage'; did you mean 'frozen_stages'?",
+        ),
+        (dict(type="MRLAViT", arch=ARCH, norm_eval=True), "MRLAViT has no argument 'norm_eval'; it has no batch norms"),
+        (dict(type="ViT", arch=ARCH, pretrained="w.pth"), "init_cfg=dict(type='Pretrained', checkpoint=...)"),
+        (dict(type="MRLAPVTv2", norm_eval=True), "it has no batch norms"),
+        (dict(type="PVTv2", depth=2), "its size is set by arch"),
+        (dict(type="PVTv2", patch_sizes=(7, 3, 3, 3)), "PVTv2 sets patch_sizes itself; drop it"),
+        (dict(type="MRLACeiT", out_typ="featmap"), "did you mean 'out_type'?"),
+        (dict(type="MRLAEfficientNet", out_indexes=(3,)), "did you mean 'out_indices'?"),
+    ],
+)
+def test_unknown_keywords_of_backbones_are_named(built, cfg, expected):
+    """Those of mmdet and mmpretrain that ours hands on included, by config or directly."""
+    with pytest.raises(InputError) as caught:
+        built(dict(cfg))
+    assert expected in str(caught.value)
+
+
+def test_a_users_backbone_takes_keywords_of_its_own():
+    """What a derived class takes out before it hands the rest on is none of ours."""
+
+    class Mine(backbones.MRLAResNet):
+        def __init__(self, depth, **kwargs):
+            self.mine = kwargs.pop("mine")
+            super().__init__(depth, **kwargs)
+
+    assert Mine(18, mine=3, base_channels=32).base_channels == 32
+    with pytest.raises(InputError, match="Mine has no argument 'mime'"):
+        Mine(18, mine=3, mime=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"model.backbone.type": "MRLAResnet"}, "model.backbone.type='MRLAResnet' is not a registered model; did"),
+        ({"model.backbone.type": "mmdet.MRLAResnet"}, "did you mean 'MRLAResNet'?"),
+        ({"model.bbox_head.loss_cls.type": "FocalLos"}, "loss_cls.type='FocalLos' is not a registered model; did"),
+        (
+            {"model.backbone": dict(_delete_=True, type="torch.nn.Identity", inner=dict(type="MRLAResnet"))},
+            "'MRLAResnet'",
+        ),
+        (
+            {"optim_wrapper.constructor": "LayerDecayOptimConstructor"},
+            "did you mean 'LayerDecayOptimWrapperConstructor'",
+        ),
+        (
+            {"default_scope": None, "model.backbone.type": "MRLAResnet"},
+            "model.backbone.type='MRLAResnet' is registered nowhere",
+        ),
+    ],
+)
+def test_near_misses_of_names_are_faults(original, options, expected):
+    """Also where an owner may take a part apart, below what is not known, and without a scope."""
+    said = said_of(original, options, check_keys)
+    assert expected in said and said.count("did you mean") == 1
+
+
+def test_names_that_are_registered_anywhere_or_far_are_left_alone(original):
+    """A class of the user's, of another package, or one that only its owner understands."""
+
+    class MRLAResNets(torch.nn.Module):
+        pass
+
+    MODELS.register_module(module=MRLAResNets)
+    try:
+        for name in ("MRLAResNets", "mmpretrain.ResNet", "EfficientNets", "mrlaresnet", "ViTs"):
+            cfg = copy.deepcopy(original)
+            cfg.merge_from_dict({"model.data_preprocessor.own": dict(type=name), "default_scope": None})
+            check_keys(cfg)
+    finally:
+        MODELS.module_dict.pop("MRLAResNets")
