@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 from mrla_mm.weights import LoadReport, read_checkpoint
-from mrla_mm.weights.loading import match
+from mrla_mm.weights.loading import match, misfit
 from mrla_mm.weights.provenance import compare_attention, trained_attention
-from mrla_mm.weights.states import PREPROCESSOR, find_state, sample
+from mrla_mm.weights.states import PREPROCESSOR, find_state
 
 
 class Checkpoint(NamedTuple):
@@ -134,7 +134,7 @@ def fitting(model: nn.Module, contents: Checkpoint, config: str) -> dict[str, Te
     faults = [*report.faults(), *compare_attention(own_attention, contents.attention)]
     if faults:
         raise InputError(
-            f"checkpoint {contents.location} does not fit the model of {config}: {'; '.join(faults)}. Its first keys "
-            f"are {sample(contents.state)}; give the config that it was trained with"
+            f"checkpoint {contents.location} does not fit the model of {config}: "
+            f"{misfit(model, contents.state, report, faults)}; give the config that it was trained with"
         )
     return loadable

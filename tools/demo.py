@@ -97,6 +97,13 @@ def load_detector(config, checkpoint, *, device):
     return model
 
 
+def nothing_found(best, threshold):
+    """Return why there are no detections: how near the best one came to the threshold."""
+    if best is None:
+        return " (the model proposes none at all)"
+    return f" (the best scores {best:.3g}, --score-thr is {threshold:g})"
+
+
 def as_records(instances, classes):
     """Return detections as plain numbers: boxes [x1, y1, x2, y2] in pixels, masks as compressed COCO RLE."""
     records = []
@@ -133,6 +140,7 @@ def main(argv=None):
         except InputError as error:
             unreadable.append(str(error))
             continue
+        best = max(instances.scores.tolist(), default=None)
         instances = instances[instances.scores >= args.score_thr]
         picture = draw_detections(image[..., ::-1], instances, meta=model.dataset_meta, score_thr=args.score_thr)
         name = path.stem if stems[path.stem] == 1 else path.name  # dog.jpg and dog.png are two pictures
@@ -140,7 +148,8 @@ def main(argv=None):
         height, width = image.shape[:2]
         detections = as_records(instances, model.dataset_meta["classes"])
         results.append({"image": path.name, "width": width, "height": height, "detections": detections})
-        print(f"[{number}/{len(images)}] {path.name}: {len(detections)} detections", flush=True)
+        note = "" if detections else nothing_found(best, args.score_thr)
+        print(f"[{number}/{len(images)}] {path.name}: {len(detections)} detections{note}", flush=True)
     if results:
         (out_dir / "predictions.json").write_text(json.dumps(results, indent=1))
     if unreadable:

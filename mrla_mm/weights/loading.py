@@ -12,7 +12,7 @@ from mrla_mm.weights.efficientnet import torchvision_doubts
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, LAYOUTS, KeyLayout
 from mrla_mm.weights.provenance import compare_attention, trained_attention
-from mrla_mm.weights.states import by_part, find_state, sample
+from mrla_mm.weights.states import BACKBONE, by_part, find_state, sample
 
 # What a file may lack: counters that old files do not have, and offsets of deformable convolutions.
 OPTIONAL = {"num_batches_tracked", "conv_offset"}
@@ -81,7 +81,7 @@ class LoadReport:
             "tensors have no numbers that the model could use": self.unusable,
         }
         below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
-        return [f"{len(keys)} {words}: {sample(keys)}" for words, keys in below.items() if keys]
+        return [f"{len(keys)} {words}: {sample(keys, 2)}" for words, keys in below.items() if keys]
 
 
 def load_weights(
@@ -243,10 +243,34 @@ def is_identity(module: nn.Module) -> bool:
 
 
 def explain(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str]) -> str:
-    """Return the message for a file that does not fit: what differs, the first keys of both sides, and what to do."""
+    """Return the message for a file that does not fit: what differs, the likely reason, and what to do."""
     return (
         f"weights {report.location} ({report.origin}) do not fit {report.target}, nothing was loaded: "
-        f"{'; '.join(faults) or 'nothing matches'}. Matched {len(report.matched)}. First keys of the file: "
-        f"{sample(state)}. First keys of the model: {sample(module.state_dict())}. Choose the file of this "
-        "architecture, or make the model like the file's"
+        f"{misfit(module, state, report, faults)}. Choose the file of this architecture, or make the model like the "
+        "file's"
     )
+
+
+def misfit(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str]) -> str:
+    """Return how much of a file matches a module, the faults, and what the file probably is instead."""
+    total = len(module.state_dict())
+    words = f"{len(report.matched)} of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}"
+    return f"{words}. {likely_reason(module, state, report)}"
+
+
+def likely_reason(module: nn.Module, state: Mapping, report: LoadReport) -> str:
+    """Return what a file that does not fit probably is, judged by what does not match."""
+    own = module.state_dict()
+    wrong = [*report.missing, *report.unexpected, *report.mismatched]
+    if not report.matched:
+        first, ours = next(iter(state), None), next(iter(own))
+        return f"It is of another kind of model: its first key is {first}, the model's {ours}"
+    if report.unusable and not wrong:
+        return "The file is damaged, or was saved in another number format"
+    if all(ATTENTION in key for key in wrong):
+        return "Only layer attention differs: another variant, other arguments of it, or none"
+    if any(key.startswith(BACKBONE) for key in own) and not any(key.startswith(BACKBONE) for key in wrong):
+        return "The backbone matches: probably the heads are another detector's, or for another number of classes"
+    if not report.missing and not report.unexpected:
+        return "All names match: probably the file's model is of another width"
+    return "Probably it is of another depth or another model"

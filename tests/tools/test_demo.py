@@ -75,9 +75,12 @@ def test_a_folder_gives_a_picture_of_each_and_one_json(demo, checkpoint, images,
             np.testing.assert_array_equal(mask.astype(bool), expected.masks[index].numpy())
 
 
-def test_a_single_image_and_a_threshold_that_nothing_reaches(demo, checkpoint, images, tmp_path):
+def test_a_single_image_and_a_threshold_that_nothing_reaches(demo, checkpoint, images, tmp_path, capsys):
     image = next(images.iterdir())
     assert demo(image, CONFIG, checkpoint, "--out-dir", tmp_path, "--score-thr", 0.99) == 0
+    best = inference_detector(init_detector(str(CONFIG), str(checkpoint), device="cpu"), str(image)).pred_instances
+    said = f"{image.name}: 0 detections (the best scores {best.scores.max():.3g}, --score-thr is 0.99)"
+    assert said in capsys.readouterr().out
     (result,) = json.loads((tmp_path / "predictions.json").read_text())
     assert result["detections"] == []
     drawn, original = cv2.imread(str(tmp_path / f"{image.stem}.png")), cv2.imread(str(image))

@@ -14,15 +14,16 @@ from mrla_mm.errors import InputError
 
 from .conftest import plain_resnet
 
+LIGHT = dict(type="MRLALight", head_channels=16)
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
 
 
 class Detector(BaseModel):
     """A backbone and a head with some number of classes."""
 
-    def __init__(self, classes=2, depth=18):
+    def __init__(self, classes=2, depth=18, attention=LIGHT):
         super().__init__()
-        self.backbone = MRLAResNet(depth, dict(type="MRLALight", head_channels=16), base_channels=16, **THREE_STAGES)
+        self.backbone = MRLAResNet(depth, attention, base_channels=16, **THREE_STAGES)
         self.head = nn.Linear(64, classes)
 
     def forward(self, *images, mode):
@@ -90,6 +91,20 @@ def test_a_deeper_models_checkpoint_is_not_tested(tmp_path):
     """It has all that the model needs, and more: the one fault that leaves no key missing."""
     path = save(tmp_path, Detector(depth=34).state_dict())
     assert "keys of the file are not in the model" in message(runner(tmp_path, Detector(), load_from=path).test)
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        (dict(depth=34), "Probably it is of another depth"),
+        (dict(classes=3), "The backbone matches: probably the heads"),
+        (dict(attention=dict(type="MRLALight", head_channels=16, previous="none")), "Only layer attention differs"),
+    ],
+)
+def test_the_message_is_short_and_says_what_the_file_probably_is(tmp_path, other, reason):
+    said = message(runner(tmp_path, Detector(), load_from=save(tmp_path, Detector(**other).state_dict())).test)
+    assert reason in said and " tensors match; " in said
+    assert len(said.replace(str(tmp_path), "")) < 700
 
 
 def test_fine_tuning_may_change_the_head(tmp_path):
