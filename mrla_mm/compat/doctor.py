@@ -38,6 +38,7 @@ EXTRAS = {  # setup.py's optional extras: what for, and the distributions that m
     "docs": ("building the documentation", ("sphinx", "myst-parser", "furo")),
     "dev": ("tests and lint", ("pytest", "pytest-xdist", "hypothesis", "pylint", "ruff", "build")),
 }
+INHERITED = ("torchvision://resnet50", "torchvision://resnet101")  # weights that mmdet's bases of our configs name
 PROBES = runpy.run_path(str(Path(__file__).with_name("doctor_probes.py")))["PROBES"]
 
 
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] = ()) -> int:
             ("Compiled ops", check_ops),
             ("Checkpoints", check_checkpoints),
             ("Configs", check_configs),
+            ("Weights that configs start from", check_weights),
         ):
             report.title(title)
             try:
@@ -226,6 +228,33 @@ def check_configs(report: Report) -> None:
         report.ok(f"mrla_mm:: configs in {config_scope.CONFIGS} ({count})")
     else:
         report.fail(f"no configs in {config_scope.CONFIGS}", "reinstall mrla_mm: its configs are missing")
+
+
+def check_weights(report: Report) -> None:
+    """Which of the weight files that our configs start from are here already; nothing is fetched."""
+    files = importlib.import_module("mrla_mm.weights.files")
+    configs = importlib.import_module("mrla_mm.compat.config_scope").CONFIGS
+    named = re.compile(r"checkpoint=[\"']((?:https?|torchvision)://[^\"']+)")
+    found = {each for path in configs.rglob("*.py") for each in named.findall(path.read_text(encoding="utf-8"))}
+    missing, locations = [], sorted(found | set(INHERITED))
+    for location in locations:
+        path = files.cache_path(files.remote_url(location))
+        if not path.is_file():
+            missing.append(location)
+            continue
+        try:
+            files.check_looks(path, str(path))
+            report.ok(f"{location} is here: {path}")
+        except ValueError as error:
+            report.note(f"{location}: {error}")
+    if missing:
+        names = ", ".join(missing) if report.verbose else f"{missing[0]}, ...; --verbose names them"
+        report.note(
+            f"{len(missing)} of {len(locations)} are not here ({names}): a training fetches what its config names. To "
+            'fetch one before, where there is a network: python -c "from mrla_mm.weights import read_checkpoint; '
+            f"read_checkpoint('{missing[0]}')\""
+        )
+    report.note(f"They lie in {files.cache_path('x').parent}, where files may be copied to; TORCH_HOME moves it.")
 
 
 def _import(report: Report, name: str, remedy: str):

@@ -23,6 +23,8 @@ from mrla_mm.datasets.losses import used_annotations, warn_of_losses
 from mrla_mm.datasets.masks import check_masks
 from mrla_mm.errors import InputError
 
+MISSPELT = 0.85  # likeness of two names, case and spaces apart, from which one is the other misspelt
+
 
 def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
     """Check the data sets and evaluators of a config for the given phases ("train", "val", "test").
@@ -194,7 +196,8 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
     mmdet numbers the classes in the order of the file's categories, and leaves out those that the file lacks.
 
     Raises:
-        InputError: no name matches, so that mmdet would train or evaluate on nothing.
+        InputError: no name matches, so that mmdet would train or evaluate on nothing; or one that the file lacks is
+            but another spelling of a category that is not used.
     """
     labels = [name for name in names if name in set(classes)]
     if not labels:
@@ -206,6 +209,12 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
         )
     if missing := [name for name in classes if name not in labels]:
         others = [name for name in names if name not in set(classes)]
+        if misspelt := near_names(missing, others, cutoff=MISSPELT):
+            raise InputError(
+                f"{ann_file} has no category for {shorten(missing)}{misspelt}: mmdet would train without what is but "
+                "written differently. Set <phase>_dataloader.dataset.metainfo.classes to the file's names, for train, "
+                "val and test alike, or leave these classes out of it"
+            )
         warnings.warn(
             f"{ann_file} has no category for {len(missing)} of {len(classes)} classes: {shorten(missing)}"
             f"{near_names(missing, others)}. mmdet "

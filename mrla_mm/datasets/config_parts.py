@@ -66,13 +66,13 @@ def shorten(names: Sequence[str], limit: int = 6) -> str:
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
 
 
-def near_names(missing: Sequence[str], names: Sequence[str]) -> str:
+def near_names(missing: Sequence[str], names: Sequence[str], *, cutoff: float = 0.8) -> str:
     """Return " (did you mean 'a' for 'A'?)" with those names that differ little from a missing one, or ""."""
     plain = {"".join(name.lower().split()): name for name in reversed(names)}
     pairs = []
     for name in missing:
         bare = "".join(name.lower().split())
-        close = [bare] if bare in plain else difflib.get_close_matches(bare, plain, n=1, cutoff=0.8)
+        close = [bare] if bare in plain else difflib.get_close_matches(bare, plain, n=1, cutoff=cutoff)
         pairs += [f"{plain[key]!r} for {name!r}" for key in close]
     more = f", and {len(pairs) - 3} more" if len(pairs) > 3 else ""
     return f" (did you mean {', '.join(pairs[:3])}{more}?)" if pairs else ""

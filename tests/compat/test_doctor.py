@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from mrla_mm.weights.files import cache_path, remote_url
 
 TOOL = Path(__file__).parents[2] / "tools" / "doctor.py"
 
@@ -89,3 +92,26 @@ def test_a_wrong_op_is_reported(doctor, monkeypatch, capsys):
     monkeypatch.setitem(doctor.PROBES, "nms", lambda torch, device: (1.0, 2.0))
     assert doctor.main() == 1
     assert "gives 1.0 instead of 2.0" in capsys.readouterr().out
+
+
+def test_start_weights_are_here_or_say_how(doctor, monkeypatch, capsys, tmp_path):
+    """Cached ones with their place, torn ones by name, the others with the way to fetch them; nothing is fetched."""
+
+    def refuse(*_, **__):
+        raise AssertionError("the doctor touched the network")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    assert doctor.main(["--verbose"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    said = printed.split("Weights that configs start from")[1]
+    assert " ok " not in said and f"They lie in {tmp_path}/checkpoints" in said and "read_checkpoint('https" in said
+    assert all(name in said for name in ("torchvision://resnet50", "torchvision://resnet152", "deit_tiny_patch16_224"))
+    (tmp_path / "checkpoints").mkdir()
+    whole, torn = (cache_path(remote_url(f"torchvision://resnet{depth}")) for depth in (50, 101))
+    torch.save({}, whole)
+    torn.write_bytes(whole.read_bytes()[:-30])
+    assert doctor.main() == 0, "weights are fetched when they are needed"
+    said = " ".join(capsys.readouterr().out.split()).split("Weights that configs start from")[1]
+    assert f"ok torchvision://resnet50 is here: {whole}" in said
+    assert f"torchvision://resnet101: weights {torn} are cut off" in said and "--verbose names them" in said
