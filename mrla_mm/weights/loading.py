@@ -267,6 +267,9 @@ def likely_reason(module: nn.Module, state: Mapping, report: LoadReport) -> str:
         return f"It is of another kind of model: its first key is {first}, the model's {ours}"
     if report.unusable and not wrong:
         return "The file is damaged, or was saved in another number format"
+    attention = {key for key in own if ATTENTION in key}
+    if attention and attention <= {*report.missing, *report.fresh}:
+        return f"The file has no layer attention (keys with {ATTENTION} in them): it is of a plain model"
     if all(ATTENTION in key for key in wrong):
         return "Only layer attention differs: another variant, other arguments of it, or none"
     if any(key.startswith(BACKBONE) for key in own) and not any(key.startswith(BACKBONE) for key in wrong):

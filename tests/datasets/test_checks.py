@@ -196,19 +196,21 @@ def test_some_names_do_not_match(make_coco, make_config):
         (("person ", "car"), ["person", "car"], "did you mean 'person' for 'person '?"),
         (("cellphone", "car"), ["cell phone", "car"], "did you mean 'cell phone' for 'cellphone'?"),
         (("persn", "car"), ["person", "car"], "did you mean 'person' for 'persn'?"),
+        (("parson", "car"), ["person", "car"], "did you mean 'person' for 'parson'?"),
         (("cat", "car"), ["truck", "car"], None),
         (("Cat", "Dog"), ["cat", "dog"], "did you mean 'cat' for 'Cat', 'dog' for 'Dog'?"),
     ],
 )
 def test_near_misses_of_names_are_named(given, names, hint):
-    """A name that differs in case, spaces or a letter is told from one that the file does not have at all."""
+    """A name that differs in case, spaces or a letter is an error; less certain ones, and others, give a warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             checks.check_categories(names, given, Path("a.json"))
-            said = str(caught[0].message)
+            said, refused = str(caught[0].message), False
         except InputError as error:
-            said = str(error)
+            said, refused = str(error), True
+    assert refused is (given[0] not in ("parson", "cat"))
     assert hint in said if hint else "did you mean" not in said
 
 
