@@ -1,5 +1,6 @@
 """What arguments and feature maps must be, so that a wrong one is named before the code below ends on it."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ class Rule(NamedTuple):
 def is_whole(value: object, low: int, high: float = float("inf")) -> bool:
     """Whether a value is a whole number between two, both included."""
     return isinstance(value, Integral) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object) -> bool:
+    """Whether a value, of JSON for example, is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_list(value: object) -> bool:
@@ -107,10 +113,10 @@ def check_arguments(arguments: Mapping[str, object], rules: Mapping[str, Rule]) 
             raise InputError(f"{name}={shown(value)} must be {rules[name].words}")
 
 
-def shown(value: object) -> str:
+def shown(value: object, limit: int = SHOWN) -> str:
     """Return a value as a message shows it."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 @contextmanager
