@@ -33,11 +33,6 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
 
-def link_to_pages(app, docname, source):
-    """Point links that lead out of docs/, as readers on a code host need them, at the pages of the site."""
-    source[0] = re.sub(r"\]\(\.\./README\.md(#[\w-]*)?\)", "](index.md)", source[0])
-
-
 def list_tools(app, docname, source):
     """Fill in the list of command line tools, from the first line of each."""
     if docname == "api/tools":
@@ -68,7 +63,6 @@ def keep_formulas(app, what, name, obj, options, lines):
 
 def setup(app):
     """Register what this file adds to Sphinx."""
-    app.connect("source-read", link_to_pages)
     app.connect("source-read", list_tools)
     app.connect("source-read", list_analysis)
     app.connect("autodoc-process-docstring", keep_formulas, priority=400)  # before Napoleon reads the sections

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,11 @@ class Rule(NamedTuple):
 def is_whole(value: object, low: int, high: float = float("inf")) -> bool:
     """Whether a value is a whole number between two, both included."""
     return isinstance(value, Integral) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object) -> bool:
+    """Whether a value, of JSON for example, is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_list(value: object) -> bool:
@@ -157,10 +163,10 @@ def placed(path: str, message: str, keys: Iterable[str]) -> str:
     return f"{path}.{message}" if key and key[1] in keys else f"{path}: {message}"
 
 
-def shown(value: object) -> str:
+def shown(value: object, limit: int = SHOWN) -> str:
     """Return a value as a message shows it."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 @contextmanager

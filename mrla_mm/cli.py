@@ -5,7 +5,7 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -144,10 +144,11 @@ def runs_on_cpu(cfg: Config) -> bool:
     return backend == "gloo" and not torch.cuda.is_available()
 
 
-def preflight(cfg: Config, phases: Iterable[str]) -> list[str]:
+def preflight(cfg: Config, phases: Collection[str]) -> list[str]:
     """Check what can be known before anything is built; once per machine, by its first process.
 
-    Returns the warnings given, for `build_runner` to write into the log.
+    Only what the phases read is judged: "train", "val", "test", and "tta" for test-time augmentation. Returns the
+    warnings given, for `build_runner` to write into the log.
 
     Raises:
         InputError: the first thing found that would stop or spoil the run.
@@ -156,8 +157,8 @@ def preflight(cfg: Config, phases: Iterable[str]) -> list[str]:
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
     with collected() as warned:
         if int(local_rank or 0) == 0:
-            check_keys(cfg, training="train" in phases)
-            check_parts(cfg, training="train" in phases)
+            check_keys(cfg, phases)
+            check_parts(cfg, phases)
             check_processes(cfg)
             check_datasets(cfg, phases)
             check_channels(cfg.get("model") or {}, scope=cfg.get("default_scope"))

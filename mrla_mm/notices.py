@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from mmengine.logging import MessageHub
 from mmengine.runner import Runner
 
 KEY = "mrla_mm_notices"  # where a run's message hub holds what its log has
@@ -32,13 +33,18 @@ def collected(*, silent: bool = False) -> Iterator[list[str]]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def log_quietly(runner: Runner, messages: Sequence[str]) -> None:
-    """Write warnings that the console has shown to the run's log files, and note that they are there."""
-    for handler in runner.logger.handlers:
+def log_quietly(runner: object, messages: Sequence[str]) -> None:
+    """Write warnings that the console has shown to the run's log files, and note that they are there.
+
+    The runner may be a class of the user's own, with no logger or message hub of mmengine's: then nothing is written.
+    """
+    logger, hub = getattr(runner, "logger", None), getattr(runner, "message_hub", None)
+    for handler in getattr(logger, "handlers", ()):
         if isinstance(handler, logging.FileHandler):
             for message in messages:
-                handler.handle(logging.LogRecord(runner.logger.name, logging.WARNING, "", 0, message, None, None))
-    runner.message_hub.update_info(KEY, list(messages), resumed=False)
+                handler.handle(logging.LogRecord(logger.name, logging.WARNING, "", 0, message, None, None))
+    if isinstance(hub, MessageHub):
+        hub.update_info(KEY, list(messages), resumed=False)
 
 
 def log_new(runner: Runner, messages: Sequence[str]) -> None:

@@ -58,10 +58,18 @@ def load_model(
             model, or the device cannot be used.
     """
     device = usable_device(device)
-    cfg = cli.read_config(config, options or {})
-    model = build_model(cfg, config)
+    return load_weights(cli.read_config(config, options or {}), config, checkpoint, device=device)
+
+
+def load_weights(cfg: Config, name: str, checkpoint: str | Path, *, device: str) -> Trained:
+    """Return the model of a config that has been read, as `load_model` does; messages call the config by `name`.
+
+    Raises:
+        InputError: see `load_model`.
+    """
+    model = build_model(cfg, name)
     contents = read_contents(checkpoint)
-    model.load_state_dict(fitting(model, contents, config), strict=False)
+    model.load_state_dict(fitting(model, contents, name), strict=False)
     return Trained(model.to(device).eval(), cfg, contents.meta)
 
 

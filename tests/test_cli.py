@@ -55,6 +55,23 @@ def test_defaults():
     assert cfg.model == Config.fromfile(RETINANET).model
 
 
+@pytest.mark.parametrize(
+    "option, said",
+    [
+        ("test_dataloader.dataset.ann_file=none.json", "none.json does not exist"),
+        ("test_evaluator.ann_file=none.json", "none.json does not exist"),
+        ("test_dataloader.dataset.type=Unheard", "test_dataloader.dataset.type='Unheard'"),
+        ("test_dataloader.batchsize=2", "test_dataloader.batchsize"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:THE BACKBONE STARTS")
+def test_a_training_starts_whatever_is_wrong_with_the_test(coco_root, option, said):
+    """As with mmdet: files, types and keys of the test concern tools/test.py alone."""
+    cfg = loaded("--cfg-options", *tiny_options("retinanet_r50_mrla_light_1x", coco_root), option)
+    cli.preflight(cfg, ("train", "val"))
+    assert said in error_of(cli.preflight, cfg, ("test",))
+
+
 def test_options_reach_the_config():
     """Values are parsed, None too; the command line's work directory and rank win."""
     cfg = loaded("--work-dir", "w", "--local-rank", 3, "--cfg-options", "model.backbone.init_cfg=None", "work_dir=v")

@@ -271,7 +271,19 @@ def test_every_page_is_linked_from_the_readme_and_the_sites_front_page():
         assert path.stem == "changelog" or f"](docs/{path.name})" in readme, f"README.md does not link {path.name}"
 
 
+def anchors(path):
+    """Names that links may have for the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
 def test_links_between_pages_exist():
+    """Pages and headings; anchors of the API reference are Sphinx's, which checks them itself."""
     for path in pages():
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-            assert "://" in target or (path.parent / target).exists(), f"{path.relative_to(ROOT)} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+            if "://" in target:
+                continue
+            page, where = path.parent / target if target else path, f"{path.relative_to(ROOT)} links to {target}"
+            assert page.exists(), where
+            assert not anchor or anchor.startswith("mrla_mm.") or anchor in anchors(page), f"{where}#{anchor}"

@@ -2,12 +2,15 @@
 
 import contextlib
 import io
+import logging
 import warnings
 
 import pytest
+import torch
+from mmengine.runner import FlexibleRunner
 
 from mrla_mm.errors import InputError
-from mrla_mm.notices import collected
+from mrla_mm.notices import collected, log_quietly
 
 from .conftest import ROOT, tiny_options
 
@@ -66,3 +69,20 @@ def test_warnings_of_libraries_are_given(silent):
     with pytest.warns(FutureWarning, match="removed soon"), collected(silent=silent) as messages:
         warnings.warn("removed soon", FutureWarning, stacklevel=1)
     assert messages == []
+
+
+def test_any_runner_takes_them(tmp_path):
+    """mmengine's FlexibleRunner has them in its log; one of the user's own, like no other, is left alone."""
+
+    class Bare:
+        def train(self):
+            pass
+
+    class Plain(Bare):
+        logger, message_hub = logging.getLogger("plain"), {}
+
+    common = dict(model=torch.nn.Linear(1, 1), work_dir=str(tmp_path), experiment_name="flexible")
+    for runner in (FlexibleRunner(**common), Bare(), Plain()):
+        log_quietly(runner, ["watch out"])
+    (log,) = tmp_path.glob("*/*.log")
+    assert log.read_text().count("watch out") == 1

@@ -8,15 +8,14 @@ import argparse
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
 import cv2
 import mmcv
-from mmdet.apis import inference_detector, init_detector
-from mmengine.runner import CheckpointLoader
+from mmdet.apis import inference_detector
+from mmdet.registry import DATASETS
 from pycocotools import mask as coco_mask
 
 from mrla_mm import cli
@@ -24,7 +23,7 @@ from mrla_mm.analysis.gallery import draw_detections
 from mrla_mm.datasets.images import fault_of
 from mrla_mm.errors import InputError
 from mrla_mm.outputs import make_folder, spare_inputs
-from mrla_mm.trained import usable_device
+from mrla_mm.trained import load_weights, usable_device
 
 
 def parse_args(argv):
@@ -73,27 +72,12 @@ def load_detector(config, checkpoint, *, device):
     Raises:
         InputError: config or checkpoint is missing or broken, or the checkpoint is of another model than the config.
     """
+    device = usable_device(device)
     cfg = cli.read_config(config, {})
     if cfg.get("default_scope", "mmdet") != "mmdet":
         raise InputError(f"config {config} is no detector's (default_scope={cfg.default_scope!r}): give one of mmdet's")
-    if not Path(checkpoint).is_file():
-        raise InputError(f"checkpoint {checkpoint} does not exist: give a .pth file that tools/train.py wrote")
-    device = usable_device(device)
-    try:
-        found = CheckpointLoader.load_checkpoint(checkpoint, map_location="cpu", logger=None)
-        found = found.get("state_dict", found)
-    except Exception as error:  # torch raises many kinds for a file that is no checkpoint
-        raise InputError(f"checkpoint {checkpoint} cannot be read: {str(error).splitlines()[0]}") from error
-    model = init_detector(cfg, checkpoint, device=device)
-    unmatched = [
-        key for key, value in model.state_dict().items() if key not in found or found[key].shape != value.shape
-    ]
-    if unmatched:
-        raise InputError(
-            f"checkpoint {checkpoint} does not fit the model of {config}: {len(unmatched)} of "
-            f"{len(model.state_dict())} tensors are missing or of another shape, the first is {unmatched[0]}; "
-            "give the config that it was trained with"
-        )
+    model, _, meta = load_weights(cfg, config, checkpoint, device=device)
+    model.cfg, model.dataset_meta = cfg, dataset_meta(cfg, meta)  # where mmdet's inference and drawing look for them
     return model
 
 
@@ -102,6 +86,18 @@ def nothing_found(best, threshold):
     if best is None:
         return " (the model proposes none at all)"
     return f" (the best scores {best:.3g}, --score-thr is {threshold:g})"
+
+
+def dataset_meta(cfg, meta):
+    """Return names and colours of the classes: those of the training, in the colours of the config's data set if any.
+
+    So does mmdet's `init_detector`, but for a checkpoint without names, whose classes it takes for COCO's.
+    """
+    named = {"classes": meta["CLASSES"]} if "CLASSES" in meta else {}  # of mmdet 2.x
+    trained = {key.lower(): value for key, value in (meta.get("dataset_meta") or named).items()}
+    own = DATASETS.build({**cfg.test_dataloader.dataset, "lazy_init": True}).metainfo
+    palette = own.get("palette") or trained.get("palette") or "random"
+    return {**own, **trained, "palette": palette}
 
 
 def as_records(instances, classes):

@@ -81,7 +81,7 @@ def main(argv=None):
     cfg.model = without_pretrained(cfg.model)
     if args.show or args.show_dir:
         enable_visualization(cfg, args)
-    warned = cli.preflight(cfg, phases=("test",))
+    warned = cli.preflight(cfg, phases=("test", "tta") if args.tta else ("test",))
     if args.tta:
         enable_tta(cfg)
     runner = cli.build_runner(cfg, warned)

@@ -6,11 +6,11 @@ later one began was done again, or never counted, and is left out too.
 """
 
 import json
-import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from mrla_mm.arguments import is_number
 from mrla_mm.errors import InputError
 
 
@@ -49,11 +49,6 @@ def parse(line: str) -> dict | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) and is_number(record.get("step")) else None
-
-
-def is_number(value: object) -> bool:
-    """Whether a value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict]]:

@@ -17,6 +17,7 @@ from mmengine.config import Config
 
 from mrla_mm.analysis.logs import read_log
 from mrla_mm.analysis.paper_rows import PaperRow
+from mrla_mm.config import read_file
 from mrla_mm.errors import InputError
 
 # What training sees an epoch: COCO train2017 without images that have no object, and ImageNet-1K.
@@ -65,7 +66,7 @@ def read_sessions(work_dir: Path) -> list[Session]:
     """Read every start of a tool in a work directory, or the one whose folder is given.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or a file of one is damaged.
     """
     if STAMP.fullmatch(work_dir.name):
         folders = [work_dir]
@@ -80,18 +81,10 @@ def read_sessions(work_dir: Path) -> list[Session]:
         lines = read_log(scalars) if scalars.is_file() else []
         log = "".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.log"))
         results = read_json(tested) if tested.is_file() else {}
-        sessions.append(Session(folder, saved_config(config), lines, results, log))
+        sessions.append(Session(folder, read_file(config), lines, results, log))
     if not sessions:
         raise InputError(f"{work_dir} holds no run: give the --work-dir of a training (it has folders named by time)")
     return sessions
-
-
-def saved_config(path: Path) -> Config:
-    """Read a config that mmengine wrote; raise InputError naming it if it is cut off or damaged."""
-    try:
-        return Config.fromfile(path)
-    except Exception as error:  # it is run as Python
-        raise InputError(f"{path} is cut off or damaged: {error}") from error
 
 
 def read_json(path: Path) -> dict:

@@ -83,15 +83,7 @@ def run_facts(run: Run, cfg: Config, train: Sequence[Mapping], val: Sequence[Map
         train: records of training, from `read_scalars`.
         val: records of validation, from there too.
     """
-    model = cfg.get("model") or {}
-    facts = {"config": Path(cfg.filename).name, "model": str(model.get("type", "?"))}
-    backbone = model.get("backbone") or {}
-    if backbone:
-        depth = backbone.get("depth", backbone.get("arch", ""))
-        facts["backbone"] = f"{backbone.get('type')} {depth if not isinstance(depth, dict) else ''}".strip()
-        attention = backbone.get("layer_attention")
-        items = sorted((attention or {}).items(), key=lambda item: item[0] != "type")  # its name first
-        facts["layer attention"] = ", ".join(str(v) if k == "type" else f"{k}={v}" for k, v in items) or "-"
+    facts = {"config": Path(cfg.filename).name} | model_facts(cfg.get("model") or {})
     schedule = cfg.get("train_cfg") or {}
     planned = schedule.get("max_epochs")
     facts["epochs"] = f"{train[-1].get('epoch', '?')} of {planned}" if planned else "-"
@@ -115,6 +107,19 @@ def run_facts(run: Run, cfg: Config, train: Sequence[Mapping], val: Sequence[Map
     source = cfg.get("provenance") or {}
     if source:
         facts["mrla_mm"] = f"{source.get('version')}, commit {source.get('commit') or 'unknown'}"
+    return facts
+
+
+def model_facts(model: Mapping) -> dict[str, str]:
+    """Return what the config of a model says about it and its backbone."""
+    facts = {"model": str(model.get("type", "?"))}
+    backbone = model.get("backbone") or {}
+    if backbone:
+        depth = backbone.get("depth", backbone.get("arch", ""))
+        facts["backbone"] = f"{backbone.get('type')} {depth if not isinstance(depth, dict) else ''}".strip()
+        attention = backbone.get("layer_attention")
+        items = sorted((attention or {}).items(), key=lambda item: item[0] != "type")  # its name first
+        facts["layer attention"] = ", ".join(str(v) if k == "type" else f"{k}={v}" for k, v in items) or "-"
     return facts
 
 

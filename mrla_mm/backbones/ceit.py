@@ -15,7 +15,8 @@ from mrla_mm.arguments import FLAG, MAP_NORM, check_arguments, naming, optional,
 from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.norm_eval import evaluate_batch_norms
-from mrla_mm.backbones.vit import MRLAViT, ViT, check_arch, check_out_indices
+from mrla_mm.backbones.transformer_arguments import check_arch, check_out_indices
+from mrla_mm.backbones.vit import MRLAViT, ViT
 from mrla_mm.errors import InputError
 
 STEM_STRIDE, PATCH = 4, 4  # of the convolutional stem, and of the patches cut from its maps

@@ -1,7 +1,8 @@
 """Unknown keys and types anywhere in a finished config: compared with the signature of what will be built from it."""
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from mmengine import registry
@@ -13,18 +14,18 @@ from mmengine.runner.utils import set_random_seed
 from torch.utils.data import DataLoader
 
 from mrla_mm.arguments import instead, nearest
+from mrla_mm.config.names import is_registered, near_ours
 from mrla_mm.config.signatures import accepted, from_host, is_ours
 from mrla_mm.errors import InputError
 
 REPORTED = 5  # faults that one message names
 MISSPELT = 0.85  # likeness to a known key that makes a key of a part which its owner may take apart a misspelt one
-CERTAIN = 0.88  # likeness to a class of ours, where little else is known; EfficientNet is a host's, and less near
-SHORTEST = 5  # letters of a name that is near another by more than chance
 SEVERAL = (Mapping, list, tuple)  # schedulers of one of several optimizers
 LOADER_KEYS = accepted(DataLoader).names | {"num_batch_per_epoch", "disable_subprocess_warning"}
+PHASES = ("train", "val", "test", "tta")  # what a run may build; the last is test-time augmentation
+AUTO_SCALE_LR = {"enable", "base_batch_size"}
 READ_BY_NAME = {
     "env_cfg": {"cudnn_benchmark", "mp_cfg", "dist_cfg", "resource_limit"},
-    "auto_scale_lr": {"enable", "base_batch_size"},
     "randomness": accepted(set_random_seed).names,
 }
 
@@ -79,26 +80,27 @@ OPTIMIZERS = Place(
 CONSTRUCTORS = Place((registry.OPTIM_WRAPPER_CONSTRUCTORS,))
 SCHEDULERS = Place((registry.PARAM_SCHEDULERS,), frozenset({"convert_to_iter_based", "epoch_length"}))
 BACKENDS = Place((registry.VISBACKENDS,), frozenset({"name"}))
+LOOPS = {"val": ValLoop, "test": TestLoop}
 PLACES = {
     "model": MODEL,
-    "tta_model": MODEL,
     "data_preprocessor": MODEL._replace(certain=False),
-    "tta_pipeline": TRANSFORM,
-    "val_cfg": Place((registry.LOOPS,), default=ValLoop),
-    "test_cfg": Place((registry.LOOPS,), default=TestLoop),
     "custom_hooks": HOOK,
     "visualizer": Place((registry.VISUALIZERS,), inside={"vis_backends": BACKENDS}),
     "log_processor": Place((registry.LOG_PROCESSORS,), default=LogProcessor),
 }
 
 
-def check_keys(cfg: Config, *, training: bool = True) -> None:
-    """Refuse keys and types of a finished config that nothing takes, at any depth.
+def check_keys(cfg: Config, phases: Collection[str] = PHASES) -> None:
+    """Refuse keys and types of a finished config that nothing takes, at any depth, where the phases of a run read it.
 
     Keys are compared with the arguments of the class, function or loop that is built from them. Nothing is said where
     these are not known: below a class of the user's own, and of one that does as it likes with its `**kwargs`; of such
-    classes of the hosts, keys that are but a slip away from an argument are named. What only a training builds is left
-    out without one: an optimizer's package need not be where a model is tested.
+    classes of the hosts, keys that are but a slip away from an argument are named. What only another phase builds is
+    left out, as mmengine does: an optimizer's package need not be where a model is tested.
+
+    Args:
+        cfg: the config.
+        phases: those of `PHASES` that will run.
 
     Raises:
         InputError: names the keys with their places, and for each the nearest one that exists.
@@ -106,9 +108,10 @@ def check_keys(cfg: Config, *, training: bool = True) -> None:
     faults = []
     if cfg.get("default_scope") is not None:  # a package may add to mmengine's own what a look-up here would not see
         with registry.MODELS.switch_scope_and_registry(cfg.default_scope):
-            faults = [*(training_faults(cfg) if training else ()), *faults_of(cfg)]
+            faults = [fault for phase in PHASES if phase in phases for fault in PHASE_FAULTS[phase](cfg)]
+            faults += faults_of_all_runs(cfg)
     faults += [
-        fault for fault in near_ours(dict(cfg.items())) if not any(fault.split("=")[0] in known for known in faults)
+        fault for fault in near_ours(of_run(cfg, phases)) if not any(fault.split("=")[0] in known for known in faults)
     ]
     if faults:
         more = f"; and {len(faults) - REPORTED} more" if len(faults) > REPORTED else ""
@@ -118,6 +121,8 @@ def check_keys(cfg: Config, *, training: bool = True) -> None:
 def training_faults(cfg: Mapping) -> Iterator[str]:
     """Yield what is wrong with the keys of what only a training builds."""
     yield from loader_faults(cfg, "train")
+    if isinstance(cfg.get("auto_scale_lr"), Mapping):
+        yield from unknown(cfg["auto_scale_lr"], "auto_scale_lr", AUTO_SCALE_LR, "auto_scale_lr")
     yield from walk(cfg.get("train_cfg"), "train_cfg", train_loop(cfg.get("train_cfg")))
     wrapper, schedulers = cfg.get("optim_wrapper"), cfg.get("param_scheduler")
     constructor = wrapper.get("constructor") if isinstance(wrapper, Mapping) else None
@@ -131,6 +136,14 @@ def training_faults(cfg: Mapping) -> Iterator[str]:
         yield from walk(each, f"param_scheduler{name}", SCHEDULERS)
 
 
+def of_run(cfg: Mapping, phases: Collection[str]) -> dict[str, object]:
+    """Return the sections of a config that some phase of a run may read: not those named for the other phases."""
+    others = tuple(f"{phase}_" for phase in PHASES if phase not in phases)
+    if "train" not in phases:
+        others += ("optim_wrapper", "param_scheduler", "auto_scale_lr")
+    return {key: value for key, value in cfg.items() if not key.startswith(others)}
+
+
 def loader_faults(cfg: Mapping, phase: str) -> Iterator[str]:
     """Yield what is wrong with the keys of a data loader."""
     loader = cfg.get(f"{phase}_dataloader")
@@ -140,17 +153,35 @@ def loader_faults(cfg: Mapping, phase: str) -> Iterator[str]:
             yield from walk(loader.get(key), f"{phase}_dataloader.{key}", place)
 
 
-def faults_of(cfg: Mapping) -> Iterator[str]:
-    """Yield what is wrong with the keys of the other parts of a config."""
+def evaluation_faults(cfg: Mapping, phase: str) -> Iterator[str]:
+    """Yield what is wrong with the keys of what only a validation, or only a test, builds."""
+    yield from loader_faults(cfg, phase)
+    evaluator = cfg.get(f"{phase}_evaluator")
+    typed = evaluator.get("type") if isinstance(evaluator, Mapping) and "metrics" in evaluator else None
+    whole = typed is not None and find(typed, EVALUATOR) is not None
+    yield from walk(evaluator, f"{phase}_evaluator", EVALUATOR if whole else METRIC)
+    yield from walk(cfg.get(f"{phase}_cfg"), f"{phase}_cfg", Place((registry.LOOPS,), default=LOOPS[phase]))
+
+
+def augmentation_faults(cfg: Mapping) -> Iterator[str]:
+    """Yield what is wrong with the keys of what only test-time augmentation builds."""
+    yield from walk(cfg.get("tta_model"), "tta_model", MODEL)
+    yield from walk(cfg.get("tta_pipeline"), "tta_pipeline", TRANSFORM)
+
+
+PHASE_FAULTS = {
+    "train": training_faults,
+    "val": functools.partial(evaluation_faults, phase="val"),
+    "test": functools.partial(evaluation_faults, phase="test"),
+    "tta": augmentation_faults,
+}
+
+
+def faults_of_all_runs(cfg: Mapping) -> Iterator[str]:
+    """Yield what is wrong with the keys of what every run builds."""
     for key, known in READ_BY_NAME.items():
         if isinstance(cfg.get(key), Mapping):
             yield from unknown(cfg[key], key, known, key)
-    for phase in ("val", "test"):
-        yield from loader_faults(cfg, phase)
-        evaluator = cfg.get(f"{phase}_evaluator")
-        typed = evaluator.get("type") if isinstance(evaluator, Mapping) and "metrics" in evaluator else None
-        whole = typed is not None and find(typed, EVALUATOR) is not None
-        yield from walk(evaluator, f"{phase}_evaluator", EVALUATOR if whole else METRIC)
     for key, place in PLACES.items():
         yield from walk(cfg.get(key), key, place)
     hooks = {name: hook for name, hook in (cfg.get("default_hooks") or {}).items() if hook is not None}
@@ -230,38 +261,6 @@ def is_misspelt(kind: object, place: Place) -> bool:
         and bool(difflib.get_close_matches(kind, names, cutoff=MISSPELT))
         and not is_registered(kind)
     )
-
-
-def near_ours(node: object, path: str = "") -> Iterator[str]:
-    """Yield a message for each `type`, wherever it is, that nothing has and that is near a class of this package."""
-    if isinstance(node, list | tuple):
-        for index, item in enumerate(node):
-            yield from near_ours(item, f"{path}{index}.")
-    if not isinstance(node, Mapping):
-        return
-    kind = node.get("type")
-    if isinstance(kind, str) and kind[:1].isupper() and len(kind) >= SHORTEST and not is_registered(kind):
-        ours = {name.lower(): name for root in roots() for name, each in root.module_dict.items() if is_ours(each)}
-        for close in difflib.get_close_matches(kind.lower(), ours, n=1, cutoff=CERTAIN):
-            yield f"{path}type={kind!r} is registered nowhere; did you mean {ours[close]!r}?"
-    for key, value in node.items():
-        yield from near_ours(value, f"{path}{key}.")
-
-
-def roots() -> list[Registry]:
-    """Return mmengine's registries, the roots of those of every package."""
-    return [each for each in vars(registry).values() if isinstance(each, Registry)]
-
-
-def is_registered(kind: str) -> bool:
-    """Whether any registry of any package has a name, which may begin with the package's scope."""
-    pending, name = roots(), kind.rpartition(".")[2]
-    while pending:
-        here = pending.pop()
-        if name in here.module_dict:
-            return True
-        pending += here.children.values()
-    return False
 
 
 def registered(root: Registry) -> Iterator[str]:

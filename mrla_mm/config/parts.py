@@ -1,7 +1,7 @@
 """Parts of a config that are of this package, built on trial before a run: what they refuse is named with its place."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from mmengine.config import Config
@@ -12,11 +12,15 @@ from mrla_mm.config.signatures import is_ours
 from mrla_mm.errors import InputError
 
 
-def check_parts(cfg: Config, *, training: bool = True) -> None:
+def check_parts(cfg: Config, phases: Collection[str]) -> None:
     """Build each backbone, neck and optimizer constructor of this package as the run will, and drop it again.
 
     Their arguments depend on each other and on the channels of a stage, which they alone know. It takes less than a
     second, and leaves the random numbers of the process as they were. Parts inside other models are left to the run.
+
+    Args:
+        cfg: the config.
+        phases: those of `keys.PHASES` that will run; only a training builds an optimizer.
 
     Raises:
         InputError: with the place in the config before what the part says.
@@ -25,7 +29,7 @@ def check_parts(cfg: Config, *, training: bool = True) -> None:
     for path, part in model_parts(model) if isinstance(model, Mapping) else ():
         build(part, path, MODELS, scope)
     wrapper = cfg.get("optim_wrapper")
-    if training and isinstance(wrapper, Mapping) and wrapper.get("constructor"):
+    if "train" in phases and isinstance(wrapper, Mapping) and wrapper.get("constructor"):
         own = {key: value for key, value in wrapper.items() if key not in ("constructor", "paramwise_cfg")}
         part = dict(type=wrapper["constructor"], optim_wrapper_cfg=own, paramwise_cfg=wrapper.get("paramwise_cfg"))
         build(part, "optim_wrapper", OPTIM_WRAPPER_CONSTRUCTORS, scope)

@@ -1,11 +1,11 @@
 """A look into a COCO annotation file that tells what is wrong with it; large sound ones are not parsed."""
 
 import json
-import math
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mrla_mm.arguments import is_number
 from mrla_mm.errors import InputError
 
 PARSE_LIMIT = 64 * 2**20  # bytes; COCO's own training file has 450 MB, which takes a Python parser half a minute
@@ -94,11 +94,6 @@ def fault_of(entry: Mapping, key: str) -> str | None:
 def is_id(value: object) -> bool:
     """Whether a JSON value can number an entry."""
     return isinstance(value, int | str) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Whether a JSON value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def glance(path: Path) -> dict | None:

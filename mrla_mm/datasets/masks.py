@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mrla_mm.datasets.coco_file import is_number
+from mrla_mm.arguments import is_number, shown
 from mrla_mm.errors import InputError
 
 FAR = 10  # pycocotools takes memory for every pixel of an outline; this many image sides away it is no outline
@@ -22,16 +22,10 @@ def check_masks(
             fault := fault_of(entry.get("segmentation"), *sizes[entry["image_id"]], whole)
         ):
             raise InputError(
-                f"{ann_file}: annotations[{number}] has segmentation={shorten(entry.get('segmentation'))}, but the "
+                f"{ann_file}: annotations[{number}] has segmentation={shown(entry.get('segmentation'), 80)}, but the "
                 f"pipeline loads masks: {fault}. Give each object its polygons or run lengths, or use a detector of "
                 "boxes alone (faster_rcnn_*, retinanet_*)"
             )
-
-
-def shorten(mask: object, limit: int = 80) -> str:
-    """Return the beginning of a mask in words."""
-    text = repr(mask)
-    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def fault_of(mask: object, height: int, width: int, whole: bool) -> str | None:

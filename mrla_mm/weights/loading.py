@@ -179,12 +179,23 @@ def match(
         else:
             report.mismatched.append(f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model")
     report.matched = list(loadable)
+    note_missing(module, state, others or {}, report)
+    if report.fresh:
+        start = "as an exact identity" if is_identity(module) else "from random weights"
+        report.notes.append(f"plain weights: layer attention starts {start}")
+    return loadable
+
+
+def note_missing(
+    module: nn.Module, state: Mapping[str, Tensor], others: Mapping[str, object], report: LoadReport
+) -> None:
+    """Enter what a module has and a state dict lacks into the report; see `match` for the arguments."""
     optional = OPTIONAL | plugin_names(module)
     plain = not any(ATTENTION in key for key in state)
-    for key in own:
+    for key in module.state_dict():
         if key in state:
             continue
-        if key in (others or {}):
+        if key in others:
             report.unusable.append(f"{key} (it is no tensor but {type(others[key]).__name__})")
         elif plain and ATTENTION in key:
             report.fresh.append(key)
@@ -192,10 +203,6 @@ def match(
             report.additional.append(key)
         else:
             report.missing.append(key)
-    if report.fresh:
-        start = "as an exact identity" if is_identity(module) else "from random weights"
-        report.notes.append(f"plain weights: layer attention starts {start}")
-    return loadable
 
 
 def why_unusable(tensor: Tensor, own: Tensor) -> str | None:

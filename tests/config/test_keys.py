@@ -162,14 +162,31 @@ def test_what_a_user_builds_passes(cfg, own):
     assert "param_scheduler has no type" in said_of(cfg)
 
 
-def test_a_test_needs_nothing_of_the_training(cfg):
-    """What only a training builds may be of a package that is not there; the rest is still judged."""
-    cfg.optim_wrapper.optimizer.type = cfg.train_dataloader.dataset.type = "Unheard"
-    check_keys(cfg, training=False)
-    assert "optim_wrapper.optimizer.type='Unheard' is not a registered optimizer" in said_of(cfg)
+@pytest.mark.parametrize(
+    "phases, judged",
+    [(("train", "val"), ("train", "optim", "auto", "val")), (("test",), ("test",)), (("test", "tta"), ("test", "tta"))],
+)
+def test_only_what_will_run_is_judged(cfg, phases, judged):
+    """A training has no use for the test's parts, a test none for the training's; what both build is always judged."""
+    faulty = {
+        "optim_wrapper.optimizer.type": "Unheard",
+        "auto_scale_lr.basebatch": 16,
+        "tta_model": dict(type="Unheard"),
+        **{f"{phase}_dataloader.dataset.type": "Unheard" for phase in ("train", "val", "test")},
+        **{f"{phase}_cfg.unheard": 1 for phase in ("train", "val", "test")},
+        **{f"{phase}_evaluator.unheard": 1 for phase in ("val", "test")},
+    }
+    for key, value in faulty.items():
+        one = copy.deepcopy(cfg)
+        one.merge_from_dict({key: value})
+        if key.startswith(judged):
+            with pytest.raises(InputError, match=key.replace(".", r"\.")):
+                check_keys(one, phases)
+        else:
+            check_keys(one, phases)
     cfg.model.type = "RetinaNett"
     with pytest.raises(InputError, match="RetinaNett"):
-        check_keys(cfg, training=False)
+        check_keys(cfg, phases)
 
 
 class Parent:

@@ -24,7 +24,7 @@ def said_of(cfg, options, check=check_parts):
     cfg = copy.deepcopy(cfg)
     cfg.merge_from_dict(options)
     with pytest.raises(InputError) as caught:
-        check(cfg)
+        check(cfg, ["train", "val"])
     return str(caught.value)
 
 
@@ -56,11 +56,11 @@ def test_building_on_trial_leaves_no_trace(original):
     """Random numbers of the run stay as they were, and parts of others are not built."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    check_parts(original)
+    check_parts(original, ["train"])
     assert torch.equal(torch.get_rng_state(), before)
     cfg = Config(dict(model=dict(backbone=dict(type="mmdet.ResNet", depth=3), neck=[dict(type="mmdet.FPN")])))
-    check_parts(cfg)
-    check_parts(Config(dict(model=dict(type="RetinaNet"))))
+    check_parts(cfg, ["train"])
+    check_parts(Config(dict(model=dict(type="RetinaNet"))), ["train"])
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay"])
@@ -74,7 +74,7 @@ def test_layer_decay_needs_something_to_share_out(name):
         said.startswith(f"optim_wrapper.optimizer.{name} is not given")
         and f"set optim_wrapper.optimizer.{name}" in said
     )
-    check_parts(cfg, training=False)
+    check_parts(cfg, ["test"])
     with pytest.raises(InputError, match=f"optimizer.{name} is not given"):
         LayerDecayOptimWrapperConstructor(dict(optimizer=cfg.optim_wrapper.optimizer))
 
@@ -156,6 +156,14 @@ def test_names_that_are_registered_anywhere_or_far_are_left_alone(original):
         for name in ("MRLAResNets", "mmpretrain.ResNet", "EfficientNets", "mrlaresnet", "ViTs"):
             cfg = copy.deepcopy(original)
             cfg.merge_from_dict({"model.data_preprocessor.own": dict(type=name), "default_scope": None})
-            check_keys(cfg)
+            check_keys(cfg, ["train", "val"])
     finally:
         MODELS.module_dict.pop("MRLAResNets")
+
+
+def test_a_near_miss_in_a_section_of_another_phase_is_left_to_it():
+    """Also where nothing is known but the names of this package's classes."""
+    cfg = Config(dict(test_evaluator=dict(own=dict(type="MRLAResnet"))))
+    check_keys(cfg, ["train", "val"])
+    with pytest.raises(InputError, match="test_evaluator.own.type='MRLAResnet' is registered nowhere"):
+        check_keys(cfg, ["test"])

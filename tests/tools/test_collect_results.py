@@ -124,7 +124,7 @@ def broken(request, work_dir):
             return "incomplete: the run logged training up to epoch 1 of 1 and no figures"
         case "damaged config":
             (folder / "vis_data/config.py").write_text("model = dict(")
-            return "config.py is cut off or damaged"
+            return "config.py, line 1: SyntaxError: '(' was never closed"
 
 
 def test_what_is_no_measurement_is_refused(broken, collect, work_dir):

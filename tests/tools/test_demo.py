@@ -1,7 +1,8 @@
 """The demo's pictures and JSON, and what it says when it cannot work."""
 
-import importlib.util
+import copy
 import json
+import warnings
 from pathlib import Path
 
 import cv2
@@ -17,6 +18,8 @@ from pycocotools import mask as coco_mask
 from mrla_mm import cli
 from mrla_mm.datasets.shapes import generate_shapes
 
+from ..conftest import load_tool
+
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 CLASSIFIER = REPOSITORY / "configs/imagenet/resnet50_8xb32.py"
@@ -25,9 +28,7 @@ CLASSES = Config.fromfile(CONFIG).test_dataloader.dataset.metainfo.classes
 
 @pytest.fixture(scope="module")
 def demo():
-    spec = importlib.util.spec_from_file_location("demo_tool", REPOSITORY / "tools/demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_tool("demo")
     return lambda *arguments: cli.run(module.main, [str(each) for each in arguments])
 
 
@@ -73,6 +74,24 @@ def test_a_folder_gives_a_picture_of_each_and_one_json(demo, checkpoint, images,
             assert found["bbox"] == pytest.approx(expected.bboxes[index].tolist(), abs=0.02)
             mask = coco_mask.decode(found["mask"])
             np.testing.assert_array_equal(mask.astype(bool), expected.masks[index].numpy())
+
+
+RED, BLUE = [(255, 0, 0)] * 6, [(0, 0, 255)] * 6
+
+
+@pytest.mark.parametrize("trained", [dict(dataset_meta=dict(CLASSES=CLASSES, PALETTE=BLUE)), dict(CLASSES=CLASSES), {}])
+@pytest.mark.parametrize("palette", [None, RED])
+def test_names_and_colours_are_those_of_mmdet(trained, palette, checkpoint, tmp_path):
+    """Names of the checkpoint, colours of the config first; without names, the config's where mmdet takes COCO's."""
+    cfg = Config.fromfile(CONFIG)
+    cfg.test_dataloader.dataset.metainfo = dict(classes=CLASSES, palette=palette)
+    path = tmp_path / "weights.pth"
+    torch.save({**torch.load(checkpoint), "meta": trained}, path)
+    with warnings.catch_warnings(record=True):  # it switches warnings on by itself
+        expected = init_detector(copy.deepcopy(cfg), str(path), device="cpu").dataset_meta
+    found = load_tool("demo").dataset_meta(cfg, trained)
+    assert found["palette"] == expected["palette"]
+    assert found["classes"] == (expected["classes"] if trained else CLASSES)
 
 
 def test_a_single_image_and_a_threshold_that_nothing_reaches(demo, checkpoint, images, tmp_path, capsys):
@@ -149,8 +168,8 @@ def test_wrong_arguments_end_with_one_message(demo, checkpoint, images, tmp_path
         ((images, tmp_path / "no.py", checkpoint), "no.py does not exist"),
         ((images, broken, checkpoint), f"config file {broken}, line 2: NameError"),
         ((images, CLASSIFIER, checkpoint), "is no detector's (default_scope='mmpretrain')"),
-        ((images, CONFIG, tmp_path / "no.pth"), "no.pth does not exist"),
-        ((images, CONFIG, torn), "torn.pth cannot be read"),
+        ((images, CONFIG, tmp_path / "no.pth"), "no.pth do not exist"),
+        ((images, CONFIG, torn), "torn.pth are cut off"),
         ((images, CONFIG, other), "does not fit the model"),
         ((images, CONFIG, checkpoint, "--score-thr", "2"), "--score-thr 2"),
         ((images, CONFIG, checkpoint, "--out-dir", torn), "torn.pth cannot be made"),

@@ -15,9 +15,9 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
-from mrla_mm.cli import locate_config, move_data_root
+from mrla_mm import cli
 from mrla_mm.datasets.shapes import generate_shapes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_tool
 
 CONFIG = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 SECTIONS = [
@@ -49,12 +49,12 @@ def write_logs(folder, epochs, scale=1.0):
 def work_dir(tmp_path_factory):
     """A run as the quick start leaves it, of a model with random weights that detects whatever it finds."""
     root = tmp_path_factory.mktemp("run")
-    generate_shapes(root / "shapes", num_train=2, num_val=4, seed=0)
-    cfg = Config.fromfile(locate_config(CONFIG))
-    move_data_root(cfg, str(root / "shapes"))
+    generate_shapes(root / "shapes", num_train=2, num_val=6, seed=0)
+    cfg = Config.fromfile(cli.locate_config(CONFIG))
+    cli.move_data_root(cfg, str(root / "shapes"))
     cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=10)
     for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
-        cfg[name].update(num_workers=0, persistent_workers=False)
+        cfg[name].update(num_workers=0, persistent_workers=False, batch_size=1)
     cfg.provenance = dict(version="0.0.1", commit="abc")  # as of the training
     train = root / "quickstart/train"
     write_logs(train, epochs=3)
@@ -94,8 +94,6 @@ def results(work_dir):
 
 @pytest.fixture(scope="module")
 def page(work_dir, results, tmp_path_factory):
-    from tests.conftest import load_tool
-
     other = tmp_path_factory.mktemp("other")
     write_logs(other, epochs=5, scale=2.0)
     out = tmp_path_factory.mktemp("page") / "report.html"
@@ -170,8 +168,9 @@ def test_a_browser_shows_it_offline(page, tmp_path):
 
 @pytest.mark.smoke
 def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
-    code, err = run_tool("report", work_dir, "--images", 1)
-    assert code == 0, err
+    assert cli.run(load_tool("report").main, [str(work_dir), "--images", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "predicting with" in said and "\n  [5/6]" in said.replace("[ ", "[") and " eta: 0:00:" in said
     report = work_dir / "train/report"
     made = (report / "predictions.pkl").stat().st_mtime
     detected = re.search(r">box</td><td>([\d.]+)</td>", (report / "report.html").read_text())
@@ -236,7 +235,7 @@ def test_a_run_that_diverged_and_images_that_are_gone(run_tool, work_dir, result
     )
     log.write_text(text + '{"lo')
     shapes = shutil.copytree(work_dir.parent / "shapes", tmp_path / "shapes")
-    first, second, third, _ = sorted((shapes / "val2017").iterdir())
+    first, second, third, *_ = sorted((shapes / "val2017").iterdir())
     first.write_text("no image")
     second.unlink()
     cv2.imwrite(str(third), cv2.imread(str(third))[:20])
@@ -248,7 +247,7 @@ def test_a_run_that_diverged_and_images_that_are_gone(run_tool, work_dir, result
     assert numbers(section(text, "Run"))["best box AP in training"] == ["0.300 (epoch 2)"]
     gallery = section(text, "Ground truth beside predictions")
     assert f"{first} is no image that can be read." in gallery and str(second) not in gallery
-    assert f"{third} has another size than its annotations say." in gallery and "1 of 4 images" in gallery
+    assert f"{third} has another size than its annotations say." in gallery and "3 of 6 images" in gallery
 
 
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason="no real COCO images at ../shared/data/coco_tiny")
@@ -257,7 +256,7 @@ def test_eighty_classes_on_real_images(run_tool, tmp_path):
     truth = json.loads((REAL_COCO / "annotations/instances_val2017.json").read_text())
     (tmp_path / "predictions.pkl").write_bytes(pickle.dumps(perturbed_truth(truth)))
     write_logs(tmp_path / "run", epochs=3)
-    config = locate_config("mrla_mm::mask_rcnn_r50_mrla_light_1x.py")
+    config = cli.locate_config("mrla_mm::mask_rcnn_r50_mrla_light_1x.py")
     arguments = ["--config", config, "--results", tmp_path / "predictions.pkl", "--images", 2]
     code, err = run_tool("report", tmp_path / "run", *arguments, "--cfg-options", f"data_root={REAL_COCO}")
     assert code == 0, err
