@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mrla_mm.ops import by_sample
 from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.fused import (
     cast,
@@ -37,8 +38,11 @@ class LightBlockEnd(torch.autograd.Function):
         """Compute y (B, C, H, W); tensors: FrozenNorm without eps, LightWeights, Affine."""
         norm, weights, affine = FrozenNorm(*tensors[:4], eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         with without_autocast(c):
-            x, pooled = kernels(path).activate(c, shortcut, norm, pooled=weights.query is not None)
-        y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine, pooled)
+            if path == "folded" and len(c):
+                y, gate = by_sample.light_forward(heads, c, shortcut, norm, weights, affine, history=history)
+            else:
+                x, pooled = kernels(path).activate(c, shortcut, norm, pooled=weights.query is not None)
+                y, gate = light_values(path, heads, x, shortcut if history else None, weights, affine, pooled)
         ctx.save_for_backward(c, shortcut, *gate, *tensors)
         ctx.path, ctx.heads, ctx.history, ctx.eps = path, heads, history, eps
         return y
@@ -51,15 +55,21 @@ class LightBlockEnd(torch.autograd.Function):
         gate = Gate(pooled, projected, gate)
         norm, weights, affine = FrozenNorm(*tensors[:4], ctx.eps), LightWeights(*tensors[4:8]), Affine(*tensors[8:])
         needs_c, _, _, _, *needs_norm = ctx.needs_input_grad[4:10]
-        previous, run = shortcut if ctx.history else None, kernels(ctx.path)
+        previous, run, needed = shortcut if ctx.history else None, kernels(ctx.path), [needs_c, *needs_norm]
         with without_autocast(c):
-            grad, (x, _) = like(grad, c), run.activate(c, shortcut, norm, pooled=False)
-            coefficients, constant, by_small = small_gradients(
-                ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, wanted=any(ctx.needs_input_grad[10:])
-            )
-            by_normed, by_shortcut = run.block_backward(grad, x, coefficients, constant)
-            by_c, by_weight, by_bias = norm.gradients(by_normed, c, [needs_c, *needs_norm])
-        return None, None, None, None, by_c, by_shortcut, None, None, by_weight, by_bias, *by_small, None
+            grad = like(grad, c)
+            if ctx.path == "folded" and len(c):
+                by_c, by_shortcut, by_norm, by_small = by_sample.light_backward(
+                    grad, c, shortcut, norm, gate, weights, affine, history=ctx.history, needed=needed
+                )
+            else:
+                x, _ = run.activate(c, shortcut, norm, pooled=False)
+                coefficients, constant, by_small = small_gradients(
+                    ctx.path, ctx.heads, grad, x, previous, gate, weights, affine, wanted=any(ctx.needs_input_grad[10:])
+                )
+                by_normed, by_shortcut = run.block_backward(grad, x, coefficients, constant)
+                by_c, *by_norm = norm.gradients(by_normed, c, needed)
+        return None, None, None, None, by_c, by_shortcut, None, None, *by_norm, *by_small, None
 
 
 def light_block_end(

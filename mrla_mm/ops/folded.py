@@ -17,21 +17,25 @@ from mrla_mm.ops.gating import Coefficients, MapSums, wide
 
 # Bytes of one map that go through all operations at a time: several maps of this size fit the last-level cache of a
 # CPU, and the system hands out blocks below some 32 MiB from memory it has used before.
-CHUNK_BYTES = 6 * 2**20
+CHUNK_BYTES = 13 * 2**20
 # In less precision the residual comes last: its weight of 1, or itself, would swallow what is small beside it.
 EXACT = (torch.float32, torch.float64)
 
 
-def chunks(x: Tensor) -> Iterator[slice]:
-    """Slices of the batch to work on at a time; a CPU's channels-last maps go one by one, see `depthwise`."""
-    if x.device.type != "cpu":
-        step = max(x.shape[0], 1)
-    elif x.is_contiguous():
-        step = math.ceil(max(x.shape[0], 1) / max(math.ceil(x.nbytes / CHUNK_BYTES), 1))  # parts of one size
-    else:
-        step = 1
+def parts(x: Tensor) -> Iterator[slice]:
+    """Slices of the batch, of one size, whose maps fit the cache of a CPU; the whole batch elsewhere."""
+    batch = max(x.shape[0], 1)
+    count = math.ceil(x.nbytes / CHUNK_BYTES) if x.device.type == "cpu" else 1
+    step = math.ceil(batch / max(count, 1))
     for start in range(0, x.shape[0], step):
         yield slice(start, start + step)
+
+
+def chunks(x: Tensor) -> Iterator[slice]:
+    """`parts` that `depthwise` can take: a CPU's channels-last maps go one by one."""
+    if x.device.type != "cpu" or x.is_contiguous():
+        return parts(x)
+    return (slice(sample, sample + 1) for sample in range(x.shape[0]))
 
 
 def pool(x: Tensor) -> Tensor:
@@ -84,19 +88,21 @@ def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> 
     return x, averages
 
 
-def light_forward(x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool) -> Tensor:
+def light_forward(
+    x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor | None = None
+) -> Tensor:
     """Map part of light attention: [x +] dw(x; taps) + slope previous + shift, all (B, C, H, W)."""
     taps, slope, shift = coefficients
     fold = residual and x.dtype in EXACT
     if fold:
         taps = taps.clone()
-        taps[..., taps.shape[-1] // 2] += 1
+        taps[..., taps.shape[-1] // 2].add_(1)
     last = residual and not fold
-    parts = list(chunks(x))
-    if len(parts) == 1 and x.is_contiguous() and previous is None and not last:
+    several = list(chunks(x))
+    if out is None and len(several) == 1 and x.is_contiguous() and previous is None and not last:
         return depthwise(x, taps, shift)
-    out = torch.empty_like(x)
-    for samples in parts:
+    out = torch.empty_like(x) if out is None else out
+    for samples in several:
         part = depthwise(x[samples], taps[samples], None if shift is None else of_samples(shift, samples))
         if previous is not None:
             target = None if last else out[samples]
@@ -110,30 +116,33 @@ def light_forward(x: Tensor, previous: Tensor | None, coefficients: Coefficients
 
 def light_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> MapSums:
     """Sums over the grid that the gradients of all weights follow from; size taps, 9 or 1, and shift if wanted."""
-    shape, dtype = x.shape[:2], torch.promote_types(x.dtype, torch.float32)
-    by_taps = torch.empty(*shape, size, dtype=dtype, device=x.device)
-    by_slope = None if previous is None else torch.empty(shape, dtype=dtype, device=x.device)
-    by_shift = torch.empty(shape, dtype=dtype, device=x.device) if shift else None
-    for samples in chunks(x):
-        part = grad[samples]
-        by_taps[samples] = tap_sums(part, x[samples], size)
-        if by_slope is not None:
-            by_slope[samples] = grid_sum(part.to(dtype) * previous[samples])
-        if by_shift is not None:
-            by_shift[samples] = grid_sum(part)
-    return MapSums(by_taps, by_slope, by_shift)
+    if not x.shape[0]:
+        none = x.new_empty(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32))
+        return MapSums(none.unsqueeze(-1).expand(-1, -1, size), none if previous is not None else None, none)
+    found = [part_sums(grad[s], x[s], None if previous is None else previous[s], size, shift=shift) for s in chunks(x)]
+    return MapSums(*(joined(numbers) for numbers in zip(*found, strict=True)))
 
 
-def tap_sums(grad: Tensor, x: Tensor, size: int) -> Tensor:
-    """Sums over the grid of grad times x shifted by each tap: two (b, c, H, W) -> (b, c, size)."""
+def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Numbers of all samples from those of parts of the batch."""
+    return parts[0] if parts[0] is None or len(parts) == 1 else torch.cat(parts)
+
+
+def part_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> MapSums:
+    """`light_sums` of as many samples as `depthwise` takes."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    by_slope = None if previous is None else grid_sum(grad.to(dtype) * previous)
     if size == 1:
-        return grid_sum(wide(grad) * x).unsqueeze(-1)
-    groups = x.shape[0] * x.shape[1]
+        return MapSums(grid_sum(wide(grad) * x).unsqueeze(-1), by_slope, grid_sum(grad) if shift else None)
+    groups, with_bias = x.shape[0] * x.shape[1], shift and x.dtype in EXACT
     as_one = (1, groups, *x.shape[2:])
-    weight = x.new_empty(groups, 1, 3, 3)  # only its shape matters: the gradient of a convolution's weight
-    arguments = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, False))
+    weight = x.new_empty(groups, 1, 3, 3)  # only its shape matters: the gradient of a convolution's weight and bias
+    arguments = ([groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias))
     backward = torch.ops.aten.convolution_backward
-    return backward(grad.reshape(as_one), x.reshape(as_one), weight, *arguments)[1].view(*x.shape[:2], size)
+    _, by_taps, by_shift = backward(grad.reshape(as_one), x.reshape(as_one), weight, *arguments)
+    if shift:
+        by_shift = by_shift.view(x.shape[:2]) if with_bias else grid_sum(grad)
+    return MapSums(by_taps.to(dtype).view(*x.shape[:2], size), by_slope, by_shift if shift else None)
 
 
 def light_backward(
@@ -146,15 +155,15 @@ def light_backward(
 
 
 def block_backward(
-    grad: Tensor, x: Tensor, coefficients: Coefficients, constant: Tensor | None
+    grad: Tensor, x: Tensor, coefficients: Coefficients, constant: Tensor | None, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients through `light_forward` with residual and `activate`'s ReLU: of norm(c), and of the shortcut.
 
-    The latter has the history's part if the coefficients have a slope.
+    The latter, written to out if given, has the history's part if the coefficients have a slope.
     """
     transposed = Coefficients(coefficients.taps.flip(-1), None, constant)
-    by_normed, slope = torch.empty_like(grad), coefficients.slope
-    by_shortcut = by_normed if slope is None else torch.empty_like(grad)
+    slope, by_shortcut = coefficients.slope, torch.empty_like(grad) if out is None else out
+    by_normed = by_shortcut if slope is None else torch.empty_like(grad)
     for samples in chunks(grad):
         part, masked = grad[samples], by_normed[samples]
         by_x = light_forward(part, None, transposed.of(samples), residual=True)

@@ -25,9 +25,16 @@ class FrozenNorm(NamedTuple):
         mean, variance, weight, bias, eps = self
         return F.batch_norm(c, mean, variance, weight, bias, eps=eps)
 
+    def scale(self) -> Tensor:
+        """Derivative of the channels (C,)."""
+        inverse = torch.rsqrt(self.variance + self.eps)
+        return inverse if self.weight is None else inverse * self.weight
+
     def gradients(self, grad: Tensor, c: Tensor, needed: list[bool]) -> tuple[Tensor | None, ...]:
         """Gradients of c, weight and bias, those that are needed."""
         mean, variance, weight, _, eps = self
+        if not any(needed):
+            return None, None, None
         if c.numel() == 0:  # on which PyTorch's function ends the process
             return tuple(torch.zeros_like(t) if need else None for t, need in zip((c, mean, mean), needed, strict=True))
         backward = torch.ops.aten.native_batch_norm_backward

@@ -123,15 +123,21 @@ def small_gradients(
         The linear function of the maps, what the gate adds to every position of the gradient of x (B, C), and the
         gradients of weights, scale and offset; None for what is absent.
     """
-    scale, offset, _ = affine or (None, None, None)
     constant, found = None, (LightWeights(), None, None)
     gate, coefficients = fold(path, x, gate, weights, affine, heads=heads, history=previous is not None)
     if wanted or gate.gate is not None:
         sums = kernels(path).light_sums(grad, x, previous, coefficients.taps.shape[-1], shift=affine is not None)
         constant, *found = unfold(path, x, gate, weights, affine, sums)
-    by_weights, by_scale, by_offset = found
-    pairs = zip([*by_weights, by_scale, by_offset], [*weights, scale, offset], strict=True)
-    return coefficients, constant, [cast(gradient, tensor) for gradient, tensor in pairs]
+    return coefficients, constant, in_precision(found, weights, affine)
+
+
+def in_precision(
+    found: tuple[LightWeights, Tensor | None, Tensor | None], weights: LightWeights, affine: Affine | None
+) -> list[Tensor | None]:
+    """Gradients of the weights, scale and offset in the precision of each."""
+    by_weights, *by_affine = found
+    pairs = zip([*by_weights, *by_affine], [*weights, *(affine or (None, None))[:2]], strict=True)
+    return [cast(gradient, tensor) for gradient, tensor in pairs]
 
 
 class LightFunction(torch.autograd.Function):

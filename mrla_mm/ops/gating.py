@@ -17,6 +17,8 @@ from torch import Tensor
 
 from mrla_mm.ops.reference import light_gate
 
+NARROW = (torch.float16, torch.bfloat16)
+
 
 class Affine(NamedTuple):
     """What the residual branch does with an attention's output o: y = x + keep (scale o + offset).
@@ -28,6 +30,10 @@ class Affine(NamedTuple):
     scale: Tensor
     offset: Tensor
     keep: Tensor | None = None
+
+    def of(self, samples: slice) -> "Affine":
+        """That of some samples."""
+        return self._replace(keep=None if self.keep is None else self.keep[samples])
 
 
 class LightWeights(NamedTuple):
@@ -65,7 +71,7 @@ class MapSums(NamedTuple):
 
 def wide(tensor: Tensor | None) -> Tensor | None:
     """Tensor in at least single precision."""
-    return None if tensor is None else tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor.float() if tensor is not None and tensor.dtype in NARROW else tensor
 
 
 def times(*factors: Tensor | None) -> Tensor | None:
@@ -84,7 +90,12 @@ def per_sample(keep: Tensor | None) -> Tensor | None:
 
 def channel_gate(gate: Tensor | None, channels: int) -> Tensor | None:
     """Repeat a gate over the channels of its head: (B, G) -> (B, C)."""
-    return None if gate is None else gate.repeat_interleave(channels // gate.shape[1], dim=1)
+    return None if gate is None else gate.unsqueeze(2).expand(-1, -1, channels // gate.shape[1]).flatten(1)
+
+
+def as_rows(per_channel: Tensor | None) -> Tensor | None:
+    """Numbers that all samples share as those of one: (C,) -> (1, C); (B, C) as it is."""
+    return per_channel.unsqueeze(0) if per_channel is not None and per_channel.dim() == 1 else per_channel
 
 
 class Gate(NamedTuple):
@@ -93,6 +104,10 @@ class Gate(NamedTuple):
     pooled: Tensor | None = None
     projected: Tensor | None = None
     gate: Tensor | None = None
+
+    def of(self, samples: slice) -> "Gate":
+        """That of some samples."""
+        return Gate(*(None if t is None else t[samples] for t in self))
 
 
 def both_weights(weights: LightWeights, pooled: Tensor) -> Tensor:
@@ -114,8 +129,7 @@ def pooled_gate(pooled: Tensor, weights: LightWeights, heads: int) -> Gate:
 def light_gain(gate: Tensor | None, affine: Affine | None, channels: int) -> Tensor | None:
     """Factor of the value, keep scale gate: (B or 1, C), or None for 1."""
     scale, _, keep = affine or (None, None, None)
-    gain = times(channel_gate(gate, channels), wide(scale), per_sample(keep))
-    return None if gain is None else torch.atleast_2d(gain)
+    return as_rows(times(channel_gate(gate, channels), wide(scale), per_sample(keep)))
 
 
 def fold_light(
@@ -128,7 +142,7 @@ def fold_light(
     elif taps is None:
         taps = torch.ones(1, 1, 1, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     taps = taps.expand(*x.shape[:2], -1).contiguous()
-    shift = None if affine is None else torch.atleast_2d(times(wide(affine.offset), per_sample(affine.keep)))
+    shift = None if affine is None else as_rows(times(wide(affine.offset), per_sample(affine.keep)))
     return Coefficients(taps, fold_slope(x, weights, affine) if history else None, shift)
 
 
@@ -138,7 +152,7 @@ def fold_slope(x: Tensor, weights: LightWeights, affine: Affine | None) -> Tenso
     slope = times(wide(weights.history_scale), wide(scale), per_sample(keep))
     if slope is None:
         return torch.ones(1, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-    return torch.atleast_2d(slope)
+    return as_rows(slope)
 
 
 def unfold_light(
@@ -150,44 +164,67 @@ def unfold_light(
         What the gate adds to every position of the gradient of x (B, C); the gradients of the weights, of the scale
         and of the offset; None for what is absent.
     """
-    scale, _, keep = affine or (None, None, None)
-    scale, keep = wide(scale), per_sample(keep)
-    if weights.value is None:
-        by_gain, value = sums.taps[..., 0], None  # (B, C)
-    else:
-        by_gain = (sums.taps * wide(weights.value).flatten(1)).sum(-1)
-        value = times(sums.taps, None if gain is None else gain.unsqueeze(-1)).sum(0).view(weights.value.shape)
-    history_scale = None
-    if weights.history_scale is not None and sums.slope is not None:  # else there is nothing that lambda scales yet
-        history_scale = times(times(sums.slope, keep).sum(0), scale)
-    by_scale = by_offset = None
-    if scale is not None:
-        by_scale = times(by_gain, channel_gate(gate.gate, x.shape[1]))
-        if sums.slope is not None:
-            by_scale = by_scale + times(sums.slope, wide(weights.history_scale))
-        by_scale = times(by_scale, keep).sum(0)
-        by_offset = times(sums.shift, keep).sum(0)
-    constant = query = key = None
+    by_gain, constant, by_projected = gain_gradient(weights, sums.taps), None, None
     if gate.gate is not None:
-        by_gate = times(by_gain, scale, keep).unflatten(1, (gate.gate.shape[1], -1)).sum(-1)  # (B, G)
-        by_pooled, query, key = gate_gradients(gate, weights, by_gate)
-        constant = by_pooled / (x.shape[2] * x.shape[3])
-    return constant, LightWeights(query, key, value, history_scale), by_scale, by_offset
+        constant, by_projected = gate_gradients(x, gate, weights, affine, by_gain)
+    return constant, *parameter_gradients(gate, gain, weights, affine, sums, by_gain, by_projected)
 
 
-def gate_gradients(gate: Gate, weights: LightWeights, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of pooled, query and key weight from that of the gate, sigmoid(q . k / sqrt(D)) (B, G)."""
-    pooled, projected, gate = gate
-    heads = projected.flip(1).unflatten(2, (gate.shape[1], -1))  # key, then query: (B, 2, G, D)
-    by_score = torch.ops.aten.sigmoid_backward(grad, gate) * heads.shape[-1] ** -0.5  # (B, G)
-    by_projected = (by_score[:, None, :, None] * heads).flatten(2)  # (B, 2, E)
-    both = both_weights(weights, pooled)
+def gain_gradient(weights: LightWeights, by_taps: Tensor) -> Tensor:
+    """Gradient of the gain, the factor of the value, from that of the taps: (B, C, n) -> (B, C)."""
+    return by_taps[..., 0] if weights.value is None else (by_taps * wide(weights.value).flatten(1)).sum(-1)
+
+
+def gate_gradients(
+    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, by_gain: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradient that reaches every position of x through the gate (B, C), and that of query and key (B, 2, E)."""
+    scale, _, keep = affine or (None, None, None)
+    _, projected, gates = gate
+    by_gate = times(by_gain, wide(scale), per_sample(keep)).unflatten(1, (gates.shape[1], -1)).sum(-1)  # (B, G)
+    heads = projected.flip(1).unflatten(2, (gates.shape[1], -1))  # key, then query: (B, 2, G, D)
+    by_score = torch.ops.aten.sigmoid_backward(by_gate, gates) * heads.shape[-1] ** -0.5  # (B, G)
+    by_projected = (by_score[:, None, :, None] * heads).flatten(2)
+    by_pooled = projection_backward(gate, weights, by_projected, (True, False))[0]
+    return by_pooled / (x.shape[2] * x.shape[3]), by_projected
+
+
+def projection_backward(
+    gate: Gate, weights: LightWeights, by_projected: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the pooled channels (B, C) and of both weights in one, those that are wanted."""
+    both, pooled = both_weights(weights, gate.pooled), gate.pooled
     if both.dim() == 2:
         flat = by_projected.flatten(1)
-        by_pooled, by_both = flat @ both, flat.T @ pooled
-    else:
-        arguments = ([1], [both.shape[-1] // 2], [1], False, [0], 1, [True, True, False])
-        backward = torch.ops.aten.convolution_backward
-        by_pooled, by_both, _ = backward(by_projected, pooled.unsqueeze(1), both, None, *arguments)
-        by_pooled = by_pooled.squeeze(1)
-    return by_pooled, *by_both.chunk(2)
+        return flat @ both if wanted[0] else None, flat.T @ pooled if wanted[1] else None
+    arguments = ([1], [both.shape[-1] // 2], [1], False, [0], 1, [*wanted, False])
+    found = torch.ops.aten.convolution_backward(by_projected, pooled.unsqueeze(1), both, None, *arguments)
+    return found[0].squeeze(1) if wanted[0] else None, found[1]
+
+
+def parameter_gradients(
+    gate: Gate,
+    gain: Tensor | None,
+    weights: LightWeights,
+    affine: Affine | None,
+    sums: MapSums,
+    by_gain: Tensor,
+    by_projected: Tensor | None,
+) -> tuple[LightWeights, Tensor | None, Tensor | None]:
+    """Gradients of the weights, of scale and offset, None for what is absent, from those of gain, query and key."""
+    query = key = value = history_scale = by_scale = by_offset = None
+    scale, _, keep = affine or (None, None, None)
+    scale, keep = wide(scale), per_sample(keep)
+    if by_projected is not None:
+        query, key = projection_backward(gate, weights, by_projected, (False, True))[1].chunk(2)
+    if weights.value is not None:
+        value = times(sums.taps, None if gain is None else gain.unsqueeze(-1)).sum(0).view(weights.value.shape)
+    by_slope = None if sums.slope is None else times(sums.slope, keep)
+    if weights.history_scale is not None and by_slope is not None:  # else there is nothing that lambda scales yet
+        history_scale = times(by_slope.sum(0), scale)
+    if scale is not None:
+        by_scale = times(by_gain, channel_gate(gate.gate, by_gain.shape[1]), keep)
+        if by_slope is not None:
+            by_scale = by_scale + times(by_slope, wide(weights.history_scale))
+        by_scale, by_offset = by_scale.sum(0), times(sums.shift, keep).sum(0)
+    return LightWeights(query, key, value, history_scale), by_scale, by_offset

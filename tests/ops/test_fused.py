@@ -251,7 +251,8 @@ def test_chunks_of_the_batch_are_all_computed(monkeypatch):
     assert [s.stop - s.start for s in folded.chunks(tensors["x"])] == [2, 2, 2]
     compare(run_light, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
     tensors = draw_block_end((5, 20, 6, 5), affine="dropped")
-    compare(run_block_end, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
+    for layout in LAYOUTS:
+        compare(run_block_end, tensors, path="folded", dtype=torch.float64, layout=layout, monkeypatch=monkeypatch)
     tensors = draw_sum((5, 20, 6, 5), depth=3, affine="dropped")
     compare(run_sum, tensors, path="folded", dtype=torch.float64, layout="contiguous", monkeypatch=monkeypatch)
 
