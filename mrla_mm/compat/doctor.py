@@ -58,7 +58,8 @@ class Report:
 
     def note(self, text: str) -> None:
         """Something to know; training works."""
-        print(textwrap.fill(text, 118, initial_indent="  note  ", subsequent_indent="        "))
+        indents = dict(initial_indent="  note  ", subsequent_indent=" " * 8)
+        print(textwrap.fill(text, 118, break_long_words=False, break_on_hyphens=False, **indents))  # paths stay whole
 
     def fail(self, text: str, remedy: str) -> None:
         """Something that stops training."""

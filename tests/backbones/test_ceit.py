@@ -254,7 +254,7 @@ def test_positions_of_another_image_size_load():
         (dict(out_type="featmap", out_indices=(4,)), r"out_indices=\(4,\)"),
         (dict(frozen_stages=5), "frozen_stages=5"),
         (dict(stage_blocks=(2, 1)), r"stage_blocks=\(2, 1\)"),
-        (dict(layer_attention=dict(type="MRLALight", head_channels=12)), "channels=32.*head_channels=12"),
+        (dict(layer_attention=dict(type="MRLALight", head_channels=12)), "head_channels=12.*channels=32"),
     ],
 )
 def test_bad_values_are_named(options, message):

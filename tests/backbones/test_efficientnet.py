@@ -168,7 +168,7 @@ def test_norm_eval_keeps_every_norm_in_evaluation(norm_type):
         (dict(frozen_stages=6, out_indices=(3,)), "frozen_stages=6.*4 stages"),
         (dict(frozen_stages=8), "frozen_stages"),
         (dict(out_indices=(7,)), "out_indices"),
-        (dict(layer_attention=dict(type="MRLALight", head_channels=16)), "channels=24.*head_channels=16"),
+        (dict(layer_attention=dict(type="MRLALight", head_channels=16)), "head_channels=16.*channels=24"),
         (dict(norm_cfg=dict(type="IN")), "InstanceNorm2d has no weight"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_small_image_is_named():
         (dict(arch="b6"), "arch='b6' must be one of 'b0', 'b1'"),
         (dict(frozen_stages=5), "frozen_stages=5.*0 to 4"),
         (dict(frozen_stages=-1), "frozen_stages=-1"),
-        (dict(embed_dims=24), "channels=24.*head_channels=16"),
+        (dict(embed_dims=24), "head_channels=16.*channels=24"),
     ],
 )
 def test_bad_values_are_named(options, message):
