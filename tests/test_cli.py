@@ -130,7 +130,7 @@ def test_config_names():
         ".mim/configs/retinanet_r50_mrla_light_1x.py"
     )
     assert "mask_rcnn_r50_mrla_light_1x.py" in error_of(cli.locate_config, "mrla_mm::mask_rcnn_r50_mrla_lihgt_1x.py")
-    for name in ("nopackage", "os"):
+    for name in ("nopackage", "os", "nowhere.at_all", ".relative"):
         assert f"no installed package '{name}'" in error_of(cli.locate_config, f"{name}::x.py")
     Path("notes.txt").write_text("no config")
     assert "no .py, .json or .yaml file" in error_of(cli.locate_config, "notes.txt")
