@@ -106,7 +106,9 @@ def is_init(value: object) -> bool:
     if is_list(value):
         return all(isinstance(item, Mapping) and is_init(item) for item in value)
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return value is None or kind in ("Pretrained", *WEIGHT_INITIALIZERS.module_dict) or isinstance(kind, type)
+    with WEIGHT_INITIALIZERS.switch_scope_and_registry(None) as registry:  # where mmengine looks them up
+        known = registry.get(kind) is not None if isinstance(kind, str) else isinstance(kind, type)
+    return value is None or known
 
 
 FLAG = Rule("True or False", lambda value: isinstance(value, bool))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import HOOKS
 from torch.utils.data import default_collate
 
@@ -129,7 +130,7 @@ def test_config_names():
         ".mim/configs/retinanet_r50_mrla_light_1x.py"
     )
     assert "mask_rcnn_r50_mrla_light_1x.py" in error_of(cli.locate_config, "mrla_mm::mask_rcnn_r50_mrla_lihgt_1x.py")
-    for name in ("nopackage", "os"):
+    for name in ("nopackage", "os", "nowhere.at_all", ".relative"):
         assert f"no installed package '{name}'" in error_of(cli.locate_config, f"{name}::x.py")
     Path("notes.txt").write_text("no config")
     assert "no .py, .json or .yaml file" in error_of(cli.locate_config, "notes.txt")
@@ -168,8 +169,10 @@ def test_amp_needs_a_gpu():
     cfg = loaded()
     load_tool("train").enable_amp(cfg)
     assert cfg.optim_wrapper.type == "AmpOptimWrapper" and cfg.optim_wrapper.loss_scale == "dynamic"
-    said = error_of(cli.preflight, cfg, ())
-    assert "drop --amp" in said and "optim_wrapper.type=BFloat16OptimWrapper" in said
+    for kind in ("AmpOptimWrapper", AmpOptimWrapper, "mmengine.optim.AmpOptimWrapper"):  # as lazy configs name it
+        cfg.optim_wrapper.type = kind
+        said = error_of(cli.preflight, cfg, ())
+        assert "drop --amp" in said and "optim_wrapper.type=BFloat16OptimWrapper" in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checks the refusal of GPU processes without a GPU")

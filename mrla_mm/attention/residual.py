@@ -1,10 +1,13 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
+from contextlib import suppress
+
 import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
+from mmengine.utils import get_object_from_string
 from torch import Tensor, nn
 
 from mrla_mm.arguments import FLAG, RATE, check_arguments, keywords_of, naming, nearest, placed
@@ -19,33 +22,46 @@ def variants() -> dict[str, type[LayerAttention]]:
     return {name: cls for name, cls in classes.items() if issubclass(cls, LayerAttention)}
 
 
+def find_variant(kind: object) -> type[LayerAttention] | None:
+    """Return the variant that a `type` means: a registered name or, in configs that import classes, a class.
+
+    Such a config is saved with the class's full path in place of the class.
+    """
+    if isinstance(kind, str) and "." in kind:
+        with suppress(ValueError):  # of a name that begins with the dot
+            kind = get_object_from_string(kind)
+    found = variants().get(kind) if isinstance(kind, str) else kind
+    return found if isinstance(found, type) and issubclass(found, LayerAttention) else None
+
+
 def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False) -> LayerAttention:
     """Build a variant from its config, such as ``dict(type="MRLALight", head_channels=32)``.
 
     Args:
-        cfg: the variant's registered name as `type`, and its arguments.
+        cfg: the variant's registered name, or its class, as `type`, and its arguments.
         channels: C of the feature maps.
         first_in_stage: whether the layer starts a stage.
 
     Raises:
         InputError: if the name or an argument is unknown or cannot work.
     """
-    known = variants()
     if not isinstance(cfg, dict):
         raise InputError(f"layer_attention={cfg!r} must be a dict such as dict(type='MRLALight', head_channels=32)")
-    name = cfg.get("type")
-    if not isinstance(name, str) or name not in known:
-        raise InputError(f"layer_attention.type={name!r} is no variant of layer attention{nearest(str(name), known)}")
+    kind = find_variant(cfg.get("type"))
+    if kind is None:
+        hint = nearest(str(cfg.get("type")), variants())
+        raise InputError(f"layer_attention.type={cfg.get('type')!r} is no variant of layer attention{hint}")
     arguments = {key: value for key, value in cfg.items() if key not in ("type", "_scope_")}
     try:
-        return known[name](channels, first_in_stage=first_in_stage, **arguments)
+        return kind(channels, first_in_stage=first_in_stage, **arguments)
     except InputError as error:
-        raise InputError(placed("layer_attention", str(error), keywords_of(known[name]))) from error
+        raise InputError(placed("layer_attention", str(error), keywords_of(kind))) from error
     except TypeError as error:
         if wrong := [key for key in arguments if f"unexpected keyword argument {key!r}" in str(error)]:
-            hint = nearest(wrong[0], keywords_of(known[name]) - {"channels", "first_in_stage"})
-            raise InputError(f"layer_attention.{wrong[0]}: {name} has no argument {wrong[0]!r}{hint}") from error
-        raise InputError(f"layer_attention {dict(cfg)} does not fit {name}: {error}") from error
+            hint = nearest(wrong[0], keywords_of(kind) - {"channels", "first_in_stage"})
+            key, name = wrong[0], kind.__name__
+            raise InputError(f"layer_attention.{key}: {name} has no argument {key!r}{hint}") from error
+        raise InputError(f"layer_attention {dict(cfg)} does not fit {kind.__name__}: {error}") from error
 
 
 def is_frozen(norm: nn.Module) -> bool:

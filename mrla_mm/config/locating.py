@@ -35,7 +35,10 @@ def locate_config(name: str) -> str:
 
 def packed_configs(package: str) -> Path | None:
     """Return the folder of the configs packed with a package, None if there is no such package."""
-    spec = find_spec(package)
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # of a name with dots
+        return None
     if spec is None or not spec.submodule_search_locations:
         return None
     return Path(spec.submodule_search_locations[0]) / ".mim/configs"

@@ -13,6 +13,7 @@ from mrla_mm.datasets.config_parts import (
     check_head_sizes,
     is_local,
     leaf_datasets,
+    misspelt_names,
     near_names,
     shorten,
     whereabouts,
@@ -22,8 +23,6 @@ from mrla_mm.datasets.images import check_listed_images
 from mrla_mm.datasets.losses import used_annotations, warn_of_losses
 from mrla_mm.datasets.masks import check_masks
 from mrla_mm.errors import InputError
-
-MISSPELT = 0.85  # likeness of two names, case and spaces apart, from which one is the other misspelt
 
 
 def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
@@ -209,7 +208,7 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: Pat
         )
     if missing := [name for name in classes if name not in labels]:
         others = [name for name in names if name not in set(classes)]
-        if misspelt := near_names(missing, others, cutoff=MISSPELT):
+        if misspelt := misspelt_names(missing, others):
             raise InputError(
                 f"{ann_file} has no category for {shorten(missing)}{misspelt}: mmdet would train without what is but "
                 "written differently. Set <phase>_dataloader.dataset.metainfo.classes to the file's names, for train, "

@@ -1,13 +1,17 @@
 """What the data set checks read in a config, whatever its task: data sets inside wrappers, and sizes of heads."""
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 
 from mrla_mm.errors import InputError
 
 # Keys of a model config below which `num_classes` does not count the classes of the data set.
 OTHER_CLASS_COUNTS = ("rpn_head", "backbone", "semantic_head", "data_preprocessor")
+
+LONG_WORD = 6  # letters of a word of which another letter seldom makes another word
 
 
 def leaf_datasets(dataset: Mapping) -> Iterator[Mapping]:
@@ -66,16 +70,54 @@ def shorten(names: Sequence[str], limit: int = 6) -> str:
     return shown if len(names) <= limit else f"{shown}, ... ({len(names)} in all)"
 
 
-def near_names(missing: Sequence[str], names: Sequence[str], *, cutoff: float = 0.8) -> str:
+def near_names(missing: Sequence[str], names: Sequence[str]) -> str:
     """Return " (did you mean 'a' for 'A'?)" with those names that differ little from a missing one, or ""."""
     plain = {"".join(name.lower().split()): name for name in reversed(names)}
     pairs = []
     for name in missing:
         bare = "".join(name.lower().split())
-        close = [bare] if bare in plain else difflib.get_close_matches(bare, plain, n=1, cutoff=cutoff)
-        pairs += [f"{plain[key]!r} for {name!r}" for key in close]
+        close = [bare] if bare in plain else difflib.get_close_matches(bare, plain, n=1, cutoff=0.8)
+        pairs += [(name, plain[key]) for key in close]
+    return did_you_mean(pairs)
+
+
+def misspelt_names(missing: Sequence[str], names: Sequence[str]) -> str:
+    """Return the same with those names alone that are certainly a missing one, spelt differently."""
+    return did_you_mean([(name, other) for name in missing for other in names if is_misspelt(name, other)])
+
+
+def did_you_mean(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return the words that end a message on names, each with what may be meant; "" without any."""
+    shown = ", ".join(f"{other!r} for {name!r}" for name, other in pairs[:3])
     more = f", and {len(pairs) - 3} more" if len(pairs) > 3 else ""
-    return f" (did you mean {', '.join(pairs[:3])}{more}?)" if pairs else ""
+    return f" (did you mean {shown}{more}?)" if pairs else ""
+
+
+def is_misspelt(one: str, other: str) -> bool:
+    """Whether two names are one but for case, the marks between words, a plural, or one letter inside a long word.
+
+    Likeness of the whole names would not do: with_mask and without_mask, "speed limit 30" and "speed limit 80", typical
+    and atypical are very like each other.
+    """
+    words, others = (re.split(r"[\s_-]+", name.strip().lower()) for name in (one, other))
+    if "".join(words) == "".join(others):
+        return True
+    pairs = [pair for pair in zip(words, others, strict=False) if pair[0] != pair[1]]
+    return len(words) == len(others) and len(pairs) == 1 and is_slip(*pairs[0])
+
+
+def is_slip(one: str, other: str) -> bool:
+    """Whether two words differ by a plural's s; or, if long, by one letter after the first, or two exchanged."""
+    if one + "s" == other or other + "s" == one:
+        return True
+    if max(len(one), len(other)) < LONG_WORD or one[0] != other[0] or not (one + other).isascii():
+        return False
+    start = len(commonprefix((one, other)))
+    rest, others = one[start:], other[start:]
+    end = len(commonprefix((rest[::-1], others[::-1])))
+    rest, others = rest[: len(rest) - end], others[: len(others) - end]
+    exchanged = len(rest) == 2 and rest == others[::-1]
+    return (rest + others).isalpha() and (exchanged or max(len(rest), len(others)) == 1)
 
 
 def whereabouts(path: Path) -> str:

@@ -41,7 +41,13 @@ def compare_attention(model: Mapping | None, file: Mapping | None) -> list[str]:
         return []
     differences = []
     for key, default in SILENT.items():
-        ours, theirs = model.get(key, default), file.get(key, default)
+        ours, theirs = (bare(config.get(key, default)) for config in (model, file))
         if ours != theirs and None not in (ours, theirs):
             differences.append(f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}")
     return differences
+
+
+def bare(value: object) -> object:
+    """Return a class, or the full path that a saved config has in its place, as the name it is registered by."""
+    value = value.__name__ if isinstance(value, type) else value
+    return value.rpartition(".")[2] if isinstance(value, str) else value

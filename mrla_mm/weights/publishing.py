@@ -48,13 +48,15 @@ def pack(state: Mapping[str, Tensor], checkpoint: Mapping, attention: Mapping | 
 
 
 def plain(value: object) -> object:
-    """Return a value as Python's own numbers, strings, lists and dicts; what is none of them becomes its text."""
+    """Return a value as Python's own numbers, strings, lists and dicts; a class becomes its name, others their text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if type(value) in (bool, int, float, str, type(None)):
         return value
+    if isinstance(value, type):
+        return value.__name__
     return plain(value.item()) if hasattr(value, "item") and getattr(value, "size", 0) == 1 else str(value)
 
 

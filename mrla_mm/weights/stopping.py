@@ -31,6 +31,7 @@ class StopRequest:
         self.logger = logging.getLogger()
         self.steps = self.left = 0  # between two agreements, and until the next
         self.asked = -math.inf
+        self.process, self.previous = 0, signal.SIG_DFL  # that listens, and what the signal did there before
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -50,6 +51,7 @@ class StopRequest:
             return
         previous = signal.signal(signal.SIGTERM, self.note)
         previous = signal.SIG_DFL if previous is None else previous
+        self.process, self.previous = os.getpid(), previous
         try:
             yield
         except SystemExit:  # the run's own end, or another's that ends the process too
@@ -83,8 +85,13 @@ class StopRequest:
         """Note the signal, and say once, on the console and in the log files, that the run is about to end.
 
         An iteration may take minutes. The interrupted code may be in the middle of logging or printing, which must not
-        be entered twice: so the line goes to the files below their buffers.
+        be entered twice: so the line goes to the files below their buffers. A process forked off the run, by a metric
+        for example, inherits this handler, but has nothing to save: whoever ends it must not be kept waiting.
         """
+        if number == signal.SIGTERM and os.getpid() != self.process:
+            signal.signal(signal.SIGTERM, self.previous)
+            signal.raise_signal(signal.SIGTERM)
+            return
         if self.received:
             return
         self.received = True

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import LayerAttentionResidual, MRLABase, build_layer_attention
+from mrla_mm.errors import InputError
 from mrla_mm.ops import fused
 
 VARIANTS = {
@@ -219,3 +220,12 @@ def test_listeners_of_gradients_hear_the_same_on_every_path(module, register, no
         x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
         run(branch, x, x).pow(2).sum().backward()
     torch.testing.assert_close(*heard)
+
+
+def test_a_variant_may_be_given_as_a_class():
+    """As configs that import what they name do; saved by mmengine, they have the full path of the class."""
+    for kind in ("MRLABase", MRLABase, "mrla_mm.attention.MRLABase", f"{MRLABase.__module__}.MRLABase"):
+        assert type(build_layer_attention(dict(type=kind, head_channels=4), 12)) is MRLABase
+    for kind in (nn.Conv2d, "torch.nn.Conv2d", "mrla_mm.attention.MRLABas", ".MRLABase", None):
+        with pytest.raises(InputError, match="is no variant of layer attention"):
+            build_layer_attention(dict(type=kind), 12)

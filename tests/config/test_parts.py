@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
+from mmdet.registry import WEIGHT_INITIALIZERS
 from mmengine.config import Config
+from mmengine.model import ConstantInit
 from mmengine.registry import MODELS
 
 from mrla_mm import backbones
@@ -167,3 +169,21 @@ def test_a_near_miss_in_a_section_of_another_phase_is_left_to_it():
     check_keys(cfg, ["train", "val"])
     with pytest.raises(InputError, match="test_evaluator.own.type='MRLAResnet' is registered nowhere"):
         check_keys(cfg, ["test"])
+
+
+def test_an_initialiser_is_known_by_every_name_that_mmengine_takes():
+    """Of a host's own registry, with a scope, and by the full path that a saved config of classes has."""
+
+    class Ours(ConstantInit):
+        """Fills with one number."""
+
+    kinds = ["mmengine.Pretrained", "mmengine.model.PretrainedInit", ConstantInit, "InitOfMmdet"]
+    WEIGHT_INITIALIZERS.register_module(name="InitOfMmdet", module=Ours)
+    try:
+        with MODELS.switch_scope_and_registry("mmdet"):
+            for kind in kinds:
+                MODELS.build(dict(type="MRLAResNet", depth=18, base_channels=32, init_cfg=dict(type=kind)))
+            with pytest.raises(InputError, match="initialiser"):
+                MODELS.build(dict(type="MRLAResNet", depth=18, base_channels=32, init_cfg=dict(type="InitOfMmde")))
+    finally:
+        del WEIGHT_INITIALIZERS.module_dict["InitOfMmdet"]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from torch import nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights import AtomicCheckpointHook
 from mrla_mm.weights.atomic import write_atomically
-from mrla_mm.weights.stopping import NOTICE
+from mrla_mm.weights.stopping import NOTICE, StopRequest
 
 from ..conftest import ROOT
 
@@ -384,6 +385,24 @@ def test_the_signal_is_confirmed_at_once(tmp_path, capfd):
     lines = [line for line in log.read_text().splitlines() if "SIGTERM" in line]
     assert seen == [1] and len(lines) == 2 and re.fullmatch(rf"[\d/]+ [\d:]+ - mmengine - WARNING - {NOTICE}", lines[0])
     assert capfd.readouterr().out.count(NOTICE) == 1
+
+
+def test_a_process_forked_off_a_run_ends_by_its_signal():
+    """A metric's pool, for example, is ended by SIGTERM; it has nothing to save, and the run goes on."""
+    fork, stop = multiprocessing.get_context("fork"), StopRequest()
+    ready = fork.Event()
+
+    def work():
+        ready.set()
+        time.sleep(20)
+
+    with stop.listening():
+        child = fork.Process(target=work)
+        child.start()
+        assert ready.wait(20)
+        child.terminate()
+        child.join()
+        assert child.exitcode == -signal.SIGTERM and not stop.received
 
 
 def test_a_run_in_a_thread_leaves_the_signal_alone(tmp_path, heard):

@@ -10,10 +10,11 @@ from mmengine.model.weight_init import PretrainedInit
 from mmengine.registry import MODELS
 from torch import nn
 
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import LayerAttentionResidual, MRLALight
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import initializer, load_weights
+from mrla_mm.weights import initializer, load_weights, publishing
+from mrla_mm.weights.provenance import compare_attention
 
 from .conftest import narrow, plain_resnet, released_resnet, scatter, torchvision_resnet
 
@@ -243,6 +244,8 @@ def test_added_parts_may_be_missing(trained, tmp_path):
         (dict(type="MRLALight", head_channels=8), "head_channels=8, the model has 16"),
         (dict(type="MRLALight", head_channels=16, previous="output"), "previous='output', the model has 'shortcut'"),
         (dict(type="MRLALight", head_channels=16), None),
+        (dict(type="mrla_mm.attention.light.MRLALight", head_channels=16), None),
+        (dict(type="mrla_mm.attention.base.MRLABase"), "type='MRLABase', the model has 'MRLALight'"),
     ],
 )
 def test_trained_with_another_attention_of_the_same_shapes(file, expected, published, trained, tmp_path):
@@ -256,6 +259,12 @@ def test_trained_with_another_attention_of_the_same_shapes(file, expected, publi
     else:
         assert f"trained with layer_attention {expected}" in message(path, layer_attention=LIGHT)
         backbone(path, layer_attention=LIGHT, options=dict(strict=False))
+
+
+def test_a_class_is_compared_and_published_by_its_name():
+    model = dict(type=MRLALight, head_channels=16)
+    assert publishing.plain(model) == dict(type="MRLALight", head_channels=16)
+    assert not compare_attention(model, publishing.plain(model)) and compare_attention(model, dict(type="MLA"))
 
 
 @pytest.mark.parametrize("kind", ["Pretrained", PretrainedInit])
