@@ -192,13 +192,20 @@ def message_of(error: InputError) -> str:
 
 
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
-    """Run a tool; an InputError ends it with one line on stderr and code 2, anything else keeps its traceback."""
+    """Run a tool; an InputError or Ctrl-C ends it with one line on stderr, anything else keeps its traceback.
+
+    Returns:
+        The exit code: 0, 2 for an InputError, 130 for Ctrl-C.
+    """
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # mmengine's concern, not the user's
     try:
         main(argv)
     except InputError as error:
         print(f"error: {message_of(error)}", file=sys.stderr, flush=True)  # noqa: T201
         return 2
+    except KeyboardInterrupt as stop:
+        print(": ".join(filter(None, ("interrupted", str(stop)))), file=sys.stderr, flush=True)  # noqa: T201
+        return 130
     if torch.distributed.is_initialized():
         gc.collect()  # the wrapped model holds the process group; its threads may abort a process that ends under them
         torch.distributed.destroy_process_group()

@@ -3,12 +3,11 @@
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-from mmengine.logging import MessageHub
 from mmengine.runner import Runner
 
-KEY = "mrla_mm_notices"  # where a run's message hub holds what its log has
+LOGGED = "logged_by_mrla_mm"  # attribute of a Runner: the warnings that its log has
 
 
 @contextmanager
@@ -36,20 +35,20 @@ def collected(*, silent: bool = False) -> Iterator[list[str]]:
 def log_quietly(runner: object, messages: Sequence[str]) -> None:
     """Write warnings that the console has shown to the run's log files, and note that they are there.
 
-    The runner may be a class of the user's own, with no logger or message hub of mmengine's: then nothing is written.
+    The runner may be a class of the user's own, with no logger of mmengine's: then nothing is written.
     """
-    logger, hub = getattr(runner, "logger", None), getattr(runner, "message_hub", None)
+    logger = getattr(runner, "logger", None)
     for handler in getattr(logger, "handlers", ()):
         if isinstance(handler, logging.FileHandler):
             for message in messages:
                 handler.handle(logging.LogRecord(logger.name, logging.WARNING, "", 0, message, None, None))
-    if isinstance(hub, MessageHub):
-        hub.update_info(KEY, list(messages), resumed=False)
+    with suppress(AttributeError):  # of a class with slots
+        setattr(runner, LOGGED, list(messages))
 
 
 def log_new(runner: Runner, messages: Sequence[str]) -> None:
     """Give those warnings that the run's log does not have yet, on the console and in the log."""
-    known = runner.message_hub.get_info(KEY, [])
+    known = getattr(runner, LOGGED, [])
     for message in messages:
         if message not in known:
             runner.logger.warning(message)

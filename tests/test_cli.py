@@ -412,3 +412,11 @@ def test_slurm_script_calls_srun(tmp_path, monkeypatch):
     assert said[:8] == ["--partition", "part", "--job-name", "job", "--gres", "gpu:4", "--ntasks", "4"]
     rest = ["--time", "1:00", "--quiet", "python", "-u", str(ROOT / "tools/train.py"), "my config.py"]
     assert said[-10:] == [*rest, "--launcher", "slurm", "--amp"]
+
+
+def test_ctrl_c_ends_a_tool_with_one_line(capsys):
+    def stopped(argv):
+        raise KeyboardInterrupt("the same command with --resume continues")
+
+    assert cli.run(stopped) == 130
+    assert capsys.readouterr().err == "interrupted: the same command with --resume continues\n"

@@ -37,9 +37,9 @@ def test_warnings_are_in_the_log_of_a_run(make_coco, run_tool, tmp_path):
     options = tiny_options("retinanet", root, "train_cfg.max_epochs=1", "model.backbone.depth=18")
     options += [
         "model.neck.in_channels=[64,128,256,512]",
-        "train_dataloader.dataset.metainfo.classes=[parson,bicycle,car]",
+        "train_dataloader.dataset.metainfo.classes=[personnel,bicycle,car]",
     ]
-    options += [f"{phase}_dataloader.dataset.metainfo.classes=[parson,bicycle,car]" for phase in ("val", "test")]
+    options += [f"{phase}_dataloader.dataset.metainfo.classes=[personnel,bicycle,car]" for phase in ("val", "test")]
     options.append("model.test_cfg.score_thr=0.99")  # mmdet's metric ends on labels that the file has no category for
     console = io.StringIO()
     with contextlib.redirect_stdout(console), warnings.catch_warnings():
@@ -55,7 +55,7 @@ def test_warnings_are_in_the_log_of_a_run(make_coco, run_tool, tmp_path):
     (log,) = (tmp_path / "run").glob("*/*.log")
     written = log.read_text()
     given = [str(each.message) for each in caught]
-    for text in ("THE BACKBONE STARTS FROM RANDOM WEIGHTS", "did you mean 'person' for 'parson'?"):
+    for text in ("THE BACKBONE STARTS FROM RANDOM WEIGHTS", "did you mean 'person' for 'personnel'?"):
         count = sum(text in message for message in given)
         assert count >= 1 and written.count(text) == count
         assert text not in console.getvalue() + errors, "warnings go to the console by Python's own way"

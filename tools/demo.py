@@ -84,7 +84,7 @@ def load_detector(config, checkpoint, *, device):
 def nothing_found(best, threshold):
     """Return why there are no detections: how near the best one came to the threshold."""
     if best is None:
-        return " (the model proposes none at all)"
+        return " (none passes the score_thr of the config's model.test_cfg either)"
     return f" (the best scores {best:.3g}, --score-thr is {threshold:g})"
 
 

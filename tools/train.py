@@ -134,7 +134,14 @@ def main(argv=None):
         if cfg.resume:
             cfg.model = without_pretrained(cfg.model)
     warned = cli.preflight(cfg, phases=("train", "val"))
-    cli.build_runner(cfg, [*said, *warned]).train()
+    runner = cli.build_runner(cfg, [*said, *warned])
+    try:
+        runner.train()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"the same command with --resume continues from the last checkpoint in {cfg.work_dir}, if there is one; "
+            "SIGTERM (kill) saves one first"
+        ) from None
 
 
 if __name__ == "__main__":
