@@ -31,7 +31,7 @@ class StopRequest:
         self.logger = logging.getLogger()
         self.steps = self.left = 0  # between two agreements, and until the next
         self.asked = -math.inf
-        self.process, self.previous = 0, signal.SIG_DFL  # that listens, and what the signal did there before
+        self.process, self.previous = 0, signal.SIG_DFL  # that listens, 0 for none; what it did before
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -88,7 +88,7 @@ class StopRequest:
         be entered twice: so the line goes to the files below their buffers. A process forked off the run, by a metric
         for example, inherits this handler, but has nothing to save: whoever ends it must not be kept waiting.
         """
-        if number == signal.SIGTERM and os.getpid() != self.process:
+        if number == signal.SIGTERM and self.process not in (0, os.getpid()):
             signal.signal(signal.SIGTERM, self.previous)
             signal.raise_signal(signal.SIGTERM)
             return

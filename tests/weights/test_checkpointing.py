@@ -269,7 +269,7 @@ class End(Hook):
     def __init__(self, point, error=None):
         def act(*_, **__):
             if error is None:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             else:
                 raise error
 
@@ -295,7 +295,7 @@ def test_the_signal_is_given_back_however_a_run_ends(tmp_path, heard, point, err
     with ended:
         build(tmp_path, loop=EPOCHS, hooks=hooks, interval=1).train()
     assert signal.getsignal(signal.SIGTERM) is mine and not heard
-    os.kill(os.getpid(), signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
     assert heard == [1]
 
 
@@ -329,7 +329,7 @@ def test_a_signal_is_not_lost_when_the_run_ends_by_an_error(tmp_path, heard, err
     """A loop over trainings that catches their errors must not go on to the next one: it was told to end."""
 
     def both(*_, **__):
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         raise error
 
     def run():
@@ -373,7 +373,7 @@ def test_the_signal_is_confirmed_at_once(tmp_path, capfd):
         def write(self, text):
             assert not self.busy, "entered twice"
             self.busy = True
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             self.stream.write(text)
             self.busy = False
 
