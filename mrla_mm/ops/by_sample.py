@@ -34,8 +34,8 @@ def light_forward(
     y, gates = torch.empty_like(c), []
     for samples in folded.parts(c):
         own, factors = shortcut[samples], affine.of(samples)
-        x = norm(c[samples]).add_(own).relu_()
-        gate = Gate() if weights.query is None else pooled_gate(folded.pool(x), weights, heads)
+        x, pooled = folded.activate(c[samples], own, norm, pooled=weights.query is not None)
+        gate = Gate() if pooled is None else pooled_gate(pooled, weights, heads)
         gain = light_gain(gate.gate, factors, c.shape[1])
         coefficients = fold_light(x, gain, weights, factors, history=history)
         folded.light_forward(x, own if history else None, coefficients, residual=True, out=y[samples])
@@ -65,7 +65,7 @@ def light_backward(
     found = []
     for samples in folded.parts(c):
         part, before, own = grad[samples], c[samples], shortcut[samples]
-        x = norm(before).add_(own).relu_()
+        x, _ = folded.activate(before, own, norm, pooled=False)
         sums = folded.light_sums(part, x, own if history else None, coefficients.taps.shape[-1], shift=True)
         by_gain, constant, by_projected = gain_gradient(weights, sums.taps), None, None
         if gate.gate is not None:
