@@ -9,7 +9,7 @@ def install() -> None:
     """Put every compatibility measure in place; calling it again changes nothing.
 
     A stand-in for ``mmcv._ext`` where the compiled one is absent, the allow-list that lets ``weights_only`` loading
-    read mmengine's checkpoints, FSDP's optimizer state when it resumes, and the ``mrla_mm::`` scope of config files.
+    read mmengine's checkpoints, FSDP's saving on the CPU and resuming, and the ``mrla_mm::`` scope of config files.
 
     Raises:
         ImportError: mmcv or mmengine is not installed, or does not import.

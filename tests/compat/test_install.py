@@ -8,6 +8,7 @@ from pathlib import Path
 import mmcv
 import pytest
 from mmcv.utils.ext_loader import check_ops_exist, load_ext
+from mmengine._strategy import FSDPStrategy
 from mmengine.utils.dl_utils import mmcv_full_available
 
 from mrla_mm import compat
@@ -47,6 +48,12 @@ def test_installing_again_keeps_the_module():
     before = sys.modules["mmcv._ext"], dict(vars(sys.modules["mmcv._ext"]))
     compat.install()
     assert sys.modules["mmcv._ext"] is before[0] and vars(before[0]) == before[1]
+
+
+def test_installing_again_wraps_nothing_twice():
+    before = dict(vars(FSDPStrategy))
+    compat.install()
+    assert dict(vars(FSDPStrategy)) == before
 
 
 def test_every_mmdet_model_and_mmcv_op_imports():
