@@ -165,6 +165,14 @@ def placed(path: str, message: str, keys: Iterable[str]) -> str:
     return f"{path}.{message}" if key and key[1] in keys else f"{path}: {message}"
 
 
+def type_name(kind: object) -> str:
+    """Return the name that a `type` of a config means, without its package.
+
+    Configs that import classes hold a class there; saved, they hold its full path. A scope may precede a name.
+    """
+    return getattr(kind, "__name__", str(kind)).rpartition(".")[2]
+
+
 def shown(value: object, limit: int = SHOWN) -> str:
     """Return a value as a message shows it."""
     text = repr(value)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from mmengine.config import Config
 
+from mrla_mm.arguments import type_name
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import check_looks, read_checkpoint
 
 COUNTING_FROM_0 = ("EfficientNet", "PVTv2")  # with frozen_stages=0 nothing is frozen; elsewhere the stem is
+INITIALIZERS = ("Pretrained", "PretrainedInit", "StrictPretrained")  # a registered name, and the classes behind it
 UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own
 
 
@@ -44,8 +46,7 @@ def from_scratch(key: str, backbone: Mapping) -> str:
 
 def frozen_parts(backbone: Mapping) -> dict[str, str]:
     """What a backbone's config keeps from learning, as it says it, and the option that lets it learn."""
-    kind, frozen = backbone.get("type"), {}
-    nothing = 0 if getattr(kind, "__name__", str(kind)).endswith(COUNTING_FROM_0) else -1
+    frozen, nothing = {}, 0 if type_name(backbone.get("type")).endswith(COUNTING_FROM_0) else -1
     if backbone.get("frozen_stages", nothing) > nothing:
         frozen[f"frozen_stages={backbone['frozen_stages']}"] = f"model.backbone.frozen_stages={nothing}"
     if backbone.get("norm_eval"):
@@ -53,10 +54,15 @@ def frozen_parts(backbone: Mapping) -> dict[str, str]:
     return frozen
 
 
+def loads_file(node: Mapping) -> bool:
+    """Whether a part of a config is an `init_cfg` that loads a weight file."""
+    return type_name(node.get("type")) in INITIALIZERS and bool(node.get("checkpoint"))
+
+
 def without_pretrained(node: object) -> object:
     """Copy of a model config that starts from no weight file, for a run whose checkpoint has all weights."""
     if isinstance(node, Mapping):
-        if node.get("type") == "Pretrained" and node.get("checkpoint"):
+        if loads_file(node):
             return None
         named = node.get("pretrained")
         kept = {key: without_pretrained(value) for key, value in node.items()}
@@ -69,7 +75,7 @@ def without_pretrained(node: object) -> object:
 def pretrained_locations(node: object, path: str = "model") -> Iterator[tuple[str, str]]:
     """Yield the dotted path of every `init_cfg` or `pretrained` of a model config that loads a file, and the file."""
     if isinstance(node, Mapping):
-        if node.get("type") == "Pretrained" and node.get("checkpoint"):
+        if loads_file(node):
             yield path, node["checkpoint"]
             return
         for key, value in node.items():

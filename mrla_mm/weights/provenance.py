@@ -7,8 +7,11 @@ else. What a checkpoint's metadata says about it is compared with the model.
 import ast
 from collections.abc import Mapping
 
-# What changes the computation of a variant but not its tensors, with the value it has when it is not given.
-SILENT = {"type": None, "head_channels": None, "previous": "shortcut"}
+from mrla_mm.arguments import type_name
+
+# What changes the computation of a variant but not its tensors, with the value it has when it is not given, if that is
+# the same in every backbone.
+SILENT = {"type": None, "head_channels": None, "value": None, "previous": "shortcut"}
 
 
 def trained_attention(checkpoint: Mapping) -> dict | None:
@@ -41,13 +44,11 @@ def compare_attention(model: Mapping | None, file: Mapping | None) -> list[str]:
         return []
     differences = []
     for key, default in SILENT.items():
-        ours, theirs = (bare(config.get(key, default)) for config in (model, file))
-        if ours != theirs and None not in (ours, theirs):
+        ours, theirs = (config.get(key, default) for config in (model, file))
+        if None in (ours, theirs):
+            continue
+        if key == "type":
+            ours, theirs = type_name(ours), type_name(theirs)
+        if ours != theirs:
             differences.append(f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}")
     return differences
-
-
-def bare(value: object) -> object:
-    """Return a class, or the full path that a saved config has in its place, as the name it is registered by."""
-    value = value.__name__ if isinstance(value, type) else value
-    return value.rpartition(".")[2] if isinstance(value, str) else value

@@ -4,10 +4,11 @@ import urllib.error
 
 import pytest
 from mmengine.config import Config
+from mmengine.model.weight_init import PretrainedInit
 
 from mrla_mm.backbones import MRLAEfficientNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import check_weights, files, without_pretrained
+from mrla_mm.weights import StrictPretrained, check_weights, files, without_pretrained
 
 from .conftest import checkpoint_bytes
 
@@ -92,6 +93,22 @@ def test_urls_are_fetched_before_the_run(serve, cache):
     check_weights(config(f"{address}/there.pth"))
     assert (cache / "there.pth").read_bytes() == checkpoint_bytes()
     assert "404" in message(config(f"{address}/gone.pth"))
+
+
+NAMES = ["mmengine.Pretrained", PretrainedInit, "mmengine.model.weight_init.PretrainedInit", StrictPretrained]
+
+
+@pytest.mark.filterwarnings("error:THE BACKBONE")
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_class_is_known_as_well_as_its_name(kind, tmp_path):
+    """Configs that import classes: a missing file is found, one that is there is enough for frozen layers."""
+    frozen = dict(frozen_stages=1, norm_eval=True)
+    cfg = config(tmp_path / "w.pth", backbone=frozen)
+    cfg.model.backbone.init_cfg.type = kind
+    assert message(cfg).startswith("model.backbone.init_cfg: ")
+    (tmp_path / "w.pth").write_bytes(checkpoint_bytes())
+    check_weights(cfg)
+    assert without_pretrained(cfg.model).backbone.init_cfg is None
 
 
 def test_weights_of_every_part_are_checked(tmp_path):

@@ -243,6 +243,7 @@ def test_added_parts_may_be_missing(trained, tmp_path):
     [
         (dict(type="MRLALight", head_channels=8), "head_channels=8, the model has 16"),
         (dict(type="MRLALight", head_channels=16, previous="output"), "previous='output', the model has 'shortcut'"),
+        (dict(type="MRLALight", head_channels=16, value="dwconv_gelu"), "value='dwconv_gelu', the model has 'dwconv'"),
         (dict(type="MRLALight", head_channels=16), None),
         (dict(type="mrla_mm.attention.light.MRLALight", head_channels=16), None),
         (dict(type="mrla_mm.attention.base.MRLABase"), "type='MRLABase', the model has 'MRLALight'"),
@@ -254,11 +255,12 @@ def test_trained_with_another_attention_of_the_same_shapes(file, expected, publi
     text = f"model = dict(backbone=dict(layer_attention=dict({pairs})))\nraise SystemExit\n"
     meta = dict(layer_attention=file) if published else dict(cfg=text)
     path = save(tmp_path, {"state_dict": trained, "meta": meta})
+    attention = dict(LIGHT, value="dwconv")
     if expected is None:
-        backbone(path, layer_attention=LIGHT)
+        backbone(path, layer_attention=attention)
     else:
-        assert f"trained with layer_attention {expected}" in message(path, layer_attention=LIGHT)
-        backbone(path, layer_attention=LIGHT, options=dict(strict=False))
+        assert f"trained with layer_attention {expected}" in message(path, layer_attention=attention)
+        backbone(path, layer_attention=attention, options=dict(strict=False))
 
 
 def test_a_class_is_compared_and_published_by_its_name():
@@ -267,8 +269,18 @@ def test_a_class_is_compared_and_published_by_its_name():
     assert not compare_attention(model, publishing.plain(model)) and compare_attention(model, dict(type="MLA"))
 
 
-@pytest.mark.parametrize("kind", ["Pretrained", PretrainedInit])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Pretrained",
+        PretrainedInit,
+        "mmengine.Pretrained",
+        "mmengine.model.weight_init.PretrainedInit",
+        initializer.StrictPretrained,
+    ],
+)
 def test_configs_that_name_the_class_are_strict_too(kind, trained, tmp_path):
+    """All that is loaded stays: mmengine initialises the parts of a module after what it does not call Pretrained."""
     assert same(backbone(save(tmp_path, prefixed(trained, "backbone.")), kind=kind).state_dict(), trained)
     assert "nothing was loaded" in message(save(tmp_path, drop("layer4.")(trained)), kind=kind)
 
