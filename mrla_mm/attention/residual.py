@@ -1,5 +1,6 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
+import inspect
 from contextlib import suppress
 
 import torch
@@ -64,6 +65,13 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
         raise InputError(f"layer_attention {dict(cfg)} does not fit {kind.__name__}: {error}") from error
 
 
+def argument_defaults(kind: type[LayerAttention]) -> dict[str, object]:
+    """Return the values that the arguments of a variant, its parents' included, have where they are not given."""
+    starts = [vars(parent)["__init__"] for parent in reversed(kind.__mro__[:-1]) if "__init__" in vars(parent)]
+    found = (each for start in starts for each in inspect.signature(start).parameters.values())
+    return {each.name: each.default for each in found if each.default is not each.empty}
+
+
 def is_frozen(norm: nn.Module) -> bool:
     """Whether a norm is a batch norm that uses its running statistics, a fixed function of each number."""
     return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
@@ -125,6 +133,11 @@ class LayerAttentionResidual(BaseModule):
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.zero_init = zero_init
         self.reset_scale()
+
+    @property
+    def attention_defaults(self) -> dict[str, object]:
+        """Arguments of the attention where its config gives none, by which a file of weights is compared."""
+        return argument_defaults(type(self.attention))
 
     def reset_scale(self) -> None:
         """Set the weight of each norm to its start value."""

@@ -76,6 +76,11 @@ class TokenAttentionResidual(LayerAttentionResidual):
         self.history_norm = build_branch_norm(norm_cfg, channels) if self.attention.uses_shortcut else None
         self.reset_scale()
 
+    @property
+    def attention_defaults(self) -> dict[str, object]:
+        """Arguments of the attention where its config gives none."""
+        return {**super().attention_defaults, **self.attention.token_defaults}
+
     def forward(
         self, tokens: Tensor, shortcut: Tensor, memory: Memory = None, *, grid: tuple[int, int]
     ) -> tuple[Tensor, Memory]:
