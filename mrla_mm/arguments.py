@@ -138,12 +138,21 @@ def check_keywords(cls: type, keywords: Iterable[str]) -> None:
             raise InputError(f"{cls.__name__} has no argument {name!r}{instead(name, known)}")
 
 
+def parameters_of(cls: type) -> list[inspect.Parameter]:
+    """Return the parameters of the constructors of a class and its parents, the class's own last."""
+    starts = [vars(parent)["__init__"] for parent in reversed(cls.__mro__[:-1]) if "__init__" in vars(parent)]
+    return [each for start in starts for each in inspect.signature(start).parameters.values()]
+
+
 def keywords_of(cls: type) -> set[str]:
     """Return the keywords that the constructors of a class and its parents take by name."""
-    starts = [vars(parent)["__init__"] for parent in cls.__mro__[:-1] if "__init__" in vars(parent)]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = (each for start in starts for each in inspect.signature(start).parameters.values())
-    return {each.name for each in found if each.kind in kinds} - {"self"}
+    return {each.name for each in parameters_of(cls) if each.kind in kinds} - {"self"}
+
+
+def argument_defaults(cls: type) -> dict[str, object]:
+    """Return the values that a class's arguments, its parents' included, have where they are not given."""
+    return {each.name: each.default for each in parameters_of(cls) if each.default is not each.empty}
 
 
 def instead(name: str, known: Iterable[str]) -> str:

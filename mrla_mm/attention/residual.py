@@ -1,6 +1,5 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
-import inspect
 from contextlib import suppress
 
 import torch
@@ -11,7 +10,7 @@ from mmengine.registry import MODELS
 from mmengine.utils import get_object_from_string
 from torch import Tensor, nn
 
-from mrla_mm.arguments import FLAG, RATE, check_arguments, keywords_of, naming, nearest, placed
+from mrla_mm.arguments import FLAG, RATE, argument_defaults, check_arguments, keywords_of, naming, nearest, placed
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, choose_path
@@ -63,13 +62,6 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
             key, name = wrong[0], kind.__name__
             raise InputError(f"layer_attention.{key}: {name} has no argument {key!r}{hint}") from error
         raise InputError(f"layer_attention {dict(cfg)} does not fit {kind.__name__}: {error}") from error
-
-
-def argument_defaults(kind: type[LayerAttention]) -> dict[str, object]:
-    """Return the values that the arguments of a variant, its parents' included, have where they are not given."""
-    starts = [vars(parent)["__init__"] for parent in reversed(kind.__mro__[:-1]) if "__init__" in vars(parent)]
-    found = (each for start in starts for each in inspect.signature(start).parameters.values())
-    return {each.name: each.default for each in found if each.default is not each.empty}
 
 
 def is_frozen(norm: nn.Module) -> bool:
