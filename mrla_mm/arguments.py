@@ -62,14 +62,6 @@ def wholes(low: int, count: int) -> Rule:
     )
 
 
-def pixels(low: int = 1) -> Rule:
-    """Rule of sizes in pixels, one for both sides or (height, width)."""
-    return Rule(
-        f"a whole number of at least {low}, or two of them",
-        lambda value: is_whole(value, low) or wholes(low, 2).holds(value),
-    )
-
-
 def indices(count: int) -> Rule:
     """Rule of lists of different indices below `count`, ascending, as outputs follow each other."""
     return Rule(
@@ -114,6 +106,9 @@ def is_init(value: object) -> bool:
 FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 NUMBER = Rule("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool) and value == value)
 RATE = Rule("a probability in [0, 1)", lambda value: NUMBER.holds(value) and 0 <= value < 1)
+PIXELS = Rule(  # one for both sides, or (height, width)
+    "a whole number of at least 1, or two of them", lambda value: is_whole(value, 1) or wholes(1, 2).holds(value)
+)
 CONFIG = Rule("a dict with a type", lambda value: isinstance(value, Mapping) and "type" in value)
 DICT = Rule("a dict", lambda value: isinstance(value, Mapping))
 INIT = Rule("None, the config of an initialiser of mmengine, or a list of them", is_init)
@@ -160,10 +155,10 @@ def instead(name: str, known: Iterable[str]) -> str:
     return f"; {INSTEAD[name]}" if name in INSTEAD else nearest(name, known)
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean ...?" with the nearest known name, or "; known are ..." where none is near."""
     known = sorted(known)
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
+    if close := difflib.get_close_matches(name, known, n=1):
         return f"; did you mean {close[0]!r}?"
     return f"; known are {', '.join(known[:LISTED])}{', ...' if len(known) > LISTED else ''}" if known else ""
 
