@@ -62,14 +62,6 @@ def wholes(low: int, count: int) -> Rule:
     )
 
 
-def pixels(low: int = 1) -> Rule:
-    """Rule of sizes in pixels, one for both sides or (height, width)."""
-    return Rule(
-        f"a whole number of at least {low}, or two of them",
-        lambda value: is_whole(value, low) or wholes(low, 2).holds(value),
-    )
-
-
 def indices(count: int) -> Rule:
     """Rule of lists of different indices below `count`, ascending, as outputs follow each other."""
     return Rule(
@@ -114,6 +106,9 @@ def is_init(value: object) -> bool:
 FLAG = Rule("True or False", lambda value: isinstance(value, bool))
 NUMBER = Rule("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool) and value == value)
 RATE = Rule("a probability in [0, 1)", lambda value: NUMBER.holds(value) and 0 <= value < 1)
+PIXELS = Rule(  # one for both sides, or (height, width)
+    "a whole number of at least 1, or two of them", lambda value: is_whole(value, 1) or wholes(1, 2).holds(value)
+)
 CONFIG = Rule("a dict with a type", lambda value: isinstance(value, Mapping) and "type" in value)
 DICT = Rule("a dict", lambda value: isinstance(value, Mapping))
 INIT = Rule("None, the config of an initialiser of mmengine, or a list of them", is_init)
@@ -138,12 +133,21 @@ def check_keywords(cls: type, keywords: Iterable[str]) -> None:
             raise InputError(f"{cls.__name__} has no argument {name!r}{instead(name, known)}")
 
 
+def parameters_of(cls: type) -> list[inspect.Parameter]:
+    """Return the parameters of the constructors of a class and its parents, the class's own last."""
+    starts = [vars(parent)["__init__"] for parent in reversed(cls.__mro__[:-1]) if "__init__" in vars(parent)]
+    return [each for start in starts for each in inspect.signature(start).parameters.values()]
+
+
 def keywords_of(cls: type) -> set[str]:
     """Return the keywords that the constructors of a class and its parents take by name."""
-    starts = [vars(parent)["__init__"] for parent in cls.__mro__[:-1] if "__init__" in vars(parent)]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = (each for start in starts for each in inspect.signature(start).parameters.values())
-    return {each.name for each in found if each.kind in kinds} - {"self"}
+    return {each.name for each in parameters_of(cls) if each.kind in kinds} - {"self"}
+
+
+def argument_defaults(cls: type) -> dict[str, object]:
+    """Return the values that a class's arguments, its parents' included, have where they are not given."""
+    return {each.name: each.default for each in parameters_of(cls) if each.default is not each.empty}
 
 
 def instead(name: str, known: Iterable[str]) -> str:
@@ -151,10 +155,10 @@ def instead(name: str, known: Iterable[str]) -> str:
     return f"; {INSTEAD[name]}" if name in INSTEAD else nearest(name, known)
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean ...?" with the nearest known name, or "; known are ..." where none is near."""
     known = sorted(known)
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
+    if close := difflib.get_close_matches(name, known, n=1):
         return f"; did you mean {close[0]!r}?"
     return f"; known are {', '.join(known[:LISTED])}{', ...' if len(known) > LISTED else ''}" if known else ""
 
@@ -163,6 +167,14 @@ def placed(path: str, message: str, keys: Iterable[str]) -> str:
     """Return an error's message with the place in a config that it is about, of the key it begins with if it does."""
     key = re.match(r"(\w+)[.=:]", message)
     return f"{path}.{message}" if key and key[1] in keys else f"{path}: {message}"
+
+
+def type_name(kind: object) -> str:
+    """Return the name that a `type` of a config means, without its package.
+
+    Configs that import classes hold a class there; saved, they hold its full path. A scope may precede a name.
+    """
+    return getattr(kind, "__name__", str(kind)).rpartition(".")[2]
 
 
 def shown(value: object, limit: int = SHOWN) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.optim import AmpOptimWrapper
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
+from mrla_mm.arguments import type_name
 from mrla_mm.config import check_channels, check_keys, check_parts, locate_config, read_file
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
@@ -115,9 +115,7 @@ def check_amp_device(cfg: Config) -> None:
     Raises:
         InputError: the optimizer wrapper is AmpOptimWrapper and only a CPU is available.
     """
-    kind = cfg.get("optim_wrapper", {}).get("type")
-    mixed = kind is AmpOptimWrapper or str(kind).rpartition(".")[2] == "AmpOptimWrapper"
-    if mixed and get_device() == "cpu":
+    if type_name(cfg.get("optim_wrapper", {}).get("type")) == "AmpOptimWrapper" and get_device() == "cpu":
         raise InputError(
             "mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU and this machine shows none: "
             "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES. A CPU computes in bfloat16 without --amp, by "

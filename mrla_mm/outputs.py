@@ -39,14 +39,14 @@ def make_place(path: str | Path, option: str) -> Path:
     return path
 
 
-def spare_inputs(inputs: Iterable[Path], outputs: Iterable[Path], option: str = "--out-dir") -> None:
+def spare_inputs(inputs: Iterable[Path], outputs: Iterable[Path]) -> None:
     """Raise InputError if a file to write is an input, under its own or another name, or lies in an input's folder."""
     inputs = list(inputs)
     folders = {path.parent.resolve() for path in inputs}
     for out in outputs:
         if out.parent.resolve() in folders:
             raise InputError(
-                f"{option} {out.parent} holds the input, which the results could replace: give another folder"
+                f"--out-dir {out.parent} holds the input, which the results could replace: give another folder"
             )
         if out.exists() and any(path.samefile(out) for path in inputs):
-            raise InputError(f"{option} {out.parent}: {out.name} there is an input image; give another folder")
+            raise InputError(f"--out-dir {out.parent}: {out.name} there is an input image; give another folder")

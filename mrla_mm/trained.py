@@ -138,8 +138,7 @@ def fitting(model: nn.Module, contents: Checkpoint, config: str) -> dict[str, Te
     loadable = match(model, contents.state, report)
     report.missing += report.fresh  # of a whole model nothing may be left out on either side
     report.unexpected += report.unused
-    own_attention = getattr(getattr(model, "backbone", None), "layer_attention", None)
-    faults = [*report.faults(), *compare_attention(own_attention, contents.attention)]
+    faults = [*report.faults(), *compare_attention(getattr(model, "backbone", None), contents.attention)]
     if faults:
         raise InputError(
             f"checkpoint {contents.location} does not fit the model of {config}: "

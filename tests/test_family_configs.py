@@ -11,7 +11,7 @@ from mmengine.registry import init_default_scope
 
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, PlainEfficientNet, PVTv2
-from mrla_mm.necks import DroppedAveragePooling, SimpleFeaturePyramid
+from mrla_mm.necks import SimpleFeaturePyramid
 from mrla_mm.weights.files import remote_url
 
 from .test_configs import CONFIGS, load
@@ -233,11 +233,3 @@ def test_a_classifier_trains_a_step(name):
     assert not {key for key in still_after(model, before) if key.endswith(("mrla.norm.weight", "proj.weight"))}
     scales = [p for key, p in model.named_parameters() if key.endswith("mrla.norm.weight")]
     assert scales and all(scale.mean() > 0.5 for scale in scales)  # from scratch no branch starts at zero
-
-
-def test_pooling_drops_features_in_training_alone():
-    neck, maps = DroppedAveragePooling(0.5), (torch.ones(8, 64, 3, 2),)
-    assert set(neck(maps)[0].unique().tolist()) == {0.0, 2.0}
-    assert torch.equal(neck.eval()(maps)[0], torch.ones(8, 64))
-    with pytest.raises(ValueError, match="drop_rate=1.5"):
-        DroppedAveragePooling(1.5)

@@ -101,11 +101,11 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def copy_bandwidth(device: torch.device, *, megabytes: int = 256, rounds: int = 7) -> float:
+def copy_bandwidth(device: torch.device) -> float:
     """Bytes per second that a large copy reads and writes: the ceiling that a branch's passes are held against."""
-    source = torch.rand(megabytes * 2**18, device=device)
+    source = torch.rand(2**26, device=device)  # 256 MiB
     target = torch.empty_like(source)
-    seconds = time_rounds({"copy": lambda: target.copy_(source)}, rounds, device=device, title="copy bandwidth")["copy"]
+    seconds = time_rounds({"copy": lambda: target.copy_(source)}, 7, device=device, title="copy bandwidth")["copy"]
     return 2 * source.nbytes / statistics.median(seconds)
 
 

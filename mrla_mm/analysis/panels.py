@@ -7,21 +7,21 @@ import cv2
 import numpy as np
 from matplotlib.figure import Figure
 
+SIDE = 2.2  # inches of a square picture; others get the same area
 TITLE_SIZE = 7
 _LETTERS_AN_INCH = 18  # of that size
 
 
-def panel_figure(rows: int, columns: int, picture: np.ndarray, *, side: float = 2.2) -> tuple[Figure, np.ndarray]:
+def panel_figure(rows: int, columns: int, picture: np.ndarray) -> tuple[Figure, np.ndarray]:
     """Return a figure and its (rows, columns) panels for pictures of one shape.
 
     Args:
         rows: of panels.
         columns: of panels.
         picture: (height, width, 3), one of the pictures.
-        side: of a square picture in inches; others get the same area.
     """
     height, width = picture.shape[:2]
-    size = side * (width / height) ** 0.5, side * (height / width) ** 0.5
+    size = SIDE * (width / height) ** 0.5, SIDE * (height / width) ** 0.5
     figure = Figure(figsize=(columns * (size[0] + 0.1), rows * (size[1] + 0.45)), layout="compressed")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat:

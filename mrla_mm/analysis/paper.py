@@ -3,8 +3,6 @@
 The figures are those of `mrla_mm.analysis.paper_rows`.
 """
 
-from collections.abc import Sequence
-
 from mrla_mm.analysis.complexity import Complexity
 from mrla_mm.analysis.paper_rows import ROWS, PaperRow
 from mrla_mm.analysis.paper_tables import table_of
@@ -50,10 +48,10 @@ def compare(row: PaperRow, found: Complexity, plain: Complexity | None) -> dict[
     return cells
 
 
-def plain_row(row: PaperRow, rows: Sequence[PaperRow] = ROWS) -> PaperRow | None:
+def plain_row(row: PaperRow) -> PaperRow | None:
     """Row of the plain model that a row's model adds layer attention to, or None for a plain model."""
     name, plus, _ = row.model.partition(" + ")
-    return next(other for other in rows if other.model == name and other.shape == row.shape) if plus else None
+    return next(other for other in ROWS if other.model == name and other.shape == row.shape) if plus else None
 
 
 def paper_difference(row: PaperRow) -> str:

@@ -17,6 +17,7 @@ from mmengine.config import Config
 
 from mrla_mm.analysis.logs import read_log
 from mrla_mm.analysis.paper_rows import PaperRow
+from mrla_mm.arguments import type_name
 from mrla_mm.config import read_file
 from mrla_mm.errors import InputError
 
@@ -38,6 +39,7 @@ DECISIVE = (
     "val_dataloader",
     "custom_hooks",
 )
+MIXED = ("AmpOptimWrapper", "ApexOptimWrapper", "BFloat16OptimWrapper")
 STAMP = re.compile(r"\d{8}_\d{6}")
 
 
@@ -207,7 +209,7 @@ def settings(session: Session) -> dict[str, object]:
     wrapper = session.cfg.optim_wrapper
     batch = int(gpus[1]) * session.cfg.train_dataloader.batch_size * wrapper.get("accumulative_counts", 1)
     images = int(steps[-1]) * int(gpus[1]) * session.cfg.train_dataloader.batch_size
-    return dict(gpus=int(gpus[1]), batch=batch, amp=wrapper.type == "AmpOptimWrapper", images=images)
+    return dict(gpus=int(gpus[1]), batch=batch, amp=type_name(wrapper.get("type")) in MIXED, images=images)
 
 
 def check_size(images: int, expected: int) -> None:

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from mmengine.utils import get_object_from_string
 from torch import Tensor, nn
 
-from mrla_mm.arguments import FLAG, RATE, check_arguments, keywords_of, naming, nearest, placed
+from mrla_mm.arguments import FLAG, RATE, argument_defaults, check_arguments, keywords_of, naming, nearest, placed
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, FrozenNorm, choose_path
@@ -80,6 +80,14 @@ def is_heard(module: nn.Module) -> bool:
     return any(getattr(module, kind) for kind in kinds)
 
 
+def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
+    """Build a norm whose scale learns whatever its config says of requires_grad.
+
+    A fresh one is zero, and behind a norm fixed at zero nothing would ever learn.
+    """
+    return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
+
+
 class LayerAttentionResidual(BaseModule):
     """Layer attention as a residual branch, y = x + drop_path(norm(attention(x, shortcut, memory))).
 
@@ -89,7 +97,8 @@ class LayerAttentionResidual(BaseModule):
     Args:
         attention: config of the layer attention, see `build_layer_attention`.
         channels: C of the feature maps.
-        norm_cfg: config of the norm after the attention; it must have a learnable scale if zero_init is set.
+        norm_cfg: config of the norm after the attention; it must have a learnable scale if zero_init is set. A
+            requires_grad=False in it, which is meant for the norms of plain weights, does not reach the branch.
         drop_path: probability to drop the branch for a sample in training.
         zero_init: start the norm's weight at zero, else at one.
         first_in_stage: whether the layer starts a stage.
@@ -112,10 +121,15 @@ class LayerAttentionResidual(BaseModule):
         check_arguments(dict(drop_path=drop_path, zero_init=zero_init), dict(drop_path=RATE, zero_init=FLAG))
         self.attention = build_layer_attention(attention, channels, first_in_stage)
         with naming(self, dict(norm_cfg=norm_cfg)):
-            self.norm = build_norm_layer(norm_cfg, channels)[1]
+            self.norm = build_branch_norm(norm_cfg, channels)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.zero_init = zero_init
         self.reset_scale()
+
+    @property
+    def attention_defaults(self) -> dict[str, object]:
+        """Arguments of the attention where its config gives none, by which a file of weights is compared."""
+        return argument_defaults(type(self.attention))
 
     def reset_scale(self) -> None:
         """Set the weight of each norm to its start value."""

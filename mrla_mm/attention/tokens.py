@@ -1,18 +1,16 @@
 """The residual branch over tokens: the one place where every transformer backbone calls layer attention."""
 
 import torch
-from mmcv.cnn import build_norm_layer
 from torch import Tensor
 
 from mrla_mm.attention.base import Memory
-from mrla_mm.attention.residual import LayerAttentionResidual, variants
+from mrla_mm.attention.residual import LayerAttentionResidual, build_branch_norm, find_variant
 from mrla_mm.errors import InputError
 
 
 def with_token_defaults(attention: dict) -> dict:
-    """Complete a variant's config with what it uses on tokens; a name that is no variant is left to its builder."""
-    name = attention.get("type") if isinstance(attention, dict) else None
-    cls = variants().get(name) if isinstance(name, str) else None
+    """Complete a variant's config with what it uses on tokens; a type that is no variant is left to its builder."""
+    cls = find_variant(attention.get("type")) if isinstance(attention, dict) else None
     return attention if cls is None else {**cls.token_defaults, **attention}
 
 
@@ -75,8 +73,13 @@ class TokenAttentionResidual(LayerAttentionResidual):
         if extra_tokens < 0:
             raise InputError(f"extra_tokens={extra_tokens} must not be negative")
         self.extra_tokens = extra_tokens
-        self.history_norm = build_norm_layer(norm_cfg, channels)[1] if self.attention.uses_shortcut else None
+        self.history_norm = build_branch_norm(norm_cfg, channels) if self.attention.uses_shortcut else None
         self.reset_scale()
+
+    @property
+    def attention_defaults(self) -> dict[str, object]:
+        """Arguments of the attention where its config gives none."""
+        return {**super().attention_defaults, **self.attention.token_defaults}
 
     def forward(
         self, tokens: Tensor, shortcut: Tensor, memory: Memory = None, *, grid: tuple[int, int]

@@ -11,7 +11,7 @@ from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLay
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
 
-from mrla_mm.arguments import FLAG, MAP_NORM, check_arguments, naming, optional, pixels, whole
+from mrla_mm.arguments import FLAG, MAP_NORM, PIXELS, check_arguments, naming, optional, whole
 from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.norm_eval import evaluate_batch_norms
@@ -23,7 +23,7 @@ STEM_STRIDE, PATCH = 4, 4  # of the convolutional stem, and of the patches cut f
 OWN_PARTS = ("patch_size", "patch_cfg", "layer_cfgs", "pre_norm", "layer_scale_init_value", "with_dist_token")
 
 RULES = dict(
-    img_size=pixels(),
+    img_size=PIXELS,
     in_channels=whole(1),
     stem_channels=whole(1),
     batch_norm_cfg=optional(MAP_NORM),

@@ -163,7 +163,7 @@ class MRLAEfficientNet(PlainEfficientNet):
 
     Layer attention follows the blocks that have a shortcut, and only those; it is dropped in training together with
     its block (`drop_path_rate`). Checkpointing (`with_cp`) and freezing (`frozen_stages`, `norm_eval`) cover it as
-    they cover the block.
+    they cover the block. A `norm_cfg` with requires_grad=False does not reach the branches, which would never learn.
 
     Args:
         arch: "b0" to "b8", or the EdgeTPU models "es", "em", "el".

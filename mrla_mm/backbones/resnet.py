@@ -147,7 +147,7 @@ class MRLAResNet(ResNet):
 
     Takes every argument of mmdet's ``ResNet``. Activation checkpointing (`with_cp`) and freezing (`frozen_stages`,
     `norm_eval`) cover the layer attention of a block as they cover the block. A `norm_cfg` with requires_grad=False
-    does not reach the branches: a fresh one starts at zero, and behind a norm fixed at zero nothing would ever learn.
+    does not reach the branches, which would never learn.
 
     Args:
         depth: 18, 34, 50, 101 or 152.
@@ -236,7 +236,7 @@ class MRLAResNet(ResNet):
             return LayerAttentionResidual(
                 self.layer_attention,
                 channels,
-                norm_cfg={**self.norm_cfg, "requires_grad": True},
+                norm_cfg=self.norm_cfg,
                 drop_path=self.attention_drop_path,
                 zero_init=self.zero_init_attention,
                 first_in_stage=first_in_stage,

@@ -9,13 +9,13 @@ from mrla_mm.arguments import (
     FLAG,
     INIT,
     NUMBER,
+    PIXELS,
     RATE,
     Rule,
     check_arguments,
     is_list,
     is_whole,
     one_of,
-    pixels,
     whole,
 )
 from mrla_mm.errors import InputError
@@ -23,8 +23,8 @@ from mrla_mm.errors import InputError
 RULES = dict(
     with_dist_token=FLAG,
     with_cp=FLAG,
-    img_size=pixels(),
-    patch_size=pixels(),
+    img_size=PIXELS,
+    patch_size=PIXELS,
     in_channels=whole(1),
     drop_rate=RATE,
     drop_path_rate=RATE,

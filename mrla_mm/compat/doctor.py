@@ -162,25 +162,31 @@ def check_ops(report: Report) -> None:
             remedy = "repair the failures above first"
         report.fail(f"import mrla_mm or mmcv.ops: {_short(error)}", remedy)
         return
-    import torch
-
-    from mrla_mm.compat import ext
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    ext = importlib.import_module("mrla_mm.compat.ext")
     if ext.is_stand_in():
-        names = _names_mmcv_asks_for()
-        real = sorted(name for name in names if name in ext.OPS)
-        report.ok(f"no compiled mmcv._ext: mrla_mm's stand-in has {len(real)} of its {len(names)} ops")
-        stubs = sorted(names - set(real))
-        if report.verbose:
-            report.note(f"real: {', '.join(real)}")
-            report.note(f"stubs, which raise when called: {', '.join(stubs)}")
-        report.note(
-            f"The other {len(stubs)} raise when called{'' if report.verbose else ' (--verbose names them)'}; for a "
-            f"model that needs one: {ext.REMEDY}."
-        )
+        _count_ops(report, ext)
     else:
         report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
+    _try_ops(report, ext)
+
+
+def _count_ops(report: Report, ext) -> None:
+    names = _names_mmcv_asks_for()
+    real, stubs = sorted(names & ext.OPS.keys()), sorted(names - ext.OPS.keys())
+    report.ok(f"no compiled mmcv._ext: mrla_mm's stand-in has {len(real)} of its {len(names)} ops")
+    if report.verbose:
+        report.note(f"real: {', '.join(real)}")
+        report.note(f"stubs, which raise when called: {', '.join(stubs)}")
+    report.note(
+        f"The other {len(stubs)} raise when called{'' if report.verbose else ' (--verbose names them)'}; for a "
+        f"model that needs one: {ext.REMEDY}."
+    )
+
+
+def _try_ops(report: Report, ext) -> None:
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     for name, probe in PROBES.items():
         try:
             answer, expected = probe(torch, device)

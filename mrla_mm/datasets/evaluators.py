@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mrla_mm.arguments import type_name
 from mrla_mm.datasets.coco_file import load_annotations
 from mrla_mm.datasets.masks import check_masks
 from mrla_mm.errors import InputError
@@ -20,7 +21,7 @@ def check_evaluator(evaluator: Mapping | Sequence | None, phase: str, dataset_fi
                 f"{phase}_evaluator: annotation file {path} does not exist; set {phase}_evaluator.ann_file to the file "
                 f"of {phase}_dataloader (data_root=... in --cfg-options moves both)"
             )
-        if metric.get("type") == "CocoMetric" and not metric.get("format_only"):
+        if type_name(metric.get("type")) == "CocoMetric" and not metric.get("format_only"):
             wanted = metric.get("metric", "bbox")
             masks = "segm" in (wanted if isinstance(wanted, list | tuple) else [wanted])
             check_ground_truth(Path(path), phase, dataset_files, masks=masks)

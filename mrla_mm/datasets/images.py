@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import cv2
+from mmengine.dataset import BaseDataset
 
 from mrla_mm.datasets.config_parts import shorten
 from mrla_mm.errors import InputError
@@ -50,7 +51,7 @@ def check_images_exist(dataset: object, phase: str) -> None:
     A data set without an annotation file found its images by looking, so they exist.
     """
     for leaf in leaves(dataset):
-        if not leaf.ann_file:
+        if not isinstance(leaf, BaseDataset) or not leaf.ann_file:
             continue
         paths = (leaf.get_data_info(index).get("img_path") for index in range(len(leaf)))
         local = (path for path in paths if isinstance(path, str) and "://" not in path)
@@ -69,7 +70,7 @@ def refuse_missing(missing: Sequence[str], total: int, phase: str, ann_file: obj
 
 def check_objects(dataset: object, phase: str) -> None:
     """Raise InputError if a built detection training set has no object at all, which mmdet would train on."""
-    for leaf in leaves(dataset):
+    for leaf in (each for each in leaves(dataset) if isinstance(each, BaseDataset)):
         infos = (leaf.get_data_info(index) for index in range(len(leaf)))
         if len(leaf) and "instances" in leaf.get_data_info(0) and not any(info["instances"] for info in infos):
             raise InputError(

@@ -4,7 +4,7 @@ from mmengine.registry import MODELS
 from mmpretrain.models.necks import GlobalAveragePooling
 from torch import Tensor, nn
 
-from mrla_mm.errors import InputError
+from mrla_mm.arguments import RATE, check_arguments
 
 
 @MODELS.register_module()
@@ -25,9 +25,8 @@ class DroppedAveragePooling(GlobalAveragePooling):
     """
 
     def __init__(self, drop_rate: float) -> None:
+        check_arguments(dict(drop_rate=drop_rate), dict(drop_rate=RATE))
         super().__init__(dim=2)
-        if not 0 <= drop_rate < 1:
-            raise InputError(f"drop_rate={drop_rate} must be in [0, 1)")
         self.dropout = nn.Dropout(drop_rate)
 
     def forward(self, maps: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

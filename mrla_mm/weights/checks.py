@@ -6,11 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.registry import MODELS
 
+from mrla_mm.arguments import argument_defaults, type_name
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import check_looks, read_checkpoint
 
 COUNTING_FROM_0 = ("EfficientNet", "PVTv2")  # with frozen_stages=0 nothing is frozen; elsewhere the stem is
+INITIALIZERS = ("Pretrained", "PretrainedInit", "StrictPretrained")  # a registered name, and the classes behind it
 UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own
 
 
@@ -24,39 +27,57 @@ def check_weights(cfg: Config, *, training: bool = True) -> None:
     Raises:
         InputError: a file is missing, damaged, unsafe or cannot be fetched; see `read_checkpoint`. Says what to do.
     """
-    resuming = cfg.get("resume") and cfg.get("load_from")
+    resuming, scope = cfg.get("resume") and cfg.get("load_from"), cfg.get("default_scope")
     if cfg.get("load_from"):
         key, remedy = ("load_from", "set load_from=None") if training else ("checkpoint", "give another file")
         check_location(cfg.load_from, key=key, remedy=remedy)
     found = list(pretrained_locations(cfg.get("model") or {}))
     if not resuming:
         for key, location in found:
-            options = from_scratch(key, cfg.model.get("backbone") or {})
+            options = from_scratch(key, cfg.model.get("backbone") or {}, scope)
             check_location(location, key=key, remedy=f"start without these weights: --cfg-options {options}")
     if not cfg.get("load_from"):
-        warn_of_frozen_random_layers(cfg.get("model") or {})
+        warn_of_frozen_random_layers(cfg.get("model") or {}, scope)
 
 
-def from_scratch(key: str, backbone: Mapping) -> str:
+def from_scratch(key: str, backbone: Mapping, scope: str | None) -> str:
     """Options that train without the weights that a key names; a backbone without them must not be frozen."""
-    return " ".join([f"{key}=None", *(frozen_parts(backbone).values() if key == "model.backbone.init_cfg" else ())])
+    parts = frozen_parts(backbone, scope) if key == "model.backbone.init_cfg" else {}
+    return " ".join([f"{key}=None", *parts.values()])
 
 
-def frozen_parts(backbone: Mapping) -> dict[str, str]:
-    """What a backbone's config keeps from learning, as it says it, and the option that lets it learn."""
-    kind, frozen = backbone.get("type"), {}
-    nothing = 0 if getattr(kind, "__name__", str(kind)).endswith(COUNTING_FROM_0) else -1
+def frozen_parts(backbone: Mapping, scope: str | None) -> dict[str, str]:
+    """What a backbone's config keeps from learning, and the option that lets it learn.
+
+    mmdet's ResNets evaluate their norms unless they are told not to. Group norm has no statistics to keep.
+    """
+    frozen, nothing = {}, 0 if type_name(backbone.get("type")).endswith(COUNTING_FROM_0) else -1
     if backbone.get("frozen_stages", nothing) > nothing:
         frozen[f"frozen_stages={backbone['frozen_stages']}"] = f"model.backbone.frozen_stages={nothing}"
-    if backbone.get("norm_eval"):
+    grouped = type_name((backbone.get("norm_cfg") or {}).get("type")) == "GN"
+    if not grouped and backbone.get("norm_eval", defaults_of(backbone, scope).get("norm_eval")):
         frozen["norm_eval=True"] = "model.backbone.norm_eval=False"
     return frozen
+
+
+def defaults_of(part: Mapping, scope: str | None) -> dict[str, object]:
+    """Return what a part of a model takes where its config does not say; nothing for a class that is not known."""
+    kind = part.get("type")
+    if isinstance(kind, str):
+        with MODELS.switch_scope_and_registry(part.get("_scope_") or scope) as registry:
+            kind = registry.get(kind)
+    return argument_defaults(kind) if isinstance(kind, type) else {}
+
+
+def loads_file(node: Mapping) -> bool:
+    """Whether a part of a config is an `init_cfg` that loads a weight file."""
+    return type_name(node.get("type")) in INITIALIZERS and bool(node.get("checkpoint"))
 
 
 def without_pretrained(node: object) -> object:
     """Copy of a model config that starts from no weight file, for a run whose checkpoint has all weights."""
     if isinstance(node, Mapping):
-        if node.get("type") == "Pretrained" and node.get("checkpoint"):
+        if loads_file(node):
             return None
         named = node.get("pretrained")
         kept = {key: without_pretrained(value) for key, value in node.items()}
@@ -69,7 +90,7 @@ def without_pretrained(node: object) -> object:
 def pretrained_locations(node: object, path: str = "model") -> Iterator[tuple[str, str]]:
     """Yield the dotted path of every `init_cfg` or `pretrained` of a model config that loads a file, and the file."""
     if isinstance(node, Mapping):
-        if node.get("type") == "Pretrained" and node.get("checkpoint"):
+        if loads_file(node):
             yield path, node["checkpoint"]
             return
         for key, value in node.items():
@@ -102,12 +123,12 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
         raise InputError(f"{key}: {error}; or {remedy}") from error
 
 
-def warn_of_frozen_random_layers(model: Mapping) -> None:
+def warn_of_frozen_random_layers(model: Mapping, scope: str | None) -> None:
     """Warn of a backbone with frozen stages or statistics and no pretrained weights: it would never learn."""
     backbone = model.get("backbone") or {}
     if any(pretrained_locations(model.get("backbone") or {}, "backbone")) or model.get("pretrained"):
         return
-    frozen = frozen_parts(backbone)
+    frozen = frozen_parts(backbone, scope)
     if frozen:
         warnings.warn(
             f"THE BACKBONE STARTS FROM RANDOM WEIGHTS, YET {' AND '.join(frozen)} KEEPS PART OF IT AS IT IS: these "

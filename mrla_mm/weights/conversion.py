@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mrla_mm.arguments import type_name
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint, sidecar_of
 from mrla_mm.weights.layouts import ATTENTION
@@ -54,7 +55,7 @@ def convert(
     left_out = [key for key in source.heads if key not in classifier] + report.unused
     attention = getattr(backbone, "layer_attention", None) if any(ATTENTION in key for key in state) else None
     if target == "release":
-        names = layout.to_release(state, classifier, attention and attention["type"])
+        names = layout.to_release(state, classifier, attention and type_name(attention["type"]))
     else:
         names = {f"{BACKBONE}{key}": tensor for key, tensor in state.items()} | classifier
     packed = pack(names, checkpoint, attention)

@@ -8,12 +8,13 @@ import argparse
 import contextlib
 import difflib
 import hashlib
+import http.client
 import os
 import pickle
 import re
-import tempfile
 import urllib.error
 import urllib.request
+import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,13 +118,24 @@ def fetch(url: str, target: Path) -> None:
         InputError: the server cannot be reached or refuses, the connection ends early, or the file is no checkpoint.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        download(url, part, target)
+        read_file(part, name=target.name, shown=url)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def download(url: str, part: Path, target: Path) -> None:
+    """Write what a URL holds to a file, in which a part may be left; messages name the target it is for.
+
+    Raises:
+        InputError: the server cannot be reached, refuses or speaks no HTTP, or the connection ends early.
+    """
     advice = f"Download the file on a machine with network access and put it at {target}"
     try:
-        with (
-            urllib.request.urlopen(url, timeout=TIMEOUT) as answer,
-            tempfile.NamedTemporaryFile(dir=target.parent, prefix=f"{target.name}.", delete=False) as file,
-        ):
-            part = Path(file.name)
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, part.open("xb") as file:
             print(f"Downloading {url} to {target}", flush=True)  # noqa: T201  minutes may pass, with no logger yet
             size = sum(file.write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
             promised = answer.headers.get("Content-Length")
@@ -131,13 +143,10 @@ def fetch(url: str, target: Path) -> None:
         raise unreachable(url, f"the server answers {error.code} {error.reason}", advice) from error
     except OSError as error:  # URLError, time-outs, refused and unresolved hosts
         raise unreachable(url, str(getattr(error, "reason", error)), advice) from error
-    try:
-        if promised is not None and size != int(promised):
-            raise unreachable(url, f"the connection ended after {size} of {promised} bytes", advice)
-        read_file(part, name=target.name, shown=url)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    except http.client.HTTPException as error:  # of proxies and servers that end in the middle of a chunk
+        raise unreachable(url, f"the answer is no whole one of HTTP: {type(error).__name__}", advice) from error
+    if promised is not None and size != int(promised):
+        raise unreachable(url, f"the connection ended after {size} of {promised} bytes", advice)
 
 
 def unreachable(url: str, reason: str, advice: str) -> InputError:

@@ -6,6 +6,7 @@ packages it stays as it is, but that nothing at all matched is an error for them
 
 import torch
 from mmengine.logging import print_log
+from mmengine.model import BaseModule
 from mmengine.model.weight_init import PretrainedInit, update_init_info
 from mmengine.registry import WEIGHT_INITIALIZERS
 from torch import nn
@@ -58,6 +59,10 @@ def initialize_from_file(initializer: PretrainedInit, module: nn.Module) -> None
         return
     report = load_weights(module, initializer.checkpoint, prefix=initializer.prefix, **options)
     print_log(report.table(), logger="current")
+    # Of a type that is not "Pretrained" itself, with a scope for example, mmengine initialises the parts afterwards.
+    for part in module.modules():
+        if part is not module and isinstance(part, BaseModule):
+            part.is_init = True
     if hasattr(module, "_params_init_info"):
         update_init_info(module, init_info=f"Pretrained: loaded from {initializer.checkpoint}")
 

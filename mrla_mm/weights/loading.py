@@ -114,7 +114,7 @@ def load_weights(
     report = LoadReport(type(module).__name__, str(location), source.origin, heads=[*source.heads, *head])
     others = {layout.our_name(key): value for key, value in source.others.items()}
     loadable = match(module, state, report, trunk=layout.trunk, others=others)
-    differences = compare_attention(getattr(module, "layer_attention", None), trained_attention(checkpoint))
+    differences = compare_attention(module, trained_attention(checkpoint))
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
         hint = (

@@ -7,8 +7,11 @@ else. What a checkpoint's metadata says about it is compared with the model.
 import ast
 from collections.abc import Mapping
 
-# What changes the computation of a variant but not its tensors, with the value it has when it is not given.
-SILENT = {"type": None, "head_channels": None, "previous": "shortcut"}
+from torch import nn
+
+from mrla_mm.arguments import type_name
+
+SILENT = ("type", "head_channels", "value", "previous")  # what changes a variant's computation but not its tensors
 
 
 def trained_attention(checkpoint: Mapping) -> dict | None:
@@ -35,19 +38,22 @@ def attention_in(text: str) -> dict | None:
     return configs[0] if configs and all(config == configs[0] for config in configs) else None
 
 
-def compare_attention(model: Mapping | None, file: Mapping | None) -> list[str]:
-    """Return in words what differs between the layer attention of a model and of a file, where both are known."""
+def compare_attention(backbone: nn.Module | None, file: Mapping | None) -> list[str]:
+    """Return in words what differs between the layer attention of a backbone and of a file, where both are known.
+
+    Where a config says nothing, the default counts that this backbone's layer attention has.
+    """
+    model = getattr(backbone, "layer_attention", None)
     if not model or not file:
         return []
+    defaults = next((d for part in backbone.modules() if (d := getattr(part, "attention_defaults", None))), {})
     differences = []
-    for key, default in SILENT.items():
-        ours, theirs = (bare(config.get(key, default)) for config in (model, file))
-        if ours != theirs and None not in (ours, theirs):
+    for key in SILENT:
+        ours, theirs = (config.get(key, defaults.get(key)) for config in (model, file))
+        if None in (ours, theirs):
+            continue
+        if key == "type":
+            ours, theirs = type_name(ours), type_name(theirs)
+        if ours != theirs:
             differences.append(f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}")
     return differences
-
-
-def bare(value: object) -> object:
-    """Return a class, or the full path that a saved config has in its place, as the name it is registered by."""
-    value = value.__name__ if isinstance(value, type) else value
-    return value.rpartition(".")[2] if isinstance(value, str) else value

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import LayerAttentionResidual, MRLABase, build_layer_attention
+from mrla_mm.attention import LayerAttentionResidual, MRLABase, TokenAttentionResidual, build_layer_attention
 from mrla_mm.errors import InputError
 from mrla_mm.ops import fused
 
@@ -45,6 +45,13 @@ def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop
             nn.init.uniform_(branch.norm.running_var, 0.5, 2)
             branch.norm.train(norm == "batch statistics")
     return stage.double()
+
+
+def test_the_scale_learns_whatever_the_config_says():
+    """A scale that starts at zero and stays there would make the branch dead weight."""
+    of_tokens = TokenAttentionResidual(VARIANTS["light"], 12, norm_cfg=dict(type="LN", requires_grad=False))
+    for branch in (*make_stage(norm="frozen without gradient"), of_tokens):
+        assert all(parameter.requires_grad for parameter in branch.parameters())
 
 
 def run(stage, x, shortcut):

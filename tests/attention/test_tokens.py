@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mrla_mm.attention import TokenAttentionResidual
+from mrla_mm.attention import MRLALight, TokenAttentionResidual
 from mrla_mm.errors import InputError
 
 from . import reference
@@ -168,9 +168,14 @@ def test_a_fresh_branch_is_an_exact_identity_that_can_learn(attention):
     assert branches[1].norm.weight.grad.abs().min() > 0
 
 
-def test_defaults_on_tokens_are_the_papers():
-    light = TokenAttentionResidual(LIGHT, 192).attention
+@pytest.mark.parametrize("kind", ["MRLALight", MRLALight, "mrla_mm.attention.light.MRLALight"])
+def test_defaults_on_tokens_are_the_papers(kind):
+    """However the config names the variant: configs that import classes hold the class, and its path once saved."""
+    light = TokenAttentionResidual({"type": kind}, 192).attention
     assert (light.heads, light.value_gelu, light.previous) == (12, True, "shortcut")
+
+
+def test_own_values_come_before_the_defaults_on_tokens():
     base = TokenAttentionResidual(BASE, 192).attention
     assert (base.heads, base.value_gelu) == (12, False)
     own = TokenAttentionResidual({"type": "MRLALight", "head_channels": 64, "value": "dwconv"}, 192).attention

@@ -153,6 +153,16 @@ def test_host_options_work_as_in_mmdet(options):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_branches_learn_although_the_norms_of_the_blocks_are_frozen():
+    """A branch behind a norm that stays at zero would be dead weight; frozen stages freeze it with the block."""
+    norm_cfg = dict(type="BN", requires_grad=False)
+    backbone = MRLAEfficientNet("b0", norm_cfg=norm_cfg, out_indices=(2, 3), frozen_stages=3).train()
+    sum((level**2).mean() for level in backbone(torch.randn(2, 3, 64, 64))).backward()
+    assert backbone.layers[2][1].mrla.norm.weight.grad is None
+    assert backbone.layers[3][1].mrla.norm.weight.grad.abs().max() > 0
+    assert backbone.layers[3][1].linear_conv.bn.weight.grad is None
+
+
 @pytest.mark.parametrize("norm_type", ["BN", "SyncBN"])
 def test_norm_eval_keeps_every_norm_in_evaluation(norm_type):
     backbone = MRLAEfficientNet("b0", norm_eval=True, norm_cfg=dict(type=norm_type), out_indices=(2,)).train()

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from mmdet.evaluation import CocoMetric
 
 from mrla_mm.datasets import checks
 
@@ -17,7 +18,8 @@ def test_missing_evaluator_file(coco_root, make_config):
     assert "val_evaluator" in said and "elsewhere/val.json" in said and "val_evaluator.ann_file" in said
 
 
-def test_the_evaluator_needs_iscrowd(make_coco, make_config):
+@pytest.mark.parametrize("kind", ["CocoMetric", "mmdet.CocoMetric", CocoMetric])
+def test_the_evaluator_needs_iscrowd(make_coco, make_config, kind):
     """pycocotools looks it up in every annotation, after the first epoch; training needs none."""
     root = make_coco(images=2)
     edit(root, lambda content: [a.pop("iscrowd") for a in content["annotations"]])
@@ -25,6 +27,7 @@ def test_the_evaluator_needs_iscrowd(make_coco, make_config):
     cfg.pop("train_evaluator")
     checks.check_datasets(cfg, ("train", "val"))
     edit(root, lambda content: content["annotations"][0].pop("iscrowd"), VAL)
+    cfg.val_evaluator.type = kind
     said = message(cfg)
     assert VAL in said and "annotations[0] has no iscrowd" in said and '"iscrowd": 0' in said
     cfg.val_evaluator.format_only = True

@@ -3,6 +3,8 @@
 import cv2
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import ConcatDataset
 
 from mrla_mm.datasets import images
 from mrla_mm.errors import InputError
@@ -17,6 +19,15 @@ def test_missing_images_are_counted(make_coco, make_config):
         (root / f"train2017/{index:06}.jpg").unlink()
     with pytest.raises(InputError, match=r"3 of 6 images .* first .*000001\.jpg, .*000004\.jpg, .*000005\.jpg"):
         images.check_images_exist(built(make_config(root)), "train")
+
+
+@pytest.mark.parametrize("wrap", [list, lambda dataset: ConcatDataset([dataset, dataset])])
+def test_data_sets_of_no_annotation_file_are_left_alone(wrap):
+    """Any data set of torch may be trained on; only mmengine's say which files they read."""
+    dataset = wrap([torch.zeros(3)])
+    images.check_images_exist(dataset, "train")
+    images.check_objects(dataset, "train")
+    images.name_image_errors(dataset)
 
 
 def test_objects_are_counted(make_coco, make_config):

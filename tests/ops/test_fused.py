@@ -412,10 +412,12 @@ def test_triton_rows_of_several_tiles(shape, layout, monkeypatch):
 @needs_triton
 def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
     """Right kernels pass; one that raises or miscomputes is found, named in a warning, and random states are kept."""
-    kernels = fused.kernels("triton")
+    kernels, here = fused.kernels("triton"), torch.device(device())
     state = torch.get_rng_state()
-    assert why_triton_fails.__wrapped__(device()) == ""
+    assert why_triton_fails.__wrapped__(here) == ""
     assert torch.equal(torch.get_rng_state(), state)
+    with torch.autocast(here.type, torch.bfloat16):  # the first step of a training in mixed precision
+        assert why_triton_fails.__wrapped__(here) == ""
     of_gate = fused.gate_kernels("triton", weights_of(draw_light((1, 4, 2, 2), affine="none")))
     wrongs = [(kernels, name, lambda found: found + 0.1) for name in ("pool", "light_forward", "sum_forward")]
     for name in ("activate", "block_backward"):
@@ -426,7 +428,7 @@ def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
         good = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=good, s=spoil, **k: s(f(*a, **k)))
         with pytest.warns(UserWarning, match="folded path .*they compute wrong numbers"):
-            assert why_triton_fails.__wrapped__(device()) == "they compute wrong numbers"
+            assert why_triton_fails.__wrapped__(here) == "they compute wrong numbers"
         monkeypatch.setattr(module, name, good)
 
     def no_compiler(*args, **kwargs):
@@ -434,7 +436,7 @@ def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
 
     monkeypatch.setattr(kernels, "light_sums", no_compiler)
     with pytest.warns(UserWarning, match="RuntimeError: Failed to find C compiler"):
-        assert "C compiler" in why_triton_fails.__wrapped__(device())
+        assert "C compiler" in why_triton_fails.__wrapped__(here)
 
 
 SIGNATURES = {  # types of what a half-precision launch passes, by the names of a kernel's arguments

@@ -4,10 +4,11 @@ import urllib.error
 
 import pytest
 from mmengine.config import Config
+from mmengine.model.weight_init import PretrainedInit
 
 from mrla_mm.backbones import MRLAEfficientNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import check_weights, files, without_pretrained
+from mrla_mm.weights import StrictPretrained, check_weights, files, without_pretrained
 
 from .conftest import checkpoint_bytes
 
@@ -94,6 +95,22 @@ def test_urls_are_fetched_before_the_run(serve, cache):
     assert "404" in message(config(f"{address}/gone.pth"))
 
 
+NAMES = ["mmengine.Pretrained", PretrainedInit, "mmengine.model.weight_init.PretrainedInit", StrictPretrained]
+
+
+@pytest.mark.filterwarnings("error:THE BACKBONE")
+@pytest.mark.parametrize("kind", NAMES)
+def test_the_class_is_known_as_well_as_its_name(kind, tmp_path):
+    """Configs that import classes: a missing file is found, one that is there is enough for frozen layers."""
+    frozen = dict(frozen_stages=1, norm_eval=True)
+    cfg = config(tmp_path / "w.pth", backbone=frozen)
+    cfg.model.backbone.init_cfg.type = kind
+    assert message(cfg).startswith("model.backbone.init_cfg: ")
+    (tmp_path / "w.pth").write_bytes(checkpoint_bytes())
+    check_weights(cfg)
+    assert without_pretrained(cfg.model).backbone.init_cfg is None
+
+
 def test_weights_of_every_part_are_checked(tmp_path):
     """Pretrained weights of any module of the model are found, in lists too."""
     cfg = config()
@@ -130,10 +147,17 @@ def test_a_missing_checkpoint_of_a_test_is_called_so(tmp_path):
         check_weights(cfg, training=False)
 
 
-@pytest.mark.parametrize("frozen", [dict(frozen_stages=1), dict(frozen_stages=0), dict(norm_eval=True)])
-def test_frozen_random_layers_warn(frozen):
-    """Frozen layers without weights are warned of, with the option that frees them."""
-    (key, value), *_ = frozen.items()
+@pytest.mark.parametrize(
+    ("frozen", "key", "value"),
+    [
+        (dict(frozen_stages=1), "frozen_stages", 1),
+        (dict(frozen_stages=0), "frozen_stages", 0),
+        (dict(norm_eval=True), "norm_eval", True),
+        ({}, "norm_eval", True),
+    ],
+)
+def test_frozen_random_layers_warn(frozen, key, value):
+    """Frozen layers without weights are warned of, with the option that frees them; norm_eval is ResNet's default."""
     with pytest.warns(UserWarning, match=f"(?s)RANDOM WEIGHTS.*{key}={value}.*backbone.{key}=(-1|False)"):
         check_weights(config(backbone=frozen))
 
@@ -142,7 +166,9 @@ def test_frozen_random_layers_warn(frozen):
     ("backbone", "options"),
     [
         (dict(type="MRLAResNet", frozen_stages=1, norm_eval=True), ["frozen_stages=-1", "norm_eval=False"]),
-        (dict(type="MRLAResNet", frozen_stages=0), ["frozen_stages=-1"]),
+        (dict(type="MRLAResNet", frozen_stages=0), ["frozen_stages=-1", "norm_eval=False"]),
+        (dict(type="MRLAResNet", frozen_stages=0, norm_cfg=dict(type="GN", num_groups=4)), ["frozen_stages=-1"]),
+        (dict(type="mmdet.ResNet", norm_eval=False), []),
         (dict(type="MRLAViT"), []),
         (dict(type="MRLAPVTv2", frozen_stages=2), ["frozen_stages=0"]),
         (dict(type="mmdet.EfficientNet", frozen_stages=0, norm_eval=True), ["norm_eval=False"]),
@@ -163,4 +189,6 @@ def test_no_warning_with_weights(tmp_path):
     (tmp_path / "w.pth").write_bytes(checkpoint_bytes())
     check_weights(config(tmp_path / "w.pth", backbone=dict(frozen_stages=1, norm_eval=True)))
     check_weights(config(backbone=dict(frozen_stages=1), load_from=str(tmp_path / "w.pth")))
-    check_weights(config(backbone=dict(frozen_stages=-1)))
+    check_weights(config(backbone=dict(frozen_stages=-1, norm_eval=False)))
+    check_weights(config(backbone=dict(type="MRLAPVTv2")))
+    check_weights(config(backbone=dict(type="NoSuchBackbone")))

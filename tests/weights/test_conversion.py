@@ -7,6 +7,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
+from mrla_mm.attention import MRLALight
 from mrla_mm.errors import InputError
 from mrla_mm.weights import conversion, convert, load_weights, publishable, read_checkpoint, save_published, stem_of
 
@@ -93,6 +94,14 @@ def test_only_variants_of_the_release_convert_to_it(tmp_path):
     path = save(tmp_path, model.state_dict())
     with pytest.raises(InputError, match="exists for MRLALight and MRLABase, not for MLA"):
         convert(path, model, target="release", folder=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [MRLALight, "mrla_mm.attention.light.MRLALight"])
+def test_a_variant_named_by_its_class_converts_to_the_release(kind, tmp_path):
+    """Configs that import classes hold the class, and its full path once they are saved."""
+    path = save(tmp_path, scatter(narrow(18, LIGHT)).state_dict())
+    converted, _, _ = convert(path, narrow(18, dict(LIGHT, type=kind)), target="release", folder=tmp_path)
+    assert "layer1.0.mrla.lambda_t" in read_checkpoint(converted)["state_dict"]
 
 
 def training_checkpoint(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import socket
+from concurrent import futures
 
 import pytest
 import torch
@@ -172,6 +173,33 @@ def test_unreachable_server(cache):
         port = listener.getsockname()[1]
     said = message(f"http://127.0.0.1:{port}/w.pth")
     assert "cannot be fetched" in said and "refused" in said and f"put it at {cache / 'w.pth'}" in said
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf", "no whole one of HTTP: IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\nhalf", "timed out"),
+        (b"220 mail server ready\r\n", "no whole one of HTTP: BadStatusLine"),
+    ],
+)
+def test_answers_that_break_off_leave_nothing(answer, expected, cache, monkeypatch):
+    """In the middle of a chunk, or of a file whose server falls silent; nor is what speaks no HTTP a traceback."""
+    monkeypatch.setattr(files, "TIMEOUT", 0.2)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        location = f"http://127.0.0.1:{listener.getsockname()[1]}/w.pth"
+        with futures.ThreadPoolExecutor(1) as pool:
+            said = pool.submit(message, location)
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+                if expected != "timed out":
+                    connection.shutdown(socket.SHUT_WR)
+                assert f"weights {location} cannot be fetched" in said.result() and expected in said.result()
+    assert not list(cache.iterdir())
 
 
 def test_silent_server(cache, monkeypatch):

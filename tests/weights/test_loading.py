@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual, MRLALight
-from mrla_mm.backbones import MRLAResNet
+from mrla_mm.backbones import MRLAResNet, MRLAViT
 from mrla_mm.errors import InputError
 from mrla_mm.weights import initializer, load_weights, publishing
 from mrla_mm.weights.provenance import compare_attention
@@ -243,6 +243,9 @@ def test_added_parts_may_be_missing(trained, tmp_path):
     [
         (dict(type="MRLALight", head_channels=8), "head_channels=8, the model has 16"),
         (dict(type="MRLALight", head_channels=16, previous="output"), "previous='output', the model has 'shortcut'"),
+        (dict(type="MRLALight", head_channels=16, value="dwconv_gelu"), "value='dwconv_gelu', the model has 'dwconv'"),
+        (dict(type="MRLALight"), "head_channels=32, the model has 16"),
+        (dict(type="MRLALight", head_channels=16, previous="shortcut", value="dwconv"), None),
         (dict(type="MRLALight", head_channels=16), None),
         (dict(type="mrla_mm.attention.light.MRLALight", head_channels=16), None),
         (dict(type="mrla_mm.attention.base.MRLABase"), "type='MRLABase', the model has 'MRLALight'"),
@@ -261,14 +264,43 @@ def test_trained_with_another_attention_of_the_same_shapes(file, expected, publi
         backbone(path, layer_attention=LIGHT, options=dict(strict=False))
 
 
+@pytest.mark.parametrize(
+    ("of_file", "of_model", "expected"),
+    [
+        (dict(head_channels=16), {}, None),
+        ({}, dict(head_channels=16, value="dwconv_gelu"), None),
+        (dict(head_channels=32), {}, "head_channels=32, the model has 16"),
+        ({}, dict(value="dwconv"), "value='dwconv_gelu', the model has 'dwconv'"),
+    ],
+)
+def test_defaults_that_are_compared_are_those_of_the_backbone(of_file, of_model, expected):
+    """On tokens heads have 16 channels and light a GELU, where nothing is said."""
+    arch = dict(embed_dims=32, num_layers=1, num_heads=2, feedforward_channels=32)
+    model = MRLAViT(arch, dict(type="MRLALight", **of_model), out_type="featmap")
+    found = compare_attention(model, dict(type="MRLALight", **of_file))
+    assert len(found) == (expected is not None) and all(expected in words for words in found)
+
+
 def test_a_class_is_compared_and_published_by_its_name():
-    model = dict(type=MRLALight, head_channels=16)
-    assert publishing.plain(model) == dict(type="MRLALight", head_channels=16)
-    assert not compare_attention(model, publishing.plain(model)) and compare_attention(model, dict(type="MLA"))
+    attention = dict(type=MRLALight, head_channels=16)
+    assert publishing.plain(attention) == dict(type="MRLALight", head_channels=16)
+    model = narrow(18, attention)
+    assert not compare_attention(model, publishing.plain(attention))
+    assert compare_attention(model, dict(attention, type="MLA"))
 
 
-@pytest.mark.parametrize("kind", ["Pretrained", PretrainedInit])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Pretrained",
+        PretrainedInit,
+        "mmengine.Pretrained",
+        "mmengine.model.weight_init.PretrainedInit",
+        initializer.StrictPretrained,
+    ],
+)
 def test_configs_that_name_the_class_are_strict_too(kind, trained, tmp_path):
+    """All that is loaded stays: mmengine initialises the parts of a module after what it does not call Pretrained."""
     assert same(backbone(save(tmp_path, prefixed(trained, "backbone.")), kind=kind).state_dict(), trained)
     assert "nothing was loaded" in message(save(tmp_path, drop("layer4.")(trained)), kind=kind)
 

@@ -1,0 +1,24 @@
+"""The neck between EfficientNet and its classifier."""
+
+import pytest
+import torch
+
+from mrla_mm.errors import InputError
+from mrla_mm.necks import DroppedAveragePooling
+
+
+def test_features_are_averages_dropped_in_training_alone():
+    maps = (torch.rand(64, 8, 3, 5),)
+    neck = DroppedAveragePooling(0.5)
+    averages = maps[0].mean((2, 3))
+    torch.testing.assert_close(neck.eval()(maps)[0], averages)
+    dropped = neck.train()(maps)[0]
+    kept = dropped != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2 * averages[kept])
+
+
+@pytest.mark.parametrize("rate", [1.0, -0.1, "0.2", None, True, float("nan")])
+def test_a_rate_that_is_none_is_named(rate):
+    with pytest.raises(InputError, match="drop_rate=.* must be a probability"):
+        DroppedAveragePooling(rate)
