@@ -15,7 +15,7 @@ BACKEND = "mrla_mm_atomic"
 MEBIBYTE = 1 << 20
 
 
-def write_atomically(path: str | Path, content: bytes) -> None:
+def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     """Put a file in place of whatever the path holds, at no moment leaving less than one whole file there.
 
     Raises:
@@ -54,7 +54,7 @@ def not_written(path: Path, size: int, error: OSError) -> str:
         free = f", {shutil.disk_usage(path.parent).free / MEBIBYTE:.1f} MiB are free"
     return (
         f"{path} cannot be written: {error.strerror or error} ({size / MEBIBYTE:.1f} MiB to write{free}). "
-        "Earlier checkpoints are intact: make room, or mend what the message says, and continue with --resume"
+        "What was there is intact: make room, or mend what the message says, and start again; a training with --resume"
     )
 
 

@@ -1,5 +1,6 @@
 """Published checkpoints: weights and plain metadata alone, the file's SHA-256 in its name and in a file beside it."""
 
+import hashlib
 import io
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from mrla_mm.errors import InputError
 from mrla_mm.version import __version__
-from mrla_mm.weights.files import NAMED_DIGEST, digest_of, sidecar_of
+from mrla_mm.weights.atomic import write_atomically
+from mrla_mm.weights.files import NAMED_DIGEST, sidecar_of
 from mrla_mm.weights.provenance import trained_attention
 from mrla_mm.weights.states import enter, sample, unwrap
 
@@ -64,20 +66,14 @@ def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
     """Write a checkpoint as `<stem>-<first 8 digits of its SHA-256>.pth` with its sidecar; return its path.
 
     Raises:
-        InputError: the folder cannot be made.
+        InputError: the folder cannot be made, or the disk is full.
     """
-    folder = Path(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}") from error
     buffer = io.BytesIO()  # a name given to torch.save would be stored in the file and change its hash
     torch.save(dict(checkpoint), buffer)
-    part = folder / f"{stem}.part"
-    part.write_bytes(buffer.getbuffer())
-    digest = digest_of(part)
-    path = part.replace(folder / f"{stem}-{digest[:8]}.pth")
-    sidecar_of(path).write_text(f"{digest}  {path.name}\n", encoding="utf-8")
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    path = Path(folder) / f"{stem}-{digest[:8]}.pth"
+    write_atomically(path, buffer.getbuffer())
+    write_atomically(sidecar_of(path), f"{digest}  {path.name}\n".encode())
     return path
 
 

@@ -1,6 +1,8 @@
 """Converted files: the authors' layout there and back to the same bytes, hashes, safety, and proof by forwarding."""
 
+import errno
 import hashlib
+import os
 import subprocess
 
 import pytest
@@ -133,6 +135,16 @@ def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys
     assert torch.serialization.get_unsafe_globals_in_checkpoint(published) == []
     assert "left behind: optimizer, message_hub, ema_state_dict" in capsys.readouterr().out
     assert load_weights(narrow(18, LIGHT), published).heads == ["bbox_head.weight", "bbox_head.bias"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_published_file(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("mrla_mm.weights.atomic.os.fsync", full)
+    with pytest.raises(InputError, match=r"small-[0-9a-f]{8}.pth cannot be written: No space left on device"):
+        save_published(publishable({"state_dict": {"weight": torch.zeros(3)}})[0], tmp_path, "small")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_view_does_not_take_its_storage_along(tmp_path):
