@@ -13,6 +13,7 @@ import torch
 import mrla_mm  # noqa: F401
 
 torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
+torch.backends.cudnn.allow_tf32 = False  # results are compared with float64's: single precision must be just that
 ROOT = Path(__file__).parents[1]
 
 

@@ -11,6 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -116,6 +117,14 @@ def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float
         error = float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-12))
         worst = max(worst, math.inf if math.isnan(error) else error)
     return worst
+
+
+def single_precision() -> AbstractContextManager:
+    """Context in which convolutions of a GPU do not round to TF32, as they do by default when they are timed.
+
+    Paths compute the gate in different operations, of which not all would round.
+    """
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def check_parity(name: str, found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:

@@ -107,6 +107,7 @@ def results(step: Step) -> list[Tensor]:
     return [out.reshape(1), *(p.grad for p in step.model.parameters() if p.grad is not None)]
 
 
+@benchmark.single_precision()
 def check_paths(step: Step, paths: Sequence[str], args: Namespace) -> dict[str, float]:
     """Compare each path with the reference on the very step that will be timed.
 
