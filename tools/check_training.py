@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train several configs for a few hundred iterations, with and without --amp, and print what they cost.
+"""Train several configs for a few hundred iterations in each precision, and print what they cost.
 
 `python tools/check_training.py --data-root data/coco` runs the three R50 light configs and one base config at full
 size on a GPU, from scratch: it needs no pretrained weights. Each row says whether the loss fell and stayed finite,
@@ -9,15 +9,16 @@ images per second and peak memory; the rows also go to OUT/report.json and OUT/r
 import argparse
 import json
 import math
-import platform
 import statistics
 import subprocess
 import sys
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from mmengine.device import get_device
+
+from mrla_mm import cli
+from mrla_mm.analysis import benchmark
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_CONFIGS = (
@@ -26,7 +27,8 @@ DEFAULT_CONFIGS = (
     "mask_rcnn_r50_mrla_light_1x",
     "retinanet_r50_mrla_base_1x",
 )
-COLUMNS = ("config", "amp", "first loss", "last loss", "finite", "fell", "images/s", "peak MiB", "exit")
+# What each adds to the command line of tools/train.py. fp16 needs a GPU, and many a CPU takes minutes a step in bf16.
+PRECISIONS = {"fp32": [], "fp16": ["--amp"], "bf16": ["--cfg-options", "optim_wrapper.type=BFloat16OptimWrapper"]}
 
 # From scratch on few images: nothing may stay frozen, and batch statistics are needed.
 OVERRIDES = """_base_ = {base!r}
@@ -49,23 +51,23 @@ def parse_args(argv):
     parser.add_argument("--iters", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("work_dirs/check_training"))
-    parser.add_argument("--only", choices=["fp32", "amp"], help="leave out the other precision (amp needs a GPU)")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, help="default: fp32, and on a GPU all")
     parser.add_argument("--cfg-options", nargs="*", default=[], metavar="KEY=VALUE", help="passed on to train.py")
     return parser.parse_args(argv)
 
 
-def train(name, amp, args):
+def train(name, precision, args):
     """Train one config in a process of its own; return its row."""
-    work_dir = args.out / f"{name}_{'amp' if amp else 'fp32'}"
+    work_dir = args.out / f"{name}_{precision}"
     work_dir.mkdir(parents=True, exist_ok=True)
     config = work_dir / "config.py"
     base = str((ROOT / "configs" / f"{name}.py").resolve())
     config.write_text(OVERRIDES.format(base=base, iters=args.iters, batch=args.batch_size), encoding="utf-8")
     command = [sys.executable, str(ROOT / "tools/train.py"), str(config), "--work-dir", str(work_dir)]
-    command += ["--amp"] * amp + ["--cfg-options", f"data_root={args.data_root}", *args.cfg_options]
+    command += [*PRECISIONS[precision], "--cfg-options", f"data_root={args.data_root}", *args.cfg_options]
     with open(work_dir / "console.log", "w", encoding="utf-8") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-    return dict(config=name, amp=amp, exit=code, **summarise(work_dir, args.batch_size))
+    return dict(config=name, precision=precision, exit=code, **summarise(work_dir, args.batch_size))
 
 
 def summarise(work_dir, batch_size):
@@ -90,31 +92,19 @@ def summarise(work_dir, batch_size):
 
 def report(rows, args):
     """Write the rows as JSON and Markdown beside the versions they were measured with; return the Markdown."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
-    packages = ("torch", "torchvision", "mmengine", "mmdet", "mrla_mm")
-    setting = dict(device=device, date=str(date.today()), iters=args.iters, batch_size=args.batch_size)
-    setting |= {package: version(package) for package in packages}
-    table = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
-    table += [" | ".join(str(row.get(column, "-")) for column in COLUMNS) for row in rows]
-    text = ", ".join(f"{key} {value}" for key, value in setting.items())
-    markdown = "\n".join([text, "", *(f"| {line} |" for line in table), ""])
-    (args.out / "report.json").write_text(json.dumps(dict(setting=setting, rows=rows), indent=2))
-    (args.out / "report.md").write_text(markdown)
-    return markdown
+    machine = benchmark.describe_machine(torch.device(get_device()), iters=args.iters, batch_size=args.batch_size)
+    return benchmark.write_report(args.out, machine, {"Training": rows})
 
 
 def main(argv=None):
     """Run every config in every precision; exit 1 unless all finished with a falling, finite loss."""
     args = parse_args(argv)
-    precisions = [mode for mode in ("fp32", "amp") if args.only in (None, mode)]
-    if not torch.cuda.is_available() and "amp" in precisions:
-        print("no GPU: leaving out --amp")
-        precisions.remove("amp")
+    precisions = args.precisions or (list(PRECISIONS) if torch.cuda.is_available() else ["fp32"])
     rows = []
     for name in args.configs:
         for precision in precisions:
             print(f"training {name} in {precision}, {args.iters} iterations ...", flush=True)
-            rows.append(train(name, precision == "amp", args))
+            rows.append(train(name, precision, args))
             print("   ", rows[-1], flush=True)
             markdown = report(rows, args)
     print(markdown)
@@ -122,4 +112,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(cli.run(main))

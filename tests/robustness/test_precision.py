@@ -1,6 +1,7 @@
 """Extreme numbers and half precision: gates, softmax and normalisation stay finite on every path, models near fp32."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -98,15 +99,15 @@ def outputs_and_gradients(model, x, context):
 @pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", "LinearRLA"])
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize(
-    ("device", "dtype"),
-    [("cpu", torch.bfloat16)]
+    ("device", "dtype", "layout"),
+    [("cpu", torch.bfloat16, torch.contiguous_format)]
     + [
-        pytest.param("cuda", dtype, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
-        for dtype in (torch.bfloat16, torch.float16)
+        pytest.param("cuda", *kind, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
+        for kind in itertools.product((torch.bfloat16, torch.float16), (torch.contiguous_format, torch.channels_last))
     ],
-    ids=["cpu-bf16", "cuda-bf16", "cuda-fp16"],
+    ids=["cpu-bf16", "cuda-bf16", "cuda-bf16-channels_last", "cuda-fp16", "cuda-fp16-channels_last"],
 )
-def test_autocast_is_near_single_precision(device, dtype, name, variant):
+def test_autocast_is_near_single_precision(device, dtype, layout, name, variant):
     """Forward and backward of every backbone under autocast: finite, and as near as eight bits of mantissa allow."""
     torch.manual_seed(0)
     arguments = BACKBONES[name][1] | dict(
@@ -114,8 +115,9 @@ def test_autocast_is_near_single_precision(device, dtype, name, variant):
     )
     model = getattr(backbones, name)(**arguments).to(device)
     model.init_weights()
+    model = model.to(memory_format=layout)
     model.eval()  # batch statistics of a few pixels would magnify rounding
-    x = torch.rand(2, 3, 64, 64, device=device)
+    x = torch.rand(2, 3, 64, 64, device=device).contiguous(memory_format=layout)
     wanted, exact = outputs_and_gradients(copy.deepcopy(model), x, torch.autocast(device, enabled=False))
     found, grads = outputs_and_gradients(model, x, torch.autocast(device, dtype=dtype))
     for a, b in zip(found, wanted, strict=True):
