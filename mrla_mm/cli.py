@@ -19,7 +19,7 @@ from mrla_mm.config import check_channels, check_keys, check_parts, locate_confi
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
 from mrla_mm.notices import collected, log_quietly
-from mrla_mm.overrides import check_option_keys, move_data_root
+from mrla_mm.overrides import check_option_keys, check_top_level, move_data_root
 from mrla_mm.version import __version__, commit
 from mrla_mm.weights import check_weights
 
@@ -160,6 +160,7 @@ def preflight(cfg: Config, phases: Collection[str]) -> list[str]:
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
     with collected() as warned:
         if int(local_rank or 0) == 0:
+            check_top_level(cfg, phases)
             check_keys(cfg, phases)
             check_parts(cfg, phases)
             check_processes(cfg)

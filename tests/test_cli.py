@@ -18,7 +18,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.datasets import DatasetCheckHook
 from mrla_mm.errors import InputError
-from mrla_mm.overrides import check_option_keys
+from mrla_mm.overrides import check_option_keys, check_top_level
 from mrla_mm.weights.checks import check_location
 
 from .conftest import ROOT, load_tool, tiny_options
@@ -102,6 +102,45 @@ def test_data_root_moves_everything_below_it():
 def test_options_without_effect_are_refused(option, expected):
     """An override that nothing would read is refused."""
     assert expected in error_of(loaded, "--cfg-options", option)
+
+
+def config_of(text):
+    """Return the config of a file with this text over one of ours."""
+    Path("mine.py").write_text(f"_base_ = {str(RETINANET)!r}\n{text}\n")
+    return cli.load_config(load_tool("train").parse_args(["mine.py"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("optim_wraper", "optim_wrapper"),
+        ("train_dataloder", "train_dataloader"),
+        ("train_data_loader", "train_dataloader"),
+        ("train_cgf", "train_cfg"),
+        ("load_form", "load_from"),
+        ("visualiser", "visualizer"),
+    ],
+)
+def test_a_misspelt_top_level_key_is_named(key, meant):
+    """Before anything else; the base's value would be used in its place."""
+    cfg = config_of(f"# {key} is meant\n{key} = dict(_delete_=True,\n    lr=1)")
+    said = error_of(cli.preflight, cfg, ("train", "val"))
+    assert said == f"{key}: nothing reads a key of this name in the config; did you mean {meant!r}?"
+    if meant.startswith(("optim", "train")):
+        check_top_level(cfg, ("test",))
+
+
+def test_variables_of_a_config_are_no_misspelt_keys():
+    """Those that are used, those that only look alike, and those that nothing is near."""
+    cfg = config_of("custom_hook = dict(type='EMAHook')\ncustom_hooks = [custom_hook]\nnonsense = 1")
+    check_top_level(cfg, ("train", "val", "test", "tta"))
+    check_top_level(config_of("optim_wraper = dict(lr=1)\noptim_wrapper = dict(optimizer=optim_wraper)"), ("train",))
+    alike = ("train_pipeline", "test_pipeline", "text_cfg", "val_evaluator_2", "train_dataset", "runner", "conv_cfg")
+    check_top_level(config_of("\n".join(f"{name} = 1" for name in alike)), ("train", "val", "test", "tta"))
+    Path("saved.py").write_text(cfg.pretty_text)
+    with pytest.warns(UserWarning, match=r"custom_hook: .* did you mean 'custom_hooks'\? A variable of your own"):
+        check_top_level(Config.fromfile("saved.py"), ("test",))
+    check_top_level(Config(dict(optim_wraper=1)), ("train",))
 
 
 def test_options_below_none_are_refused():
