@@ -387,6 +387,19 @@ def test_failures_of_a_run(options, expected, coco_root, run_tool):
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("checkpoint", ["test", RETINANET, "gone.pth"]),
+        ("load_from", ["train", RETINANET, "--cfg-options", "load_from=gone.pth"]),
+    ],
+)
+def test_a_wrong_checkpoint_is_named_before_the_data(name, argv, run_tool):
+    """A test, or a fine-tuning, that has neither its checkpoint nor its data."""
+    code, errors = run_tool(*argv)
+    assert code == 2 and errors.splitlines()[-1].startswith(f"error: {name}: weights gone.pth do not exist")
+
+
 def test_unreadable_image_ends_a_run(make_coco, run_tool):
     """With the hook, missing images end the run before training, and a cut-off one by its name during it."""
     root = make_coco(images=2)
