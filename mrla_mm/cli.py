@@ -19,9 +19,9 @@ from mrla_mm.config import check_channels, check_keys, check_parts, locate_confi
 from mrla_mm.datasets import check_datasets
 from mrla_mm.errors import InputError
 from mrla_mm.notices import collected, log_quietly
-from mrla_mm.overrides import check_option_keys, move_data_root
+from mrla_mm.overrides import check_option_keys, check_top_level, move_data_root
 from mrla_mm.version import __version__, commit
-from mrla_mm.weights import check_weights
+from mrla_mm.weights import check_checkpoint, check_weights
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
@@ -158,12 +158,14 @@ def preflight(cfg: Config, phases: Collection[str]) -> list[str]:
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
     with collected() as warned:
         if int(local_rank or 0) == 0:
+            check_top_level(cfg, phases)
             check_keys(cfg, phases)
+            check_checkpoint(cfg, training="train" in phases)
             check_parts(cfg, phases)
             check_processes(cfg)
             check_datasets(cfg, phases)
             check_channels(cfg.get("model") or {}, scope=cfg.get("default_scope"))
-            check_weights(cfg, training="train" in phases)
+            check_weights(cfg)
     return warned
 
 

@@ -5,8 +5,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from mmengine.runner import Runner
-
 LOGGED = "logged_by_mrla_mm"  # attribute of a Runner: the warnings that its log has
 
 
@@ -46,9 +44,10 @@ def log_quietly(runner: object, messages: Sequence[str]) -> None:
         setattr(runner, LOGGED, list(messages))
 
 
-def log_new(runner: Runner, messages: Sequence[str]) -> None:
-    """Give those warnings that the run's log does not have yet, on the console and in the log."""
+def log_new(runner: object, messages: Sequence[str]) -> None:
+    """Give those warnings that the run's log does not have yet, on the console and in the log if the runner has one."""
     known = getattr(runner, LOGGED, [])
+    give = getattr(getattr(runner, "logger", None), "warning", print)
     for message in messages:
         if message not in known:
-            runner.logger.warning(message)
+            give(message)

@@ -1,13 +1,16 @@
-"""Overrides of a config from the command line: which may be given, and the one that moves every file at once."""
+"""Top-level keys: those of a config file that nothing reads, and overrides of a config from the command line."""
 
 import difflib
 import inspect
-from collections.abc import Iterable
+import re
+import warnings
+from collections.abc import Collection, Iterable
 
 from mmengine.config import Config
 from mmengine.runner import Runner
 
-from mrla_mm.datasets.config_parts import head_sizes, leaf_places
+from mrla_mm.config.keys import of_run
+from mrla_mm.datasets.config_parts import head_sizes, is_misspelt, is_slip, leaf_places
 from mrla_mm.errors import InputError
 
 # Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
@@ -25,7 +28,44 @@ EXTRA_KEYS = {
     "tta_pipeline",
 }
 RUNNER_KEYS = set(inspect.signature(Runner.__init__).parameters) - {"self", "cfg"}
+READABLE = RUNNER_KEYS | EXTRA_KEYS
 ABOUT_CLASSES = {"class_names", "classes", "metainfo", "num_classes"}
+
+
+def check_top_level(cfg: Config, phases: Collection[str]) -> None:
+    """Refuse a top-level key that is a misspelt one of those that are read; in its place the base's value would be.
+
+    Any other name may be a variable of the config's own, and so may one that the file uses beside setting it. One that
+    differs by a plural's s alone (`custom_hook`) is a likely name of such a variable too, which a saved config has
+    without its use: it is warned of.
+
+    Args:
+        cfg: the config; keys are judged by its text, so those of a config without a file are not.
+        phases: those of `keys.PHASES` that will run.
+
+    Raises:
+        InputError: names the key and the one that it probably was meant to be.
+    """
+    for key in cfg:
+        near = [known for known in READABLE if is_near(key, known)] if key not in READABLE else []
+        if not near or not of_run(dict.fromkeys(near), phases) or not is_only_set(key, cfg.text):
+            continue
+        said = f"{key}: nothing reads a key of this name in the config; did you mean {near[0]!r}?"
+        if key.rstrip("s") != near[0].rstrip("s"):
+            raise InputError(said)
+        warnings.warn(f"{said} A variable of your own may be called so", stacklevel=2)
+
+
+def is_near(key: str, known: str) -> bool:
+    """Whether a key is another one misspelt; a letter of a short word (`text_cfg`) may only be out of its place."""
+    return is_misspelt(key, known) or (is_slip(key, known) and sorted(key) == sorted(known))
+
+
+def is_only_set(name: str, text: str) -> bool:
+    """Whether the text of a config, its bases' included, sets a variable and never uses it."""
+    code = re.sub(r"#.*", "", text)
+    set_here = re.findall(rf"""^["'\s]*{re.escape(name)}["']?\s*[:=](?!=)""", code, re.MULTILINE)
+    return 0 < len(set_here) == len(re.findall(rf"\b{re.escape(name)}\b", code))
 
 
 def move_data_root(cfg: Config, root: str) -> None:
@@ -61,10 +101,9 @@ def check_option_keys(cfg: Config, options: Iterable[str]) -> None:
     Raises:
         InputError: names the key and the nearest one that exists, or the places where its value belongs.
     """
-    readable = RUNNER_KEYS | EXTRA_KEYS
     for option in options:
         top = option.split(".")[0]
-        if top in readable:
+        if top in READABLE:
             continue
         if top.lower() in ABOUT_CLASSES:
             raise InputError(
@@ -76,7 +115,7 @@ def check_option_keys(cfg: Config, options: Iterable[str]) -> None:
                 f"--cfg-options {option}: {top!r} is a variable of the config file whose value is already filled in "
                 "where it is used; override that place instead, e.g. train_dataloader.dataset.pipeline.0.key=value"
             )
-        close = difflib.get_close_matches(top, readable, n=1)
+        close = difflib.get_close_matches(top, READABLE, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"--cfg-options {option}: nothing reads a key {top!r}{hint}")
 

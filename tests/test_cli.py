@@ -18,7 +18,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.datasets import DatasetCheckHook
 from mrla_mm.errors import InputError
-from mrla_mm.overrides import check_option_keys
+from mrla_mm.overrides import check_option_keys, check_top_level
 from mrla_mm.weights.checks import check_location
 
 from .conftest import ROOT, load_tool, tiny_options
@@ -102,6 +102,45 @@ def test_data_root_moves_everything_below_it():
 def test_options_without_effect_are_refused(option, expected):
     """An override that nothing would read is refused."""
     assert expected in error_of(loaded, "--cfg-options", option)
+
+
+def config_of(text):
+    """Return the config of a file with this text over one of ours."""
+    Path("mine.py").write_text(f"_base_ = {str(RETINANET)!r}\n{text}\n")
+    return cli.load_config(load_tool("train").parse_args(["mine.py"]))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("optim_wraper", "optim_wrapper"),
+        ("train_dataloder", "train_dataloader"),
+        ("train_data_loader", "train_dataloader"),
+        ("train_cgf", "train_cfg"),
+        ("load_form", "load_from"),
+        ("visualiser", "visualizer"),
+    ],
+)
+def test_a_misspelt_top_level_key_is_named(key, meant):
+    """Before anything else; the base's value would be used in its place."""
+    cfg = config_of(f"# {key} is meant\n{key} = dict(_delete_=True,\n    lr=1)")
+    said = error_of(cli.preflight, cfg, ("train", "val"))
+    assert said == f"{key}: nothing reads a key of this name in the config; did you mean {meant!r}?"
+    if meant.startswith(("optim", "train")):
+        check_top_level(cfg, ("test",))
+
+
+def test_variables_of_a_config_are_no_misspelt_keys():
+    """Those that are used, those that only look alike, and those that nothing is near."""
+    cfg = config_of("custom_hook = dict(type='EMAHook')\ncustom_hooks = [custom_hook]\nnonsense = 1")
+    check_top_level(cfg, ("train", "val", "test", "tta"))
+    check_top_level(config_of("optim_wraper = dict(lr=1)\noptim_wrapper = dict(optimizer=optim_wraper)"), ("train",))
+    alike = ("train_pipeline", "test_pipeline", "text_cfg", "val_evaluator_2", "train_dataset", "runner", "conv_cfg")
+    check_top_level(config_of("\n".join(f"{name} = 1" for name in alike)), ("train", "val", "test", "tta"))
+    Path("saved.py").write_text(cfg.pretty_text)
+    with pytest.warns(UserWarning, match=r"custom_hook: .* did you mean 'custom_hooks'\? A variable of your own"):
+        check_top_level(Config.fromfile("saved.py"), ("test",))
+    check_top_level(Config(dict(optim_wraper=1)), ("train",))
 
 
 def test_options_below_none_are_refused():
@@ -198,11 +237,11 @@ def save(path, age=0):
     return path
 
 
-def test_resume_of_nothing_starts_from_scratch(capsys):
+def test_resume_of_nothing_starts_from_scratch():
     """Automatic resuming without a checkpoint says so, and keeps the weights to start from."""
     cfg = loaded("--cfg-options", "load_from=start.pth")
-    load_tool("train").set_resume(cfg, "auto")
-    assert "starts from scratch" in capsys.readouterr().out
+    (said,) = load_tool("train").set_resume(cfg, "auto")
+    assert "starts from scratch" in said
     assert cfg.resume is False and cfg.load_from == "start.pth"
 
 
@@ -238,7 +277,7 @@ def test_resume_from_a_named_checkpoint(tmp_path):
     assert parsed("--resume").resume == "auto" and parsed("--resume", "x").resume == "x" and parsed().resume is None
 
 
-def test_resume_takes_whole_folders_of_fsdp(tmp_path, monkeypatch, capsys):
+def test_resume_takes_whole_folders_of_fsdp(tmp_path, monkeypatch):
     """A folder is whole with a file of each process; one of more processes than there are is no choice."""
     train, cfg = load_tool("train"), loaded("--work-dir", tmp_path, "--launcher", "pytorch")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -249,10 +288,10 @@ def test_resume_takes_whole_folders_of_fsdp(tmp_path, monkeypatch, capsys):
         os.utime(tmp_path / f"epoch_{epoch}.pth", (epoch, epoch))
     torn = tmp_path / "epoch_2.pth/rank1.pth"
     torn.write_bytes(torn.read_bytes()[:-30])
-    train.set_resume(cfg, "auto")
+    said = train.set_resume(cfg, "auto")
     assert cfg.resume and cfg.load_from == str(tmp_path / "epoch_1.pth")
-    said = capsys.readouterr().out
-    assert all(f"{tmp_path}/epoch_{epoch}.pth lacks files of 2 processes" in said for epoch in (2, 3))
+    for epoch in (2, 3):
+        assert any(f"{tmp_path}/epoch_{epoch}.pth lacks files of 2 processes" in line for line in said)
     assert "lacks the file of a process" in error_of(train.set_resume, cfg, str(tmp_path / "epoch_3.pth"))
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert "is of 2 processes, this run has 1" in error_of(train.set_resume, cfg, str(tmp_path / "epoch_1.pth"))
@@ -346,6 +385,19 @@ def test_failures_of_a_run(options, expected, coco_root, run_tool):
     last = errors.strip().splitlines()[-1]
     assert code == 2 and last.startswith("error: ") and expected in last
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("checkpoint", ["test", RETINANET, "gone.pth"]),
+        ("load_from", ["train", RETINANET, "--cfg-options", "load_from=gone.pth"]),
+    ],
+)
+def test_a_wrong_checkpoint_is_named_before_the_data(name, argv, run_tool):
+    """A test, or a fine-tuning, that has neither its checkpoint nor its data."""
+    code, errors = run_tool(*argv)
+    assert code == 2 and errors.splitlines()[-1].startswith(f"error: {name}: weights gone.pth do not exist")
 
 
 def test_unreadable_image_ends_a_run(make_coco, run_tool):

@@ -10,7 +10,7 @@ import torch
 from mmengine.runner import FlexibleRunner
 
 from mrla_mm.errors import InputError
-from mrla_mm.notices import collected, log_quietly
+from mrla_mm.notices import collected, log_new, log_quietly
 
 from .conftest import ROOT, tiny_options
 
@@ -61,6 +61,7 @@ def test_warnings_are_in_the_log_of_a_run(make_coco, run_tool, tmp_path):
         assert text not in console.getvalue() + errors, "warnings go to the console by Python's own way"
     started = f"--resume: no checkpoint in {tmp_path / 'run'}, training starts from scratch"
     assert written.count(started) == console.getvalue().count(started) == 1
+    assert written.index("optim_wrapper = dict(") < written.index(started) < written.index("Epoch(train) [1][1/1]")
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -71,7 +72,7 @@ def test_warnings_of_libraries_are_given(silent):
     assert messages == []
 
 
-def test_any_runner_takes_them(tmp_path):
+def test_any_runner_takes_them(tmp_path, capsys):
     """mmengine's FlexibleRunner has them in its log; one of the user's own, like no other, is left alone."""
 
     class Bare:
@@ -84,5 +85,7 @@ def test_any_runner_takes_them(tmp_path):
     common = dict(model=torch.nn.Linear(1, 1), work_dir=str(tmp_path), experiment_name="flexible")
     for runner in (FlexibleRunner(**common), Bare(), Plain()):
         log_quietly(runner, ["watch out"])
+        log_new(runner, ["watch out", "and out"])
     (log,) = tmp_path.glob("*/*.log")
-    assert log.read_text().count("watch out") == 1
+    assert log.read_text().count("watch out") == log.read_text().count("and out") == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "and out", "printed, where there is no log"

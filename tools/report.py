@@ -32,7 +32,7 @@ from mrla_mm.analysis.coco_results import read_detections
 from mrla_mm.analysis.html_page import page
 from mrla_mm.analysis.logs import read_scalars
 from mrla_mm.datasets.checks import check_annotations, class_names, dataset_class, is_coco
-from mrla_mm.datasets.config_parts import is_local, leaf_datasets
+from mrla_mm.datasets.config_parts import is_local, placed_datasets
 from mrla_mm.trained import read_contents
 
 TEST_TOOL = Path(__file__).resolve().with_name("test.py")
@@ -129,12 +129,13 @@ def read_dataset(cfg):
     if not loader:
         raise InputError("the config has no test_dataloader, whose data set the report is about: give another --config")
     init_default_scope(cfg.get("default_scope", "mmdet"))
-    for leaf in leaf_datasets(loader["dataset"]):
+    for place, leaf in placed_datasets(cfg, "test"):
         kind = dataset_class(leaf)
         if not (isinstance(kind, type) and issubclass(kind, CocoDataset)):
             raise InputError(f"the test data set is a {leaf.get('type')}: the report knows COCO-format ones")
         if is_coco(leaf) and is_local(leaf):
-            check_annotations(leaf, class_names(leaf), "test", needed=("images", "annotations", "categories"))
+            needed = ("images", "annotations", "categories")
+            check_annotations(leaf, class_names(leaf), "test", needed=needed, place=place)
     with contextlib.redirect_stdout(io.StringIO()):
         dataset = DATASETS.build(loader["dataset"])
         if not hasattr(dataset, "cat_ids"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 from mrla_mm import cli
 from mrla_mm.errors import InputError
+from mrla_mm.notices import log_new
 from mrla_mm.weights import without_pretrained
 
 
@@ -49,7 +50,7 @@ def enable_auto_scale_lr(cfg):
 def set_resume(cfg, checkpoint):
     """Continue from `checkpoint`, or with 'auto' from the newest intact one; with none there, start from scratch.
 
-    Returns what it says on the console, which the run's log should have too.
+    Returns what there is to say about it.
     """
     said = []
     if checkpoint != "auto":
@@ -69,7 +70,6 @@ def set_resume(cfg, checkpoint):
     else:
         said.append(f"--resume: continuing from {latest}")
         cfg.load_from = str(latest)
-    print(*said, sep="\n", flush=True)
     return said
 
 
@@ -134,7 +134,8 @@ def main(argv=None):
         if cfg.resume:
             cfg.model = without_pretrained(cfg.model)
     warned = cli.preflight(cfg, phases=("train", "val"))
-    runner = cli.build_runner(cfg, [*said, *warned])
+    runner = cli.build_runner(cfg, warned)
+    log_new(runner, said)  # here, where the config printed before does not push it off the screen
     try:
         runner.train()
     except KeyboardInterrupt:

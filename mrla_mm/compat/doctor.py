@@ -243,7 +243,7 @@ def check_weights(report: Report) -> None:
     configs = importlib.import_module("mrla_mm.compat.config_scope").CONFIGS
     named = re.compile(r"checkpoint=[\"']((?:https?|torchvision)://[^\"']+)")
     found = {each for path in configs.rglob("*.py") for each in named.findall(path.read_text(encoding="utf-8"))}
-    missing, locations = [], sorted(found | set(INHERITED))
+    missing, locations = [], [*INHERITED, *sorted(found - set(INHERITED))]  # the README's first, as the example below
     for location in locations:
         path = files.cache_path(files.remote_url(location))
         if not path.is_file():

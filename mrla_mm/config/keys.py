@@ -14,6 +14,7 @@ from mmengine.runner.utils import set_random_seed
 from torch.utils.data import DataLoader
 
 from mrla_mm.arguments import instead, nearest
+from mrla_mm.config.inherited import gather_left_over
 from mrla_mm.config.names import is_registered, near_ours
 from mrla_mm.config.signatures import accepted, from_host, is_ours
 from mrla_mm.errors import InputError
@@ -113,7 +114,7 @@ def check_keys(cfg: Config, phases: Collection[str] = PHASES) -> None:
     faults += [
         fault for fault in near_ours(of_run(cfg, phases)) if not any(fault.split("=")[0] in known for known in faults)
     ]
-    if faults:
+    if faults := gather_left_over(cfg, faults):
         more = f"; and {len(faults) - REPORTED} more" if len(faults) > REPORTED else ""
         raise InputError("; ".join(faults[:REPORTED]) + more)
 

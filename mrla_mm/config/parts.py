@@ -1,5 +1,6 @@
 """Parts of a config that are of this package, built on trial before a run: what they refuse is named with its place."""
 
+import inspect
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 
@@ -7,7 +8,8 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, Registry
 
-from mrla_mm.arguments import keywords_of, placed
+from mrla_mm.arguments import instead, keywords_of, placed
+from mrla_mm.config.inherited import gather_left_over
 from mrla_mm.config.signatures import is_ours
 from mrla_mm.errors import InputError
 
@@ -25,14 +27,14 @@ def check_parts(cfg: Config, phases: Collection[str]) -> None:
     Raises:
         InputError: with the place in the config before what the part says.
     """
-    model, scope = cfg.get("model"), cfg.get("default_scope")
+    model = cfg.get("model")
     for path, part in model_parts(model) if isinstance(model, Mapping) else ():
-        build(part, path, MODELS, scope)
+        build(part, path, MODELS, cfg)
     wrapper = cfg.get("optim_wrapper")
     if "train" in phases and isinstance(wrapper, Mapping) and wrapper.get("constructor"):
         own = {key: value for key, value in wrapper.items() if key not in ("constructor", "paramwise_cfg")}
         part = dict(type=wrapper["constructor"], optim_wrapper_cfg=own, paramwise_cfg=wrapper.get("paramwise_cfg"))
-        build(part, "optim_wrapper", OPTIM_WRAPPER_CONSTRUCTORS, scope)
+        build(part, "optim_wrapper", OPTIM_WRAPPER_CONSTRUCTORS, cfg)
 
 
 def model_parts(model: Mapping) -> Iterator[tuple[str, Mapping]]:
@@ -44,15 +46,27 @@ def model_parts(model: Mapping) -> Iterator[tuple[str, Mapping]]:
                 yield f"model.{key}" + (f".{index}" if several else ""), part
 
 
-def build(part: Mapping, path: str, registry: Registry, scope: str | None) -> None:
+def build(part: Mapping, path: str, registry: Registry, cfg: Config) -> None:
     """Build a part if it is one of this package's."""
-    with registry.switch_scope_and_registry(part.get("_scope_") or scope) as here:
+    with registry.switch_scope_and_registry(part.get("_scope_") or cfg.get("default_scope")) as here:
         kind = here.get(part["type"]) if isinstance(part["type"], str) else part["type"]
         if not isinstance(kind, type) or not is_ours(kind):
             return
+        if faults := gather_left_over(cfg, list(argument_faults(kind, part, path))):
+            raise InputError("; ".join(faults))
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run's own building gives them
             try:
                 here.build(dict(part))
             except InputError as error:
                 raise InputError(placed(path, str(error), keywords_of(kind) | {"optimizer"})) from error
+
+
+def argument_faults(kind: type, part: Mapping, path: str) -> Iterator[str]:
+    """Yield a message for each argument that a class does not have, and one for those that it needs and lacks."""
+    given, known = part.keys() - {"type", "_scope_"}, keywords_of(kind)
+    for name in (name for name in part if name in given - known):
+        yield f"{path}: {kind.__name__} has no argument {name!r}{instead(name, known)}"
+    needed = [each.name for each in inspect.signature(kind).parameters.values() if each.default is each.empty]
+    if lacking := [name for name in needed if name in known - given]:
+        yield f"{path}: {kind.__name__} needs {', '.join(lacking)}"

@@ -10,11 +10,13 @@ from mmengine.config import Config
 from mrla_mm.datasets.class_folders import check_class_folders, check_same_folders
 from mrla_mm.datasets.coco_file import load_annotations
 from mrla_mm.datasets.config_parts import (
+    Place,
     check_head_sizes,
     is_local,
     leaf_datasets,
     misspelt_names,
     near_names,
+    placed_datasets,
     shorten,
     whereabouts,
 )
@@ -42,16 +44,16 @@ def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
             continue
         check_loader(loader, phase)
         if cfg.get("default_scope") == "mmpretrain":
-            for dataset in leaf_datasets(loader["dataset"]):
-                folders.setdefault(phase, check_class_folders(dataset, cfg.model, phase))
+            for place, dataset in placed_datasets(cfg, phase):
+                folders.setdefault(phase, check_class_folders(dataset, cfg.model, phase, option=place.option))
         if cfg.get("default_scope") != "mmdet":
             continue
-        for dataset in leaf_datasets(loader["dataset"]):
+        for place, dataset in placed_datasets(cfg, phase):
             classes = class_names(dataset)
             if classes is not None:
                 check_head_sizes(cfg.model, len(classes), phase=phase)
             if is_coco(dataset) and is_local(dataset):
-                labels.setdefault(phase, check_coco(dataset, classes, phase))
+                labels.setdefault(phase, check_coco(dataset, classes, phase, place=place))
         check_evaluator(cfg.get(f"{phase}_evaluator"), phase, annotation_files(loader["dataset"]))
     if {"train", "val"} <= set(labels):
         check_same_labels(labels["train"], labels["val"])
@@ -123,7 +125,7 @@ def annotation_files(dataset: Mapping) -> list[Path]:
     return [annotation_path(leaf) for leaf in leaf_datasets(dataset) if is_coco(leaf) and is_local(leaf)]
 
 
-def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
+def check_coco(dataset: Mapping, classes: list[str], phase: str, *, place: Place) -> list[str]:
     """Check one COCO data set; return its class names in the order in which mmdet numbers them.
 
     Raises:
@@ -131,10 +133,10 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
     """
     training = not dataset.get("test_mode", phase != "train")
     needed = ("images", "annotations", "categories") if training else ("images", "categories")
-    content, labels = check_annotations(dataset, classes, phase, needed=needed)
+    content, labels = check_annotations(dataset, classes, phase, needed=needed, place=place)
     ann_file, root = annotation_path(dataset), Path(dataset.get("data_root") or "")
     folder = root / (dataset.get("data_prefix") or {}).get("img", "")
-    check_image_folder(folder, phase)
+    check_image_folder(folder, phase, place)
     if "annotations" in content and training:
         check_not_filtered_out(content, classes, dataset.get("filter_cfg") or {}, ann_file)
     with_mask = loads_masks(dataset.get("pipeline") or ())
@@ -148,7 +150,7 @@ def check_coco(dataset: Mapping, classes: list[str], phase: str) -> list[str]:
 
 
 def check_annotations(
-    dataset: Mapping, classes: list[str], phase: str, *, needed: Sequence[str]
+    dataset: Mapping, classes: list[str], phase: str, *, needed: Sequence[str], place: Place
 ) -> tuple[Mapping, list[str]]:
     """Check the annotation file of a COCO data set, whose images need not be there.
 
@@ -160,7 +162,7 @@ def check_annotations(
     """
     ann_file = annotation_path(dataset)
     if not ann_file.is_file():
-        raise InputError(missing_file(ann_file, Path(dataset.get("data_root") or ""), phase))
+        raise InputError(missing_file(dataset, phase, place))
     content = load_annotations(ann_file, needed=needed)
     if content.get("images") == []:
         raise InputError(f"{phase} data: annotation file {ann_file} lists no images; give one that does")
@@ -172,17 +174,23 @@ def loads_masks(pipeline: Sequence) -> bool:
     return any("LoadAnnotations" in str(step.get("type")) and step.get("with_mask") for step in pipeline)
 
 
-def missing_file(path: Path, root: Path, phase: str) -> str:
+def missing_file(dataset: Mapping, phase: str, place: Place) -> str:
     """Return the message for an annotation file that is not there: what to check or set."""
-    return (
-        f"{phase} data: annotation file {path} does not exist ({whereabouts(path)}). Put or link the data set there "
-        f"(ln -s /path/to/set {root}), or set its place: --cfg-options data_root=/path/to/set"
-    )
+    path, root = annotation_path(dataset), dataset.get("data_root")
+    own = f"{place.path}.ann_file"
+    move = f"set its place: --cfg-options {place.option}=/path/to/set"
+    if not root or path == Path(dataset.get("ann_file", "")):
+        remedy = f"Correct {own}"
+    elif Path(root).is_dir():
+        remedy = f"Correct {own}, which is seen from its data_root {root}; or if the data set is elsewhere, {move}"
+    else:
+        remedy = f"Put or link the data set there (ln -s /path/to/set {Path(root)}), or {move}"
+    return f"{phase} data: annotation file {path} does not exist ({whereabouts(path)}). {remedy}"
 
 
-def check_image_folder(folder: Path, phase: str) -> None:
+def check_image_folder(folder: Path, phase: str, place: Place) -> None:
     """Raise InputError for an image folder that is missing or holds nothing."""
-    hint = f"set {phase}_dataloader.dataset.data_prefix.img (relative to data_root), or data_root"
+    hint = f"set {place.path}.data_prefix.img (relative to its data_root), or {place.option}"
     if not folder.is_dir():
         raise InputError(f"{phase} data: image folder {folder} does not exist; {hint}")
     if next(folder.iterdir(), None) is None:

@@ -9,11 +9,12 @@ from mrla_mm.datasets.config_parts import check_head_sizes, head_sizes, is_local
 from mrla_mm.errors import InputError
 
 LAYOUT = "expected is a folder for each class with its images (<data_root>/<split>/<class>/*.jpg, as ImageNet has it)"
-OPTION = "or set its place: --cfg-options data_root=/path/to/set"
 
 
-def check_class_folders(dataset: Mapping, model: Mapping, phase: str) -> list[str] | None:
+def check_class_folders(dataset: Mapping, model: Mapping, phase: str, *, option: str = "data_root") -> list[str] | None:
     """Check a classification data set and the size of the model's head; return the names of its class folders.
+
+    `option` is the override that moves the data set.
 
     Data sets of other kinds and remote ones are left to mmpretrain, for which None is returned, as for those whose
     labels come from a file.
@@ -29,14 +30,14 @@ def check_class_folders(dataset: Mapping, model: Mapping, phase: str) -> list[st
     split = dataset.get("split") or ""
     folder, ann_file = root / (image_prefix(dataset) or split), dataset.get("ann_file") or ""
     if not folder.is_dir():
-        raise InputError(missing_folder(folder, phase))
+        raise InputError(missing_folder(folder, phase, option))
     if split == "test" or dataset.get("with_label") is False:
         return None
     if not ann_file and split and (root / "meta" / f"{split}.txt").is_file():
         ann_file = f"meta/{split}.txt"
     classes = class_names(dataset, kind)
     if ann_file:
-        largest = check_list(root / ann_file, classes, phase)
+        largest = check_list(root / ann_file, classes, phase, option)
         if classes:
             check_head_sizes(model, len(classes), phase=phase)
         elif small := [f"{path}={size}" for path, size in head_sizes(model) if size <= largest]:
@@ -80,11 +81,11 @@ def class_names(dataset: Mapping, kind: type) -> list[str] | None:
     return None if classes is None else list(classes)
 
 
-def missing_folder(folder: Path, phase: str) -> str:
+def missing_folder(folder: Path, phase: str, option: str) -> str:
     """Return the message for an image folder that is not there."""
     return (
         f"{phase} data: image folder {folder} does not exist ({whereabouts(folder)}); {LAYOUT}. Put or link the data "
-        f"set there, {OPTION}"
+        f"set there, or set its place: --cfg-options {option}=/path/to/set"
     )
 
 
@@ -121,14 +122,17 @@ def check_same_folders(train: Sequence[str] | None, val: Sequence[str] | None) -
     )
 
 
-def check_list(path: Path, classes: Sequence[str] | None, phase: str) -> int:
+def check_list(path: Path, classes: Sequence[str] | None, phase: str, option: str) -> int:
     """Check a file of `image label` lines; return its largest label.
 
     Raises:
         InputError: it is missing or empty, or a line has no label or one beyond the classes.
     """
     if not path.is_file():
-        raise InputError(f"{phase} data: list of images {path} does not exist; correct ann_file, {OPTION}")
+        raise InputError(
+            f"{phase} data: list of images {path} does not exist; correct ann_file, or set its place: --cfg-options "
+            f"{option}=/path/to/set"
+        )
     labels = []
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from pathlib import Path
+from typing import NamedTuple
 
 from mrla_mm.errors import InputError
 
@@ -29,6 +30,21 @@ def leaf_places(dataset: Mapping, path: str = "dataset") -> Iterator[tuple[str, 
         yield from leaf_places(dataset["dataset"], f"{path}.dataset")
     else:
         yield path, dataset
+
+
+class Place(NamedTuple):
+    """Where a data set stands in a config, and the override that moves its files."""
+
+    path: str
+    option: str
+
+
+def placed_datasets(cfg: Mapping, phase: str) -> Iterator[tuple[Place, Mapping]]:
+    """Yield the data sets of a phase with their places; those below the config's `data_root` move with it."""
+    root = cfg.get("data_root")
+    for path, leaf in leaf_places(cfg[f"{phase}_dataloader"]["dataset"], f"{phase}_dataloader.dataset"):
+        moves = root and str(leaf.get("data_root") or leaf.get("ann_file")).startswith(root)
+        yield Place(path, "data_root" if moves else f"{path}.data_root"), leaf
 
 
 def is_local(dataset: Mapping) -> bool:

@@ -17,9 +17,10 @@ def check_evaluator(evaluator: Mapping | Sequence | None, phase: str, dataset_fi
         if path is None or "://" in path or (metric.get("backend_args") or {}).get("backend", "local") != "local":
             continue
         if not Path(path).is_file():
+            files = f", {dataset_files[0]}" if len(dataset_files) == 1 else ""
             raise InputError(
                 f"{phase}_evaluator: annotation file {path} does not exist; set {phase}_evaluator.ann_file to the file "
-                f"of {phase}_dataloader (data_root=... in --cfg-options moves both)"
+                f"of {phase}_dataloader{files}"
             )
         if type_name(metric.get("type")) == "CocoMetric" and not metric.get("format_only"):
             wanted = metric.get("metric", "bbox")

@@ -1,7 +1,7 @@
 """Weights: reading and writing files safely, strict loading with a report, key layouts, and the checks before a run."""
 
 from mrla_mm.weights.checkpointing import AtomicCheckpointHook
-from mrla_mm.weights.checks import check_weights, without_pretrained
+from mrla_mm.weights.checks import check_checkpoint, check_weights, without_pretrained
 from mrla_mm.weights.conversion import convert
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.hooks import CheckpointCheckHook
@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointCheckHook",
     "LoadReport",
     "StrictPretrained",
+    "check_checkpoint",
     "check_weights",
     "convert",
     "load_weights",

@@ -7,7 +7,7 @@ from mmengine.dist import barrier, get_world_size, is_main_process
 from mmengine.fileio import LocalBackend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 
 from mrla_mm.errors import InputError
 from mrla_mm.weights.atomic import BACKEND, PART, PostponedRemoval, write_atomically
@@ -29,6 +29,7 @@ class AtomicCheckpointHook(CheckpointHook):
     * SIGTERM is confirmed by a line at once, saves `interrupted.pth` after the iteration in progress and ends the
       process with code 143; the next regular checkpoint replaces it. During evaluation it ends at once if the epoch is
       saved.
+    * A resumed run that has nothing left to train says so.
 
     Raises:
         InputError: a checkpoint cannot be written, for example on a full disk; `file_client_args` is given.
@@ -41,6 +42,7 @@ class AtomicCheckpointHook(CheckpointHook):
         self.replay = Replay()
         self.stop = StopRequest()
         self.saved_iter = -1
+        self.first_iter = 0
         self.place: dict = {}  # epoch and iteration that the checkpoint being saved continues from
 
     def before_run(self, runner: Runner) -> None:
@@ -57,6 +59,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if is_main_process():
             self._clean_up(runner)
         self.saved_iter = runner.iter if runner.iter else -1
+        self.first_iter = runner.iter
         for loop in (runner.train_loop, runner.val_loop):
             shield_workers(getattr(loop, "dataloader", None))
         self.replay.start(runner)
@@ -80,6 +83,17 @@ class AtomicCheckpointHook(CheckpointHook):
         """Save if it is time to."""
         self.replay.end_epoch()
         super().after_train_epoch(runner)
+
+    def after_train(self, runner: Runner) -> None:
+        """Publish if asked to, and say so if the run was complete before."""
+        super().after_train(runner)
+        if runner.iter == self.first_iter > 0:
+            unit = "iter" if isinstance(runner.train_loop, IterBasedTrainLoop) else "epoch"
+            done, end = getattr(runner, unit), getattr(runner, f"max_{unit}s")
+            runner.logger.warning(
+                f"the run in {runner.work_dir} is complete: {unit} {done} of {end}; nothing was trained. To go on, "
+                f"raise train_cfg.max_{unit}s; to start anew, drop --resume or give another work directory"
+            )
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         """Stop if asked to. Processes may evaluate unequal numbers of batches, so they cannot save together here."""

@@ -11,26 +11,41 @@ from mmengine.registry import MODELS
 from mrla_mm.arguments import argument_defaults, type_name
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import check_looks, read_checkpoint
+from mrla_mm.weights.states import find_state
 
 COUNTING_FROM_0 = ("EfficientNet", "PVTv2")  # with frozen_stages=0 nothing is frozen; elsewhere the stem is
 INITIALIZERS = ("Pretrained", "PretrainedInit", "StrictPretrained")  # a registered name, and the classes behind it
 UNRESTRICTED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"  # torch's own
+WHOLE = {  # what a user names a whole checkpoint by, and what to do without it
+    "load_from": "set load_from=None",
+    "--resume": "continue from another one",
+    "checkpoint": "give another file",
+}
 
 
-def check_weights(cfg: Config, *, training: bool = True) -> None:
-    """Fetch and read every weight file a config starts from, and warn of frozen layers that start from none.
+def check_checkpoint(cfg: Config, *, training: bool = True) -> None:
+    """Read the checkpoint that a run tests, resumes or starts from.
 
-    Args:
-        cfg: of the run.
-        training: whether the run trains; a test has a checkpoint and nothing to start from.
+    Raises:
+        InputError: it is missing, damaged, unsafe or no checkpoint, or cannot be fetched. Names it as the user did.
+    """
+    if cfg.get("load_from"):
+        key = named_by(training=training, resuming=cfg.get("resume"))
+        check_location(cfg.load_from, key=key, remedy=WHOLE[key])
+
+
+def named_by(*, training: bool, resuming: bool) -> str:
+    """Return what a user names the checkpoint of a run by, one of `WHOLE`."""
+    return ("--resume" if resuming else "load_from") if training else "checkpoint"
+
+
+def check_weights(cfg: Config) -> None:
+    """Fetch and read every weight file a model starts from, and warn of frozen layers that start from none.
 
     Raises:
         InputError: a file is missing, damaged, unsafe or cannot be fetched; see `read_checkpoint`. Says what to do.
     """
     resuming, scope = cfg.get("resume") and cfg.get("load_from"), cfg.get("default_scope")
-    if cfg.get("load_from"):
-        key, remedy = ("load_from", "set load_from=None") if training else ("checkpoint", "give another file")
-        check_location(cfg.load_from, key=key, remedy=remedy)
     found = list(pretrained_locations(cfg.get("model") or {}))
     if not resuming:
         for key, location in found:
@@ -109,7 +124,7 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
     Folders of FSDP hold a file for each process, which no other can read: they are looked at from outside.
     """
     try:
-        if key == "load_from" and (files := sorted(Path(location).glob("rank*.pth"))):
+        if key in ("load_from", "--resume") and (files := sorted(Path(location).glob("rank*.pth"))):
             for file in files:
                 check_looks(file, str(file))
             if not os.environ.get(UNRESTRICTED):
@@ -117,10 +132,20 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
                     f"folder {location} holds FSDP's parts of tensors, which torch's restricted unpickler refuses. If "
                     f"you trust whoever wrote it, continue with {UNRESTRICTED}=1 in the environment"
                 )
-        else:
-            read_checkpoint(location)
+            return
+        content = read_checkpoint(location)
+        if key in WHOLE:
+            check_content(content, location)
     except InputError as error:
         raise InputError(f"{key}: {error}; or {remedy}") from error
+
+
+def check_content(content: Mapping, location: str) -> None:
+    """Raise InputError if what a file holds has no tensor where mmengine looks for a model's."""
+    try:
+        find_state(content)
+    except InputError as error:
+        raise InputError(f"weights {location}: {error}") from error
 
 
 def warn_of_frozen_random_layers(model: Mapping, scope: str | None) -> None:

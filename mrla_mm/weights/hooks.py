@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from mrla_mm.errors import InputError
+from mrla_mm.weights.checks import named_by
 from mrla_mm.weights.loading import LoadReport, explain, match
 from mrla_mm.weights.states import BACKBONE, enter, unwrap
 
@@ -45,7 +46,8 @@ class CheckpointCheckHook(Hook):
         else:
             faults = report.faults(BACKBONE) or ([] if report.matched else ["no key matches"])
         if faults:
-            raise InputError(f"load_from: {explain(model, state, report, faults)}")
+            key = named_by(training=training, resuming=runner._resume)
+            raise InputError(f"{key}: {explain(model, state, report, faults)}")
         if training and not runner._resume:
             print_log(report.table(), logger="current")
 

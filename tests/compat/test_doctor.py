@@ -105,7 +105,8 @@ def test_start_weights_are_here_or_say_how(doctor, monkeypatch, capsys, tmp_path
     assert doctor.main(["--verbose"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     said = printed.split("Weights that configs start from")[1]
-    assert " ok " not in said and f"They lie in {tmp_path}/checkpoints" in said and "read_checkpoint('https" in said
+    assert " ok " not in said and f"They lie in {tmp_path}/checkpoints" in said
+    assert "are not here (torchvision://resnet50," in said and "read_checkpoint('torchvision://resnet50')" in said
     assert all(name in said for name in ("torchvision://resnet50", "torchvision://resnet152", "deit_tiny_patch16_224"))
     (tmp_path / "checkpoints").mkdir()
     whole, torn = (cache_path(remote_url(f"torchvision://resnet{depth}")) for depth in (50, 101))

@@ -1,4 +1,6 @@
-"""A ResNet's channels against its neck's."""
+"""A ResNet's channels against its neck's, and a neck's against the heads'."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -133,6 +135,79 @@ def test_a_neck_with_rules_of_its_own_is_not_refused(levels, neck):
     backbone = {**R18, "out_indices": levels}
     check(backbone, neck)
     assert runs(backbone, neck)
+
+
+def heads(**changes):
+    """A two-stage detector's config; changes have places with two underscores for each dot."""
+    extractor = dict(type="SingleRoIExtractor", out_channels=256, featmap_strides=[4, 8])
+    roi_head = dict(
+        type="CascadeRoIHead",
+        bbox_roi_extractor=extractor,
+        bbox_head=[dict(type="Shared2FCBBoxHead", in_channels=256), dict(type="DIIHead", in_channels=9)],
+        mask_roi_extractor=dict(extractor),
+        mask_head=dict(type="FCNMaskHead", in_channels=256),
+    )
+    cfg = Config(dict(model=dict(type="CascadeRCNN", neck=FPN, rpn_head=dict(type="RPNHead", in_channels=256))))
+    cfg.model.roi_head = roi_head
+    cfg.merge_from_dict({f"model.{place.replace('__', '.')}": value for place, value in changes.items()})
+    return cfg.model
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "rpn_head.in_channels",
+        "roi_head.bbox_roi_extractor.out_channels",
+        "roi_head.bbox_head.0.in_channels",
+        "roi_head.mask_roi_extractor.out_channels",
+        "roi_head.mask_head.in_channels",
+    ],
+)
+def test_heads_for_other_channels_than_the_necks_are_named(place):
+    """The option shown mends it; another neck names all of the parts that do not fit it."""
+    check_channels(heads(), scope="mmdet")
+    with pytest.raises(InputError) as caught:
+        check_channels(heads(**{place.replace(".", "__"): 128}), scope="mmdet")
+    said = str(caught.value)
+    assert f"FPN) puts out maps of out_channels=256, but model.{place}=128: " in said
+    assert f"--cfg-options model.{place}=256 (or" in said
+    with pytest.raises(InputError, match=rf"maps of out_channels=64, .* model\.{place}=64 "):
+        check_channels(heads(neck__out_channels=64), scope="mmdet")
+
+
+@pytest.mark.parametrize("kind", ["RetinaHead", "FCOSHead", "YOLOXHead"])
+def test_a_dense_head_is_judged_as_it_runs(kind):
+    """What is refused ends in the head's first convolution."""
+
+    def ends(channels):
+        head = dict(type=kind, num_classes=2, in_channels=channels, stacked_convs=1)
+        with torch.device("meta"), MODELS.switch_scope_and_registry("mmdet") as registry:
+            maps = [torch.zeros(1, 256, 8, 8)] * (3 if kind == "YOLOXHead" else 5)
+            built = registry.build(head)
+            with pytest.raises(RuntimeError, match="channel") if channels != 256 else nullcontext():
+                built(maps)
+        check_channels(dict(type="RetinaNet", neck=FPN, bbox_head=head), scope="mmdet")
+
+    ends(256)
+    with pytest.raises(InputError, match=r"bbox_head\.in_channels=128"):
+        ends(128)
+
+
+def test_heads_that_need_not_have_the_necks_channels_are_not_refused():
+    """One map, extractors that gather otherwise, a head in between, a neck that changes nothing, heads of others."""
+
+    class MyHead(nn.Module):
+        def __init__(self, in_channels):
+            super().__init__()
+
+    one_map = dict(roi_head__bbox_roi_extractor__featmap_strides=[16], roi_head__bbox_roi_extractor__out_channels=9)
+    check_channels(heads(**one_map), scope="mmdet")
+    gathered = dict(type="GenericRoIExtractor", aggregation="concat", out_channels=9)
+    check_channels(heads(roi_head__mask_roi_extractor=gathered, roi_head__mask_head__in_channels=512), scope="mmdet")
+    between = dict(type="ResLayer", depth=50)
+    check_channels(heads(roi_head__shared_head=between, roi_head__mask_head__in_channels=2048), scope="mmdet")
+    check_channels(heads(rpn_head=dict(type=MyHead, in_channels=3)), scope="mmdet")
+    check_channels(heads(neck=[FPN, dict(type="BFP", in_channels=256)], rpn_head__in_channels=3), scope="mmdet")
 
 
 def test_configs_fit():

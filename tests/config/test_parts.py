@@ -122,6 +122,51 @@ def test_a_users_backbone_takes_keywords_of_its_own():
 
 
 @pytest.mark.parametrize(
+    ("text", "path", "said"),
+    [
+        ("model=dict(backbone=dict(type='MRLAEfficientNet', arch='b0'))", "model.backbone", "MRLAEfficientNet 'depth'"),
+        ("model=dict(backbone=dict(type='EfficientNet'))", "model.backbone", "EfficientNet 'depth'"),
+        ("model=dict(backbone=dict(type='MRLAViT'))", "model.backbone", "MRLAViT 'depth'"),
+        ("optim_wrapper=dict(optimizer=dict(type='AdamW'))", "optim_wrapper.optimizer", "AdamW 'momentum'"),
+    ],
+)
+def test_what_is_left_over_from_a_base_is_answered_with_delete(tmp_path, text, path, said):
+    """All of it in one sentence, over two files too; what the user wrote himself is a fault like any other."""
+    owner, key = said.split()
+    base, mine, over = tmp_path / "base.py", tmp_path / "mine.py", tmp_path / "over.py"
+    base.write_text(f"_base_ = {str(ROOT / 'configs/retinanet_r50_mrla_light_1x.py')!r}\nwork_dir = 'here'")
+    mine.write_text(f"_base_ = 'base.py'\n{text}")
+    over.write_text("_base_ = 'mine.py'")
+
+    def check(cfg, phases):
+        check_keys(cfg, phases)
+        check_parts(cfg, phases)
+
+    for file in (mine, over):
+        found = said_of(Config.fromfile(file), {}, check)
+        assert found.startswith(f"{path}: {owner} has no argument {key}") and found.count("has no argument") == 1
+        assert f"; write _delete_=True into {path}, so" in found
+    options = {f"{path}.type": owner, f"{path}.arch": "b0"}
+    assert f"; add --cfg-options {path}._delete_=True, so" in said_of(Config.fromfile(base), options, check)
+    mine.write_text(f"_base_ = 'base.py'\n{text.replace(f'type={owner!r}', f'_delete_=True, type={owner!r}, wrong=1')}")
+    found = said_of(Config.fromfile(mine), {}, check)
+    assert f"{owner} has no argument 'wrong'" in found and "_delete_" not in found
+
+
+def test_the_remedy_for_an_override_works(original):
+    options = {"model.backbone.type": "MRLAEfficientNet", "model.backbone.arch": "b0"}
+    cfg = copy.deepcopy(original)
+    cfg.merge_from_dict({**options, "model.backbone._delete_": True})
+    assert cfg.model.backbone == dict(type="MRLAEfficientNet", arch="b0")
+    check_parts(cfg, ["train"])
+
+
+def test_what_a_backbone_needs_is_named(original):
+    said = said_of(original, {"model.backbone": dict(_delete_=True, type="MRLAViT")})
+    assert said == "model.backbone: MRLAViT needs arch"
+
+
+@pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"model.backbone.type": "MRLAResnet"}, "model.backbone.type='MRLAResnet' is not a registered model; did"),

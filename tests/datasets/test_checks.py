@@ -35,6 +35,39 @@ def test_missing_set_says_where_and_how(tmp_path, make_config):
     assert f"{tmp_path}/coco exists and holds ['Annotations']" in message(make_config(tmp_path / "coco"))
 
 
+@pytest.mark.parametrize(
+    ("own", "remedy", "but"),
+    [
+        (dict(data_root="{0}/sets/"), "or set its place: --cfg-options data_root=/path/to/set", "Correct"),
+        (
+            dict(data_root="{0}/other"),
+            "ln -s /path/to/set {0}/other), or set its place: --cfg-options {1}.data_root=",
+            " data_",
+        ),
+        (
+            dict(data_root="{0}/mine", ann_file="a.json"),
+            "Correct {1}.ann_file, which is seen from its data_root {0}/mine",
+            "ln",
+        ),
+        (dict(data_root="{0}/mine", ann_file="a.json"), "--cfg-options {1}.data_root=/path/to/set", "ln -s"),
+        (dict(data_root="{0}/sets/", ann_file="{0}/mine/a.json"), "Correct {1}.ann_file", "--cfg-options"),
+        (dict(data_root=None, ann_file="nowhere/a.json"), "Correct {1}.ann_file", "--cfg-options"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_remedy_fits_the_place_that_the_config_names(wrapped, own, remedy, but, tmp_path, make_config):
+    """The option `data_root` for what it moves; otherwise the data set's own keys, inside wrappers too."""
+    cfg, path = make_config(tmp_path), "train_dataloader.dataset"
+    cfg.data_root = f"{tmp_path}/sets/"
+    (tmp_path / "mine").mkdir()
+    dataset = cfg.train_dataloader.dataset
+    dataset.update({key: value and value.format(tmp_path) for key, value in own.items()})
+    if wrapped:
+        cfg.train_dataloader.dataset, path = dict(type="RepeatDataset", times=2, dataset=dataset), f"{path}.dataset"
+    said = message(cfg)
+    assert remedy.format(tmp_path, path) in said and but not in said.partition("). ")[2]
+
+
 @pytest.mark.parametrize("task", ["detection", "classification"])
 def test_a_root_that_is_nowhere_lists_nothing(task, make_config):
     """What lies in the root of the file system is nobody's business, near as it may be."""
@@ -42,7 +75,7 @@ def test_a_root_that_is_nowhere_lists_nothing(task, make_config):
         said = message(make_config(Path("/nowhere_at_all")))
         assert "nothing of /nowhere_at_all/annotations exists" in said
     else:
-        said = missing_folder(Path("/nowhere_at_all/train"), "train")
+        said = missing_folder(Path("/nowhere_at_all/train"), "train", "data_root")
         assert "nothing of /nowhere_at_all exists" in said
     assert not any(f"'{entry}'" in said for entry in os.listdir("/"))
 

@@ -40,7 +40,9 @@ def test_intact_set_passes(root):
 def test_missing_folder_says_what_is_expected_and_how_to_set_it(tmp_path):
     said = message(config(tmp_path / "imagenet"))
     assert f"train data: image folder {tmp_path}/imagenet/train does not exist" in said
-    assert "<data_root>/<split>/<class>/*.jpg" in said and "--cfg-options data_root=/path/to/set" in said
+    assert "<data_root>/<split>/<class>/*.jpg" in said
+    assert "--cfg-options train_dataloader.dataset.data_root=/path/to/set" in said
+    assert "--cfg-options data_root=/path/to/set" in message(CONFIG), "which moves what lies below it"
 
 
 def test_folder_without_classes(root):

@@ -15,7 +15,8 @@ def test_missing_evaluator_file(coco_root, make_config):
     cfg = make_config(coco_root)
     cfg.val_evaluator = [dict(type="CocoMetric", ann_file="elsewhere/val.json")]
     said = message(cfg)
-    assert "val_evaluator" in said and "elsewhere/val.json" in said and "val_evaluator.ann_file" in said
+    assert "val_evaluator: annotation file elsewhere/val.json does not exist" in said
+    assert said.endswith(f"set val_evaluator.ann_file to the file of val_dataloader, {coco_root}/{VAL}")
 
 
 @pytest.mark.parametrize("kind", ["CocoMetric", "mmdet.CocoMetric", CocoMetric])

@@ -158,6 +158,23 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path, loop, every, workers):
         assert not (tmp_path / name / "interrupted.pth").exists()
 
 
+@pytest.mark.parametrize(("loop", "done"), [(EPOCHS, "epoch 3 of 3"), (ITERATIONS, "iter 10 of 10")])
+def test_a_complete_run_that_is_resumed_says_so(tmp_path, loop, done):
+    """In its last line; one that has something left does not."""
+    options = dict(interval=1, by_epoch=loop is EPOCHS)
+    build(tmp_path, loop=loop, **options).train()
+    again = build(tmp_path, loop=loop, resume=True, **options)
+    before = weights(again)
+    again.train()
+    logs = [path.read_text() for path in sorted(tmp_path.glob("*/*.log"))]
+    last = logs[-1].splitlines()[-1]
+    assert f"the run in {tmp_path} is complete: {done}; nothing was trained" in last
+    assert f"raise train_cfg.max_{done.split()[0]}s" in last and not torch.equal(weights(again), before), "loaded"
+    longer = {key: 12 if key.startswith("max_") else value for key, value in loop.items()}
+    build(tmp_path, loop=longer, resume=True, **options).train()
+    assert sum(path.read_text().count("is complete") for path in tmp_path.glob("*/*.log")) == 1
+
+
 def test_the_number_of_workers_changes_nothing(tmp_path):
     runs = [build(tmp_path / str(workers), loop=EPOCHS, workers=workers, interval=1) for workers in (0, 1, 2)]
     for runner in runs:

@@ -8,7 +8,7 @@ from mmengine.model.weight_init import PretrainedInit
 
 from mrla_mm.backbones import MRLAEfficientNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import StrictPretrained, check_weights, files, without_pretrained
+from mrla_mm.weights import StrictPretrained, check_checkpoint, check_weights, files, without_pretrained
 
 from .conftest import checkpoint_bytes
 
@@ -55,10 +55,29 @@ def test_existing_file_passes(tmp_path):
     check_weights(config(tmp_path / "w.pth"))
 
 
-def test_load_from_missing(tmp_path):
-    """The checkpoint to start or test from is looked for as well."""
-    said = message(config(load_from=str(tmp_path / "gone.pth")))
-    assert "load_from" in said and "gone.pth" in said
+@pytest.mark.parametrize(
+    ("name", "options", "remedy"),
+    [
+        ("load_from", dict(), "set load_from=None"),
+        ("--resume", dict(resume=True), "continue from another one"),
+        ("checkpoint", dict(training=False), "give another file"),
+    ],
+)
+def test_a_checkpoint_is_called_as_the_user_named_it(tmp_path, name, options, remedy):
+    """One that is not there, and one that is none, whatever is wrong with the rest of the run."""
+    file, training = tmp_path / "epoch_1.pth", options.pop("training", True)
+    cfg = config(tmp_path / "gone.pth", load_from=str(file), **options)
+    for content, said in (
+        (None, "do not exist"),
+        (b"not a checkpoint", "no PyTorch checkpoint"),
+        (checkpoint_bytes({"meta": {"epoch": 1}, "optimizer": {}}), "there is no tensor among meta, optimizer"),
+    ):
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(InputError, match=rf"^{name}: weights .*epoch_1\.pth.*{said}.*; or {remedy}$"):
+            check_checkpoint(cfg, training=training)
+    file.write_bytes(checkpoint_bytes())
+    check_checkpoint(cfg, training=training)
 
 
 @pytest.mark.parametrize(
@@ -139,12 +158,6 @@ def test_without_pretrained_leaves_all_else(tmp_path):
     cfg = Config(dict(model=model))
     assert without_pretrained(cfg.model) == kept
     assert cfg.model.backbone.init_cfg == file
-
-
-def test_a_missing_checkpoint_of_a_test_is_called_so(tmp_path):
-    cfg = config(load_from=str(tmp_path / "gone.pth"))
-    with pytest.raises(InputError, match=r"(?s)^checkpoint: .*gone\.pth.*give another file"):
-        check_weights(cfg, training=False)
 
 
 @pytest.mark.parametrize(
