@@ -98,17 +98,22 @@ def load_tool(name):
     return module
 
 
-@pytest.fixture
-def run_tool(capsys):
-    """Return `run(name, *argv)`, which runs a tool in this process: its exit code and what it wrote to stderr."""
+def forget_runs():
+    """Clear what mmengine keeps of a run: a process is one run to it, and the next would log into its folder."""
     from mmdet.visualization import DetLocalVisualizer
     from mmengine.logging import MessageHub, MMLogger
 
+    for shared in (DetLocalVisualizer, MessageHub, MMLogger):
+        shared._instance_dict.clear()
+
+
+@pytest.fixture
+def run_tool(capsys):
+    """Return `run(name, *argv)`, which runs a tool in this process: its exit code and what it wrote to stderr."""
     from mrla_mm import cli
 
     def run(name, *argv):
-        for shared in (DetLocalVisualizer, MessageHub, MMLogger):
-            shared._instance_dict.clear()  # a process is one run to mmengine: the next would log into its folder
+        forget_runs()
         capsys.readouterr()
         code = cli.run(load_tool(name).main, [str(arg) for arg in argv])
         return code, capsys.readouterr().err

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import publishing
+from mrla_mm.weights import files
 from mrla_mm.weights.loading import load_weights
 
 from .fuzzing import fuzz, judge
@@ -147,7 +147,7 @@ def test_damaged_bytes(zipped, damage, whole, tmp_path):
             broken = broken[half:] + broken[:half]
         else:
             broken += rng.randbytes(100)
-        name = f"weights-{publishing.digest_of(path)[:8]}.pth" if published else "broken.pth"
+        name = f"weights-{files.digest_of(path)[:8]}.pth" if published else "broken.pth"
         target = path.with_name(name)
         target.write_bytes(broken)
         label = f"checkpoint: {damage}{', hash in its name' if published else ''}"

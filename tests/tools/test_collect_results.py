@@ -9,7 +9,7 @@ from mmengine.config import DictAction
 from mrla_mm import cli
 from mrla_mm.analysis.paper_rows import BOX, DETECTION_SHAPE, PaperRow
 
-from ..conftest import ROOT, load_tool, tiny_options
+from ..conftest import ROOT, forget_runs, load_tool, tiny_options
 
 NAME = "retinanet_r50_mrla_light_1x"
 PAGE = "<!-- generated: tables -->\n<!-- end -->\n<!-- generated: runs -->\n<!-- end -->\n"
@@ -31,6 +31,7 @@ def row(options):
 def trained(options, tmp_path_factory):
     """Work directory of one real epoch on four images."""
     work_dir = tmp_path_factory.mktemp("work_dirs") / "mine"
+    forget_runs()
     argv = [str(ROOT / f"configs/{NAME}.py"), "--work-dir", str(work_dir), "--cfg-options", *options]
     assert cli.run(load_tool("train").main, argv) == 0
     return work_dir
