@@ -136,7 +136,8 @@ def in_precision(
 ) -> list[Tensor | None]:
     """Gradients of the weights, scale and offset in the precision of each."""
     by_weights, *by_affine = found
-    pairs = zip([*by_weights, *by_affine], [*weights, *(affine or (None, None))[:2]], strict=True)
+    scale, offset, _ = affine or (None, None, None)
+    pairs = zip([*by_weights, *by_affine], [*weights, scale, offset], strict=True)
     return [cast(gradient, tensor) for gradient, tensor in pairs]
 
 
