@@ -27,6 +27,8 @@ def gather_left_over(cfg: Config, faults: Sequence[str]) -> list[str]:
     for (path, owner, kind), keys in left.items():
         of_file = kind_with(former[:1], path, keys[0], part_at(cfg, path)) == kind
         remedy = f"add --cfg-options {path}._delete_=True" if of_file else f"write _delete_=True into {path}"
+        if path.rpartition(".")[2].isdigit():  # mmengine always merges into a part of a list
+            remedy = f"write {path.rpartition('.')[0]} anew in a config file"
         said.append(
             f"{path}: {owner} has no argument {', '.join(map(repr, keys))}, left over from the {kind} whose place it "
             f"takes; {remedy}, so that nothing of that one stays"
