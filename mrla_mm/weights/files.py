@@ -58,7 +58,10 @@ def read_checkpoint(location: str | Path) -> Mapping:
     location = str(location)
     path = local_path(location)
     if path is None:
-        return mapping_of(CheckpointLoader.load_checkpoint(location, map_location="cpu"), location)
+        try:
+            return mapping_of(CheckpointLoader.load_checkpoint(location, map_location="cpu"), location)
+        except (OSError, ImportError) as error:
+            raise InputError(f"weights {location} cannot be read: {error}") from error
     if not path.is_file():
         fetch(remote_url(location), path)
     return read_file(path)
@@ -141,6 +144,8 @@ def download(url: str, part: Path, target: Path) -> None:
             promised = answer.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
         raise unreachable(url, f"the server answers {error.code} {error.reason}", advice) from error
+    except (http.client.InvalidURL, UnicodeError) as error:
+        raise InputError(f"weights {url} cannot be fetched: the URL is malformed ({error}); correct it") from error
     except OSError as error:  # URLError, time-outs, refused and unresolved hosts
         raise unreachable(url, str(getattr(error, "reason", error)), advice) from error
     except http.client.HTTPException as error:  # of proxies and servers that end in the middle of a chunk

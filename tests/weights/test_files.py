@@ -176,6 +176,18 @@ def test_unreachable_server(cache):
 
 
 @pytest.mark.parametrize(
+    "url", ["http://localhost:1/a b.pth", "http://localhost:x/w.pth", "http://localhost:1/\xe4.pth"]
+)
+def test_malformed_urls(url, cache):
+    """Nobody answered, so nothing is said of an answer."""
+    assert f"weights {url} cannot be fetched: the URL is malformed" in message(url)
+
+
+def test_schemes_that_nothing_serves():
+    assert "weights htps://host/w.pth cannot be read: " in message("htps://host/w.pth")
+
+
+@pytest.mark.parametrize(
     ("answer", "expected"),
     [
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nhalf", "no whole one of HTTP: IncompleteRead"),
