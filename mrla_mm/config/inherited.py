@@ -1,5 +1,6 @@
 """Arguments that are left over in a part of a config from its base config, where that part is of another class."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,7 +14,7 @@ def gather_left_over(cfg: Config, faults: Sequence[str]) -> list[str]:
 
     A config that gives a part another type is merged into the part of the base config, and an override into the file's.
     """
-    if not getattr(cfg, "filename", None) or not any(map(UNKNOWN.match, faults)):
+    if not os.path.isfile(getattr(cfg, "filename", None) or "") or not any(map(UNKNOWN.match, faults)):
         return list(faults)
     former, left, others = list(versions(cfg.filename)), {}, []
     for fault in faults:
