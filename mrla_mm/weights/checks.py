@@ -144,7 +144,7 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
 
 
 def check_content(content: Mapping, location: str) -> None:
-    """Raise InputError if what a file holds has no tensor where mmengine looks for a model's."""
+    """Raise InputError if what a file holds has no tensor in any of the places where weights may be."""
     try:
         find_state(content)
     except InputError as error:

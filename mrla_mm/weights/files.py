@@ -80,11 +80,13 @@ def local_path(location: str) -> Path | None:
     """Return where the weights at a location lie or will lie once fetched; None if a backend of mmengine reads them.
 
     Raises:
-        InputError: a local file does not exist, or a catalogue has no such name.
+        InputError: a local file does not exist or is a folder, or a catalogue has no such name.
     """
     scheme, separator, name = location.partition("://")
     if not separator:
         path = Path(location).expanduser()
+        if path.is_dir():
+            raise InputError(f"weights {path} are a folder; name a file")
         if not path.is_file():
             raise InputError(f"weights {path} do not exist; correct the path (it is seen from {Path.cwd()})")
         return path

@@ -103,6 +103,7 @@ def test_arguments_of_a_training_script_are_read(tmp_path):
 
 def test_missing_file_and_name(tmp_path):
     assert f"weights {tmp_path}/none.pth do not exist" in message(tmp_path / "none.pth")
+    assert f"weights {tmp_path} are a folder" in message(tmp_path)
     assert "torchvision:// has no weights 'resnet5O'; nearest: " in message("torchvision://resnet5O")
 
 
