@@ -110,12 +110,14 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
 
 
 def check_amp_device(cfg: Config) -> None:
-    """Refuse mixed precision without an accelerator before anything is built.
+    """Refuse a training in mixed precision without an accelerator before anything is built.
 
     Raises:
         InputError: the optimizer wrapper is AmpOptimWrapper and only a CPU is available.
     """
-    if type_name(cfg.get("optim_wrapper", {}).get("type")) == "AmpOptimWrapper" and get_device() == "cpu":
+    wrapper = cfg.get("optim_wrapper")
+    kind = wrapper.get("type") if isinstance(wrapper, Mapping) else None
+    if type_name(kind) == "AmpOptimWrapper" and get_device() == "cpu":
         raise InputError(
             "mixed precision (--amp, or optim_wrapper.type=AmpOptimWrapper) needs a GPU and this machine shows none: "
             "drop --amp, or check the driver and CUDA_VISIBLE_DEVICES. A CPU computes in bfloat16 without --amp, by "
@@ -154,7 +156,8 @@ def preflight(cfg: Config, phases: Collection[str]) -> list[str]:
     Raises:
         InputError: the first thing found that would stop or spoil the run.
     """
-    check_amp_device(cfg)
+    if "train" in phases:
+        check_amp_device(cfg)
     local_rank = os.environ.get("SLURM_LOCALID") if cfg.launcher == "slurm" else os.environ.get("LOCAL_RANK")
     with collected() as warned:
         if int(local_rank or 0) == 0:

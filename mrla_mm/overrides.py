@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mrla_mm.config.keys import of_run
-from mrla_mm.datasets.config_parts import head_sizes, is_misspelt, is_slip, leaf_places
+from mrla_mm.datasets.config_parts import head_sizes, is_below, is_misspelt, is_slip, leaf_places
 from mrla_mm.errors import InputError
 
 # Keys a config may carry beside the Runner's own arguments, read by mmengine, by the tools or by hooks.
@@ -35,9 +35,9 @@ ABOUT_CLASSES = {"class_names", "classes", "metainfo", "num_classes"}
 def check_top_level(cfg: Config, phases: Collection[str]) -> None:
     """Refuse a top-level key that is a misspelt one of those that are read; in its place the base's value would be.
 
-    Any other name may be a variable of the config's own, and so may one that the file uses beside setting it. One that
-    differs by a plural's s alone (`custom_hook`) is a likely name of such a variable too, which a saved config has
-    without its use: it is warned of.
+    Any other name may be a variable of the config's own, and so may one that the file uses beside setting it. A saved
+    config has such variables without their use. Those are warned of alone that differ by a plural's s (`custom_hook`),
+    and, where a file without a base sets the key that they are near to, all (`LOG_LEVEL`).
 
     Args:
         cfg: the config; keys are judged by its text, so those of a config without a file are not.
@@ -46,12 +46,14 @@ def check_top_level(cfg: Config, phases: Collection[str]) -> None:
     Raises:
         InputError: names the key and the one that it probably was meant to be.
     """
+    code = uncommented(cfg.text)
     for key in cfg:
         near = [known for known in READABLE if is_near(key, known)] if key not in READABLE else []
-        if not near or not of_run(dict.fromkeys(near), phases) or not is_only_set(key, cfg.text):
+        if not near or not of_run(dict.fromkeys(near), phases) or not is_only_set(key, code):
             continue
         said = f"{key}: nothing reads a key of this name in the config; did you mean {near[0]!r}?"
-        if key.rstrip("s") != near[0].rstrip("s"):
+        saved = settings_of(near[0], code) and not settings_of("_base_", code)
+        if key.rstrip("s") != near[0].rstrip("s") and not saved:
             raise InputError(said)
         warnings.warn(f"{said} A variable of your own may be called so", stacklevel=2)
 
@@ -61,11 +63,19 @@ def is_near(key: str, known: str) -> bool:
     return is_misspelt(key, known) or (is_slip(key, known) and sorted(key) == sorted(known))
 
 
-def is_only_set(name: str, text: str) -> bool:
+def is_only_set(name: str, code: str) -> bool:
     """Whether the text of a config, its bases' included, sets a variable and never uses it."""
-    code = re.sub(r"#.*", "", text)
-    set_here = re.findall(rf"""^["'\s]*{re.escape(name)}["']?\s*[:=](?!=)""", code, re.MULTILINE)
-    return 0 < len(set_here) == len(re.findall(rf"\b{re.escape(name)}\b", code))
+    return 0 < len(settings_of(name, code)) == len(re.findall(rf"\b{re.escape(name)}\b", code))
+
+
+def settings_of(name: str, code: str) -> list[str]:
+    """Return the beginnings of lines in which the text of a config sets a variable."""
+    return re.findall(rf"""^["'\s]*{re.escape(name)}["']?\s*[:=](?!=)""", code, re.MULTILINE)
+
+
+def uncommented(text: str) -> str:
+    """Return the text of a config without comments, but with what follows a # in a string."""
+    return re.sub(r"""("[^"\n]*"|'[^'\n]*')|#.*""", r"\1", text)
 
 
 def move_data_root(cfg: Config, root: str) -> None:
@@ -74,10 +84,9 @@ def move_data_root(cfg: Config, root: str) -> None:
     A config is plain values once it is read, so overriding its `data_root` variable alone would change nothing.
     """
     old = cfg.get("data_root")
-    if old is None:
-        raise InputError(
-            "--cfg-options data_root: the config has no data_root; set <phase>_dataloader.dataset.data_root"
-        )
+    if not isinstance(old, str) or not old:
+        found = "no data_root" if old is None else f"data_root={old!r}, which is no folder"
+        raise InputError(f"--cfg-options data_root: the config has {found}; set <phase>_dataloader.dataset.data_root")
     new = str(root).rstrip("/") + "/"
 
     def moved(value):
@@ -85,7 +94,7 @@ def move_data_root(cfg: Config, root: str) -> None:
             return type(value)({key: moved(item) for key, item in value.items()})
         if isinstance(value, list | tuple):
             return type(value)(moved(item) for item in value)
-        if isinstance(value, str) and value.startswith(old):
+        if is_below(value, old):
             return new + value[len(old) :].lstrip("/")
         return value
 

@@ -18,7 +18,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.datasets import DatasetCheckHook
 from mrla_mm.errors import InputError
-from mrla_mm.overrides import check_option_keys, check_top_level
+from mrla_mm.overrides import check_option_keys, check_top_level, move_data_root
 from mrla_mm.weights.checks import check_location
 
 from .conftest import ROOT, load_tool, tiny_options
@@ -91,6 +91,17 @@ def test_data_root_moves_everything_below_it():
     )
 
 
+def test_data_root_moves_nothing_else():
+    """What only begins like it stays; and what is no folder cannot be moved."""
+    loaders = {f"{phase}_dataloader": dict(dataset=dict(data_root=f"sets/{phase}")) for phase in ("train", "training")}
+    cfg = Config(dict(data_root="sets/train", **loaders))
+    move_data_root(cfg, "/new")
+    assert cfg.train_dataloader.dataset.data_root == "/new/"
+    assert cfg.training_dataloader.dataset.data_root == "sets/training"
+    for root in ("", ["sets/train", "sets/more"]):
+        assert "which is no folder" in error_of(move_data_root, Config(dict(data_root=root, **loaders)), "/new")
+
+
 @pytest.mark.parametrize(
     "option, expected",
     [
@@ -140,6 +151,10 @@ def test_variables_of_a_config_are_no_misspelt_keys():
     Path("saved.py").write_text(cfg.pretty_text)
     with pytest.warns(UserWarning, match=r"custom_hook: .* did you mean 'custom_hooks'\? A variable of your own"):
         check_top_level(Config.fromfile("saved.py"), ("test",))
+    Path("saved.py").write_text(config_of("LOG_LEVEL = 'INFO'\nlog_level = LOG_LEVEL").pretty_text)
+    with pytest.warns(UserWarning, match=r"LOG_LEVEL: .* did you mean 'log_level'\? A variable of your own"):
+        check_top_level(Config.fromfile("saved.py"), ("test",))
+    check_top_level(config_of("optim_wraper = dict(lr=1)\nnames = ['#', optim_wraper]"), ("train",))
     check_top_level(Config(dict(optim_wraper=1)), ("train",))
 
 
@@ -210,8 +225,19 @@ def test_amp_needs_a_gpu():
     assert cfg.optim_wrapper.type == "AmpOptimWrapper" and cfg.optim_wrapper.loss_scale == "dynamic"
     for kind in ("AmpOptimWrapper", AmpOptimWrapper, "mmengine.optim.AmpOptimWrapper"):  # as lazy configs name it
         cfg.optim_wrapper.type = kind
-        said = error_of(cli.preflight, cfg, ())
+        said = error_of(cli.preflight, cfg, ("train",))
         assert "drop --amp" in said and "optim_wrapper.type=BFloat16OptimWrapper" in said
+
+
+def test_amp_is_no_concern_of_a_test():
+    """The saved config of a training with --amp is tested on a CPU; and one for tests alone has no optimizer."""
+    free = [f"model.backbone.{option}" for option in ("init_cfg=None", "frozen_stages=-1", "norm_eval=False")]
+    cfg = loaded("--cfg-options", *free)
+    load_tool("train").enable_amp(cfg)
+    cli.preflight(cfg, ())
+    cfg.optim_wrapper = None
+    cli.preflight(cfg, ())
+    cli.check_amp_device(cfg)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="checks the refusal of GPU processes without a GPU")

@@ -19,6 +19,7 @@ from mmengine.device import get_device
 
 from mrla_mm import cli
 from mrla_mm.analysis import benchmark
+from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_CONFIGS = (
@@ -97,7 +98,11 @@ def report(rows, args):
 
 
 def main(argv=None):
-    """Run every config in every precision; exit 1 unless all finished with a falling, finite loss."""
+    """Run every config in every precision.
+
+    Raises:
+        InputError: one did not finish with a falling, finite loss.
+    """
     args = parse_args(argv)
     precisions = args.precisions or (list(PRECISIONS) if torch.cuda.is_available() else ["fp32"])
     rows = []
@@ -108,7 +113,10 @@ def main(argv=None):
             print("   ", rows[-1], flush=True)
             markdown = report(rows, args)
     print(markdown)
-    return 0 if all(row.get("finite") and row.get("fell") and row["exit"] == 0 for row in rows) else 1
+    failed = [row for row in rows if not (row.get("finite") and row.get("fell") and row["exit"] == 0)]
+    if failed:
+        names = ", ".join(f"{row['config']} in {row['precision']}" for row in failed)
+        raise InputError(f"no finite, falling loss: {names}; {args.out}/<config>_<precision>/console.log says why")
 
 
 if __name__ == "__main__":

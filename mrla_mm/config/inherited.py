@@ -1,5 +1,6 @@
 """Arguments that are left over in a part of a config from its base config, where that part is of another class."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -13,7 +14,7 @@ def gather_left_over(cfg: Config, faults: Sequence[str]) -> list[str]:
 
     A config that gives a part another type is merged into the part of the base config, and an override into the file's.
     """
-    if not getattr(cfg, "filename", None) or not any(map(UNKNOWN.match, faults)):
+    if not os.path.isfile(getattr(cfg, "filename", None) or "") or not any(map(UNKNOWN.match, faults)):
         return list(faults)
     former, left, others = list(versions(cfg.filename)), {}, []
     for fault in faults:
@@ -27,6 +28,8 @@ def gather_left_over(cfg: Config, faults: Sequence[str]) -> list[str]:
     for (path, owner, kind), keys in left.items():
         of_file = kind_with(former[:1], path, keys[0], part_at(cfg, path)) == kind
         remedy = f"add --cfg-options {path}._delete_=True" if of_file else f"write _delete_=True into {path}"
+        if path.rpartition(".")[2].isdigit():  # mmengine always merges into a part of a list
+            remedy = f"write {path.rpartition('.')[0]} anew in a config file"
         said.append(
             f"{path}: {owner} has no argument {', '.join(map(repr, keys))}, left over from the {kind} whose place it "
             f"takes; {remedy}, so that nothing of that one stays"

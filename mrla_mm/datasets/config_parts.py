@@ -43,8 +43,15 @@ def placed_datasets(cfg: Mapping, phase: str) -> Iterator[tuple[Place, Mapping]]
     """Yield the data sets of a phase with their places; those below the config's `data_root` move with it."""
     root = cfg.get("data_root")
     for path, leaf in leaf_places(cfg[f"{phase}_dataloader"]["dataset"], f"{phase}_dataloader.dataset"):
-        moves = root and str(leaf.get("data_root") or leaf.get("ann_file")).startswith(root)
+        moves = is_below(leaf.get("data_root") or leaf.get("ann_file"), root)
         yield Place(path, "data_root" if moves else f"{path}.data_root"), leaf
+
+
+def is_below(path: object, root: object) -> bool:
+    """Whether a value is a folder or lies in it; a `data_root` that is no text is a variable of the config's own."""
+    if not isinstance(path, str) or not isinstance(root, str) or not root:
+        return False
+    return f"{path}/".startswith(f"{root.rstrip('/')}/")
 
 
 def is_local(dataset: Mapping) -> bool:

@@ -55,21 +55,24 @@ def check_weights(cfg: Config) -> None:
         warn_of_frozen_random_layers(cfg.get("model") or {}, scope)
 
 
-def from_scratch(key: str, backbone: Mapping, scope: str | None) -> str:
+def from_scratch(key: str, backbone: object, scope: str | None) -> str:
     """Options that train without the weights that a key names; a backbone without them must not be frozen."""
     parts = frozen_parts(backbone, scope) if key == "model.backbone.init_cfg" else {}
     return " ".join([f"{key}=None", *parts.values()])
 
 
-def frozen_parts(backbone: Mapping, scope: str | None) -> dict[str, str]:
+def frozen_parts(backbone: object, scope: str | None) -> dict[str, str]:
     """What a backbone's config keeps from learning, and the option that lets it learn.
 
     mmdet's ResNets evaluate their norms unless they are told not to. Group norm has no statistics to keep.
     """
+    if not isinstance(backbone, Mapping):  # of a detector of the user's own, with several for example
+        return {}
     frozen, nothing = {}, 0 if type_name(backbone.get("type")).endswith(COUNTING_FROM_0) else -1
-    if backbone.get("frozen_stages", nothing) > nothing:
-        frozen[f"frozen_stages={backbone['frozen_stages']}"] = f"model.backbone.frozen_stages={nothing}"
-    grouped = type_name((backbone.get("norm_cfg") or {}).get("type")) == "GN"
+    if isinstance(stages := backbone.get("frozen_stages"), int) and stages > nothing:
+        frozen[f"frozen_stages={stages}"] = f"model.backbone.frozen_stages={nothing}"
+    norm = backbone.get("norm_cfg")
+    grouped = isinstance(norm, Mapping) and type_name(norm.get("type")) == "GN"
     if not grouped and backbone.get("norm_eval", defaults_of(backbone, scope).get("norm_eval")):
         frozen["norm_eval=True"] = "model.backbone.norm_eval=False"
     return frozen
@@ -124,7 +127,7 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
     Folders of FSDP hold a file for each process, which no other can read: they are looked at from outside.
     """
     try:
-        if key in ("load_from", "--resume") and (files := sorted(Path(location).glob("rank*.pth"))):
+        if key in ("load_from", "--resume") and (files := sorted(Path(str(location)).glob("rank*.pth"))):
             for file in files:
                 check_looks(file, str(file))
             if not os.environ.get(UNRESTRICTED):
@@ -141,7 +144,7 @@ def check_location(location: str, *, key: str, remedy: str) -> None:
 
 
 def check_content(content: Mapping, location: str) -> None:
-    """Raise InputError if what a file holds has no tensor where mmengine looks for a model's."""
+    """Raise InputError if what a file holds has no tensor in any of the places where weights may be."""
     try:
         find_state(content)
     except InputError as error:

@@ -58,7 +58,10 @@ def read_checkpoint(location: str | Path) -> Mapping:
     location = str(location)
     path = local_path(location)
     if path is None:
-        return mapping_of(CheckpointLoader.load_checkpoint(location, map_location="cpu"), location)
+        try:
+            return mapping_of(CheckpointLoader.load_checkpoint(location, map_location="cpu"), location)
+        except (OSError, ImportError) as error:
+            raise InputError(f"weights {location} cannot be read: {error}") from error
     if not path.is_file():
         fetch(remote_url(location), path)
     return read_file(path)
@@ -77,11 +80,13 @@ def local_path(location: str) -> Path | None:
     """Return where the weights at a location lie or will lie once fetched; None if a backend of mmengine reads them.
 
     Raises:
-        InputError: a local file does not exist, or a catalogue has no such name.
+        InputError: a local file does not exist or is a folder, or a catalogue has no such name.
     """
     scheme, separator, name = location.partition("://")
     if not separator:
         path = Path(location).expanduser()
+        if path.is_dir():
+            raise InputError(f"weights {path} are a folder; name a file")
         if not path.is_file():
             raise InputError(f"weights {path} do not exist; correct the path (it is seen from {Path.cwd()})")
         return path
@@ -141,6 +146,8 @@ def download(url: str, part: Path, target: Path) -> None:
             promised = answer.headers.get("Content-Length")
     except urllib.error.HTTPError as error:
         raise unreachable(url, f"the server answers {error.code} {error.reason}", advice) from error
+    except (http.client.InvalidURL, UnicodeError) as error:
+        raise InputError(f"weights {url} cannot be fetched: the URL is malformed ({error}); correct it") from error
     except OSError as error:  # URLError, time-outs, refused and unresolved hosts
         raise unreachable(url, str(getattr(error, "reason", error)), advice) from error
     except http.client.HTTPException as error:  # of proxies and servers that end in the middle of a chunk

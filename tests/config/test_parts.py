@@ -161,6 +161,20 @@ def test_the_remedy_for_an_override_works(original):
     check_parts(cfg, ["train"])
 
 
+def test_faults_of_a_config_without_a_file_stay_as_they_are(original):
+    """As of mmengine's `Config.fromstring`, whose file is gone when it returns."""
+    cfg = Config.fromstring(original.pretty_text, ".py")
+    assert "MRLAResNet has no argument 'bad'" in said_of(cfg, {"model.backbone.bad": 1})
+
+
+def test_a_part_of_a_list_is_written_anew(original):
+    """Overrides of it are merged by mmengine, `_delete_` or not."""
+    path = "train_dataloader.dataset.pipeline.2"
+    said = said_of(original, {f"{path}.type": "RandomCrop", f"{path}.crop_size": (3, 3)}, check_keys)
+    assert "RandomCrop has no argument 'scale', 'keep_ratio', left over from the Resize" in said
+    assert "; write train_dataloader.dataset.pipeline anew in a config file, so" in said and "_delete_" not in said
+
+
 def test_what_a_backbone_needs_is_named(original):
     said = said_of(original, {"model.backbone": dict(_delete_=True, type="MRLAViT")})
     assert said == "model.backbone: MRLAViT needs arch"

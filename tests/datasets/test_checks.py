@@ -35,6 +35,14 @@ def test_missing_set_says_where_and_how(tmp_path, make_config):
     assert f"{tmp_path}/coco exists and holds ['Annotations']" in message(make_config(tmp_path / "coco"))
 
 
+@pytest.mark.parametrize("root", [["a/", "b/"], dict(train="a/"), 5, "", "dat"])
+def test_a_variable_called_data_root_moves_nothing(root, tmp_path, make_config):
+    """It may be anything; the remedy is the data set's own key then."""
+    cfg = make_config(tmp_path / "none")
+    cfg.data_root, cfg.train_dataloader.dataset.data_root = root, "data/nowhere"
+    assert "--cfg-options train_dataloader.dataset.data_root=/path/to/set" in message(cfg)
+
+
 @pytest.mark.parametrize(
     ("own", "remedy", "but"),
     [

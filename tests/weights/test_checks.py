@@ -175,6 +175,20 @@ def test_frozen_random_layers_warn(frozen, key, value):
         check_weights(config(backbone=frozen))
 
 
+@pytest.mark.filterwarnings("error:THE BACKBONE")
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        [dict(type="ResNet"), dict(type="ResNet")],
+        "resnet50",
+        dict(type="Mine", frozen_stages=[0, 1], norm_cfg="BN"),
+        dict(type="Mine", frozen_stages=None),
+    ],
+)
+def test_backbones_of_a_users_own_kind_are_left_alone(backbone):
+    check_weights(Config(dict(default_scope="mmdet", model=dict(type="Mine", backbone=backbone))))
+
+
 @pytest.mark.parametrize(
     ("backbone", "options"),
     [

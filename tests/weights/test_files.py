@@ -103,6 +103,7 @@ def test_arguments_of_a_training_script_are_read(tmp_path):
 
 def test_missing_file_and_name(tmp_path):
     assert f"weights {tmp_path}/none.pth do not exist" in message(tmp_path / "none.pth")
+    assert f"weights {tmp_path} are a folder" in message(tmp_path)
     assert "torchvision:// has no weights 'resnet5O'; nearest: " in message("torchvision://resnet5O")
 
 
@@ -173,6 +174,18 @@ def test_unreachable_server(cache):
         port = listener.getsockname()[1]
     said = message(f"http://127.0.0.1:{port}/w.pth")
     assert "cannot be fetched" in said and "refused" in said and f"put it at {cache / 'w.pth'}" in said
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:1/a b.pth", "http://localhost:x/w.pth", "http://localhost:1/\xe4.pth"]
+)
+def test_malformed_urls(url, cache):
+    """Nobody answered, so nothing is said of an answer."""
+    assert f"weights {url} cannot be fetched: the URL is malformed" in message(url)
+
+
+def test_schemes_that_nothing_serves():
+    assert "weights htps://host/w.pth cannot be read: " in message("htps://host/w.pth")
 
 
 @pytest.mark.parametrize(
