@@ -48,7 +48,7 @@ def collect(args, rows, images):
             record = reproduction.add_run(record, run)
             print(f"{work_dir}: {run['model']}, {run['figures'] or run['memory']}")
         except InputError as error:
-            refused.append(f"{work_dir}: {error}")
+            refused.append(str(error) if str(work_dir) in str(error) else f"{work_dir}: {error}")
     return record, refused
 
 

@@ -142,11 +142,13 @@ def table_text(table: PaperTable, runs: Sequence[Mapping], given: dict[str, str]
         given: number of the table with the command, by model; extended.
     """
     names = " / ".join(metric_name(key) for key in table.metrics)
-    lines = [f"### Table {table.number}: {table.title}", "", f"| model | {names}, paper's | ours | 8 GPUs, estimate |"]
+    memory = table.metrics == MEMORY
+    gpus = "4 GPUs, each run stopped after some hundred iterations" if memory else "8 GPUs, estimate"
+    lines = [f"### Table {table.number}: {table.title}", "", f"| model | {names}, paper's | ours | {gpus} |"]
     lines.append("|---|---|---|---|")
     blocks, earlier = [], []
     for model in table.models:
-        row, memory = find_row(model), table.metrics == MEMORY
+        row = find_row(model)
         expected = "minutes" if memory else time_class(row)
         lines.append(f"| {model} | {paper_cell(row, table)} | {our_cell(row, table, runs)} | {expected} |")
         if memory:

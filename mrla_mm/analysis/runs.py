@@ -85,7 +85,8 @@ def read_sessions(work_dir: Path) -> list[Session]:
         results = read_json(tested) if tested.is_file() else {}
         sessions.append(Session(folder, read_file(config), lines, results, log))
     if not sessions:
-        raise InputError(f"{work_dir} holds no run: give the --work-dir of a training (it has folders named by time)")
+        what = "holds no run" if work_dir.is_dir() else "does not exist"
+        raise InputError(f"{work_dir} {what}: give the --work-dir of a training (it has folders named by time)")
     return sessions
 
 

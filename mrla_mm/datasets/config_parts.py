@@ -68,7 +68,8 @@ def check_head_sizes(model: Mapping, classes: int, *, phase: str) -> None:
     wrong = [f"{path}={size}" for path, size in head_sizes(model) if size != classes]
     if wrong:
         names = " ".join(f"{entry.rpartition('=')[0]}={classes}" for entry in wrong)
-        heads, names = f"set --cfg-options {names} (or the same in the config)", "correct metainfo.classes"
+        heads = f"set --cfg-options {names} (or the same in the config)"
+        names = "name your classes in the metainfo of each phase's data set"
         if phase != "train":
             heads, names = f"give {phase}_dataloader.dataset.metainfo the classes of the training's data set", heads
         raise InputError(f"the {phase} data set has {classes} classes, but {', '.join(wrong)}: {heads}, or {names}")

@@ -378,7 +378,7 @@ def test_every_head_size_is_compared(coco_root, make_config):
         assert f"model.roi_head.{head}.num_classes=80" in said and f"model.roi_head.{head}.num_classes=2" in said
     cascade = dict(rpn_head=dict(num_classes=1), roi_head=dict(bbox_head=[dict(num_classes=3), dict(num_classes=4)]))
     with pytest.raises(
-        InputError, match=r"model\.roi_head\.bbox_head\.1\.num_classes=4: set --cfg-options.* or correct metainfo"
+        InputError, match=r"model\.roi_head\.bbox_head\.1\.num_classes=4: set --cfg-options.* or name your classes"
     ):
         checks.check_head_sizes(cascade, 3, phase="train")
     with pytest.raises(InputError, match=r"model\.bbox_head\.num_classes=80"):

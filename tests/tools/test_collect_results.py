@@ -145,7 +145,7 @@ def test_another_config_and_a_smaller_data_set_are_refused(collect, work_dir, ro
 
 def test_good_runs_are_recorded_beside_refused_ones(collect, work_dir, tmp_path):
     code, printed, docs = collect(work_dir, tmp_path / "nowhere")
-    assert code == 2 and "nowhere holds no run" in printed.err
+    assert code == 2 and "nowhere does not exist" in printed.err
     assert len(json.loads((docs / "measured.json").read_text())["runs"]) == 1
 
 
