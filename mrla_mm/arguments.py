@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
-from mmengine.registry import MODELS, WEIGHT_INITIALIZERS
+from mmengine.registry import MODELS, WEIGHT_INITIALIZERS, Registry
 from torch import Tensor
 
 from mrla_mm.errors import InputError
@@ -175,6 +175,15 @@ def type_name(kind: object) -> str:
     Configs that import classes hold a class there; saved, they hold its full path. A scope may precede a name.
     """
     return getattr(kind, "__name__", str(kind)).rpartition(".")[2]
+
+
+def class_of(part: object, scope: str | None, registry: Registry = MODELS) -> object:
+    """Return the class that a part of a config means by its `type`, None where it is not known."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(kind, str):
+        with registry.switch_scope_and_registry(part.get("_scope_") or scope) as here:
+            kind = here.get(kind)
+    return kind
 
 
 def shown(value: object, limit: int = SHOWN) -> str:

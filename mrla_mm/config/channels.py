@@ -2,8 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 
-from mmengine.registry import MODELS
-
+from mrla_mm.arguments import class_of
 from mrla_mm.config.signatures import from_host
 from mrla_mm.errors import InputError
 
@@ -32,7 +31,7 @@ def check_channels(model: Mapping, *, scope: str | None = None) -> None:
     Raises:
         InputError: names both sides, and the option that mends it.
     """
-    if from_host(kind_of(model, scope)):
+    if from_host(class_of(model, scope)):
         check_neck(model, scope)
         check_heads(model, scope)
 
@@ -112,18 +111,9 @@ def has_levels(extractor: Mapping) -> bool:
     return isinstance(strides, list | tuple) and len(strides) > 1
 
 
-def kind_of(part: object, scope: str | None) -> object:
-    """Return the class that the config of a part of the model means, None where it is not known."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str):
-        with MODELS.switch_scope_and_registry(part.get("_scope_") or scope) as registry:
-            kind = registry.get(kind)
-    return kind
-
-
 def is_judged(part: object, names: Collection[str], scope: str | None, *, derived: bool = False) -> bool:
     """Whether a part of the model is of one of these classes, or derived from one, and its class a host's or ours."""
-    kind = kind_of(part, scope)
+    kind = class_of(part, scope)
     kinds = getattr(kind, "__mro__", ()) if derived else (kind,)
     return from_host(kind) and any(each.__name__ in names for each in kinds)
 
@@ -143,7 +133,7 @@ def output_channels(backbone: object, scope: str | None) -> list[int] | None:
     """
     if not is_judged(backbone, RESNETS, scope):
         return None
-    kind, depth, base = kind_of(backbone, scope), backbone.get("depth"), backbone.get("base_channels", 64)
+    kind, depth, base = class_of(backbone, scope), backbone.get("depth"), backbone.get("base_channels", 64)
     levels = backbone.get("out_indices", (0, 1, 2, 3))
     if not isinstance(depth, int) or depth not in kind.arch_settings or not isinstance(base, int):
         return None

@@ -8,7 +8,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, Registry
 
-from mrla_mm.arguments import instead, keywords_of, placed
+from mrla_mm.arguments import class_of, instead, keywords_of, placed
 from mrla_mm.config.inherited import gather_left_over
 from mrla_mm.config.signatures import is_ours
 from mrla_mm.errors import InputError
@@ -48,18 +48,22 @@ def model_parts(model: Mapping) -> Iterator[tuple[str, Mapping]]:
 
 def build(part: Mapping, path: str, registry: Registry, cfg: Config) -> None:
     """Build a part if it is one of this package's."""
-    with registry.switch_scope_and_registry(part.get("_scope_") or cfg.get("default_scope")) as here:
-        kind = here.get(part["type"]) if isinstance(part["type"], str) else part["type"]
-        if not isinstance(kind, type) or not is_ours(kind):
-            return
-        if faults := gather_left_over(cfg, list(argument_faults(kind, part, path))):
-            raise InputError("; ".join(faults))
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the run's own building gives them
-            try:
-                here.build(dict(part))
-            except InputError as error:
-                raise InputError(placed(path, str(error), keywords_of(kind) | {"optimizer"})) from error
+    scope = cfg.get("default_scope")
+    kind = class_of(part, scope, registry)
+    if not isinstance(kind, type) or not is_ours(kind):
+        return
+    if faults := gather_left_over(cfg, list(argument_faults(kind, part, path))):
+        raise InputError("; ".join(faults))
+    with (
+        registry.switch_scope_and_registry(part.get("_scope_") or scope) as here,
+        torch.random.fork_rng(devices=[]),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # the run's own building gives them
+        try:
+            here.build(dict(part))
+        except InputError as error:
+            raise InputError(placed(path, str(error), keywords_of(kind) | {"optimizer"})) from error
 
 
 def argument_faults(kind: type, part: Mapping, path: str) -> Iterator[str]:

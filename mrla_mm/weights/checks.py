@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mmengine.config import Config
-from mmengine.registry import MODELS
 
-from mrla_mm.arguments import argument_defaults, type_name
+from mrla_mm.arguments import argument_defaults, class_of, type_name
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import check_looks, read_checkpoint
 from mrla_mm.weights.states import find_state
@@ -80,10 +79,7 @@ def frozen_parts(backbone: object, scope: str | None) -> dict[str, str]:
 
 def defaults_of(part: Mapping, scope: str | None) -> dict[str, object]:
     """Return what a part of a model takes where its config does not say; nothing for a class that is not known."""
-    kind = part.get("type")
-    if isinstance(kind, str):
-        with MODELS.switch_scope_and_registry(part.get("_scope_") or scope) as registry:
-            kind = registry.get(kind)
+    kind = class_of(part, scope)
     return argument_defaults(kind) if isinstance(kind, type) else {}
 
 
