@@ -180,10 +180,12 @@ def type_name(kind: object) -> str:
 def class_of(part: object, scope: str | None, registry: Registry = MODELS) -> object:
     """Return the class that a part of a config means by its `type`, None where it is not known."""
     kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(kind, str):
-        with registry.switch_scope_and_registry(part.get("_scope_") or scope) as here:
-            kind = here.get(kind)
-    return kind
+    if not isinstance(kind, str):
+        return kind
+    if kind.startswith("."):  # which mmengine takes for a relative import
+        return None
+    with registry.switch_scope_and_registry(part.get("_scope_") or scope) as here:
+        return here.get(kind)
 
 
 def shown(value: object, limit: int = SHOWN) -> str:

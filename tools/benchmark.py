@@ -9,7 +9,8 @@ Suites (default: goals, oom, branch, depth):
   resolution  light on ResNet-50: growth of time and memory with the number of pixels
   models      what --config or --depth and --attention name
 
-Paths: plain (no layer attention), straightforward (the equations typed in, every product a tensor), reference, folded,
+Paths: plain (no layer attention), plain with folded norms (the same with its frozen norms in the convolutions' weights,
+where MRLAResNet has its own), straightforward (the equations typed in, every product a tensor), reference, folded,
 triton. Before a path is timed, its outputs and gradients are compared with the reference's. Memory is, on a GPU, the
 peak allocated during the step beyond what was there before it; on a CPU, the bytes of all tensors kept for backward.
 """
@@ -29,7 +30,7 @@ from torch import nn
 from mrla_mm import cli
 from mrla_mm.analysis import benchmark
 from mrla_mm.analysis.paths import PATHS, take_path, usable_paths, wake
-from mrla_mm.analysis.steps import Step, build_backbone, build_detector, check_paths
+from mrla_mm.analysis.steps import Step, build_backbone, build_detector, check_paths, fold_norms
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.errors import InputError
 
@@ -92,12 +93,15 @@ def measure(title, make_plain, make_ours, args, *, attention, paths=None, detect
         take_path(ours.model, path)
         return ours()
 
-    steps = {"plain": plain} | {path: (lambda path=path: run(path)) for path in paths}
+    plains = {"plain": plain}
+    if folded_plain := fold_norms(Step(make_plain(), args, detector=detector)):
+        plains["plain, folded norms"] = folded_plain
+    steps = plains | {path: (lambda path=path: run(path)) for path in paths}
     seconds = benchmark.time_rounds(steps, args.rounds, device=args.device, clock=args.clock, title=title)
     rows = []
     for name in steps:
-        take_path(ours.model, name)
-        rows.append(row_of(title, name, seconds, plain if name == "plain" else ours, args, errors.get(name)))
+        take_path(ours.model, name if name in paths else "plain")
+        rows.append(row_of(title, name, seconds, plains.get(name, ours), args, errors.get(name)))
     for row in rows:
         row["memory ratio"] = row["MiB"] / rows[0]["MiB"] if rows[0]["MiB"] else ""
     return rows
@@ -146,7 +150,7 @@ def goals(args):
     fast = [usable_paths("MRLABase", args.device, args.paths)[-1]]
     base = measure_resnet(101, "base", "frozen", args, paths=fast)
     light = measure_resnet(101, "light", "frozen", args, paths=fast)
-    over = {"model": "R101, base over light", "path": fast[0], "memory ratio": base[1]["MiB"] / light[1]["MiB"]}
+    over = {"model": "R101, base over light", "path": fast[0], "memory ratio": base[-1]["MiB"] / light[-1]["MiB"]}
     return {"Goals": [*rows, *base, *light, over]}
 
 

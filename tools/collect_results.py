@@ -70,6 +70,8 @@ def main(argv=None, rows=ROWS, images=None):
     if not args.check:
         outputs.make_folder(args.docs, "--docs")
     record, refused = collect(args, rows, images)
+    if refused and len(refused) == len(args.work_dirs):
+        raise InputError("refused:\n  " + "\n  ".join(refused))
     stale = {
         path: text
         for path, text in files(args.docs, record).items()

@@ -32,8 +32,12 @@ def parse_args(argv):
     parser.add_argument("input", help="image file, or folder of images")
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file")
-    parser.add_argument("--out-dir", default="work_dirs/demo", help="folder for pictures and predictions.json")
-    parser.add_argument("--score-thr", type=float, default=0.3, help="leave out detections that score lower")
+    parser.add_argument(
+        "--out-dir", default="work_dirs/demo", help="folder for pictures and predictions.json (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--score-thr", type=float, default=0.3, help="leave out detections that score lower (default: %(default)s)"
+    )
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     return parser.parse_args(argv)
 

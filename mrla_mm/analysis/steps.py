@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from mmdet.testing import demo_mm_inputs
 from mmengine.config import Config
+from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval_for_single_model
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
 from mrla_mm.analysis import benchmark
 from mrla_mm.analysis.paths import take_path, wake
+from mrla_mm.attention.residual import is_frozen
 from mrla_mm.errors import InputError
 
 
@@ -96,6 +98,15 @@ class Step:
         if self.args.device.type == "cuda":
             return benchmark.peak_bytes(self, self.args.device)
         return benchmark.kept_bytes(self.forward, self.model) if self.args.mode == "train" else 0
+
+
+def fold_norms(step: Step) -> Step | None:
+    """Let mmengine fold the frozen norms of a plain ResNet, as MRLAResNet folds its own; None if it has none."""
+    backbone = step.model.backbone if step.detector else step.model
+    if not any(is_frozen(norm) for norm in backbone.modules()):
+        return None
+    turn_on_efficient_conv_bn_eval_for_single_model(backbone)
+    return step
 
 
 def results(step: Step) -> list[Tensor]:

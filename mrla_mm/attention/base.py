@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mrla_mm.arguments import FLAG, check_arguments, check_maps, one_of, optional, whole
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, FrozenNorm, depthwise_value, global_average, project, split_heads
+from mrla_mm.ops import Affine, depthwise_value, global_average, project, split_heads
 
 Memory = tuple | None  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
 RULES = dict(
@@ -130,13 +130,11 @@ class LayerAttention(nn.Module):
 
     @property
     def takes_block_end(self) -> bool:
-        """Whether `end_block` can do what leads from the block's last convolution to x, too."""
+        """Whether `end_block` can do the sum and ReLU that lead to x, too."""
         return False
 
-    def end_block(
-        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: Memory = None
-    ) -> tuple[Tensor, Memory]:
-        """Attend to x = relu(norm(c) + shortcut): what forward returns for x, the shortcut, memory and affine.
+    def end_block(self, c: Tensor, shortcut: Tensor, affine: Affine, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """Attend to x = relu(c + shortcut): what forward returns for x, the shortcut, memory and affine.
 
         For a variant with `takes_block_end`. Shapes: c and shortcut (B, C, H, W) -> (B, C, H, W) and the new memory.
         """

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mrla_mm.arguments import FLAG, check_arguments, one_of
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, FrozenNorm, LightWeights, light, light_attention, light_block_end, light_gate
+from mrla_mm.ops import Affine, LightWeights, light, light_attention, light_block_end, light_gate
 
 LIGHT_RULES = dict(previous=one_of("shortcut", "output", "none"), learnable_lambda=FLAG, gated=FLAG)
 
@@ -86,13 +86,11 @@ class MRLALight(LayerAttention):
         """Whether `end_block` computes what forward does: as `takes_affine`, unless forward is no longer this one."""
         return self.takes_affine and getattr(self.forward, "__func__", None) is MRLALight.forward
 
-    def end_block(
-        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: None = None
-    ) -> tuple[Tensor, None]:
-        """Attend to the block's output without keeping it for backward; the contract of `LayerAttention`."""
+    def end_block(self, c: Tensor, shortcut: Tensor, affine: Affine, memory: None = None) -> tuple[Tensor, None]:
+        """Add, activate and attend as one function; the contract of `LayerAttention`."""
         self.check(c, memory, shortcut)
         options = dict(heads=self.heads, affine=affine, history=self.previous == "shortcut")
-        return light_block_end(c, shortcut, norm, self.weights(), **options), None
+        return light_block_end(c, shortcut, self.weights(), **options), None
 
     @property
     def uses_shortcut(self) -> bool:

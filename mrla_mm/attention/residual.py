@@ -66,7 +66,8 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
 
 def is_frozen(norm: nn.Module) -> bool:
     """Whether a norm is a batch norm that uses its running statistics, a fixed function of each number."""
-    return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
+    plain = type(norm) is nn.BatchNorm2d and "forward" not in vars(norm)
+    return plain and not norm.training and norm.running_mean is not None
 
 
 def frozen(norm: nn.BatchNorm2d) -> FrozenNorm:
@@ -184,26 +185,24 @@ class LayerAttentionResidual(BaseModule):
         heard = heard or is_heard(norm) or is_heard(self.drop_path)
         return attention.takes_affine and is_frozen(norm) and not heard
 
-    def can_end_block(self, c: Tensor, shortcut: Tensor, norm: nn.Module, relu: nn.Module) -> bool:
-        """Whether `end_block` can stand for relu(norm(c) + shortcut) and forward.
+    def can_end_block(self, c: Tensor, shortcut: Tensor, relu: nn.Module) -> bool:
+        """Whether `end_block` can stand for relu(c + shortcut) and forward.
 
-        It can if forward would fold, the attention knows how, the block's norm has frozen statistics too, and nobody
-        listens to any module on the way. A compiler chooses by itself what to keep and what to compute again.
+        It can if forward would fold, the attention knows how, and nobody listens to any module on the way. A compiler
+        chooses by itself what to keep and what to compute again.
         """
-        plain = is_frozen(norm) and type(relu) is nn.ReLU and c.dtype == shortcut.dtype
-        heard = any(is_heard(module) for module in (norm, relu, self, self.attention))
+        plain = type(relu) is nn.ReLU and c.dtype == shortcut.dtype
+        heard = any(is_heard(module) for module in (relu, self, self.attention))
         ours = plain and not heard and self.can_fold() and self.attention.takes_block_end
         return ours and not torch.compiler.is_compiling() and choose_path(c).path != "reference"
 
-    def end_block(
-        self, c: Tensor, shortcut: Tensor, norm: nn.BatchNorm2d, memory: Memory = None
-    ) -> tuple[Tensor, Memory]:
-        """Compute relu(norm(c) + shortcut) and add the attention to it: what forward returns for that x.
+    def end_block(self, c: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """Compute relu(c + shortcut) and add the attention to it: what forward returns for that x.
 
         Shapes:
             c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
-        return self.attention.end_block(c, shortcut, frozen(norm), self.affine(c), memory)
+        return self.attention.end_block(c, shortcut, self.affine(c), memory)
 
     def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
         """Norm and drop path, or the factors of the samples that the block drew, as numbers per channel and sample."""

@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention.base import LayerAttention
-from mrla_mm.ops import Affine, FrozenNorm, base_block_end, global_average, softmax_scores, weighted_sum
+from mrla_mm.ops import Affine, base_block_end, global_average, softmax_scores, weighted_sum
 
 
 class SoftmaxMemory(NamedTuple):
@@ -49,13 +49,13 @@ class MRLABase(LayerAttention):
         return linear and getattr(self.forward, "__func__", None) is MRLABase.forward
 
     def end_block(
-        self, c: Tensor, shortcut: Tensor, norm: FrozenNorm, affine: Affine, memory: SoftmaxMemory | None = None
+        self, c: Tensor, shortcut: Tensor, affine: Affine, memory: SoftmaxMemory | None = None
     ) -> tuple[Tensor, SoftmaxMemory]:
-        """Attend to the block's output without keeping it for backward; the contract of `LayerAttention`."""
+        """Add, activate and attend as one function; the contract of `LayerAttention`."""
         earlier = memory or SoftmaxMemory()
         self.check(c, memory, shortcut, *earlier.values)
         weights = (self.query.weight, self.key.weight, self.value.weight)
-        out, key, value = base_block_end(c, shortcut, norm, weights, earlier, heads=self.heads, affine=affine)
+        out, key, value = base_block_end(c, shortcut, weights, earlier, heads=self.heads, affine=affine)
         return out, SoftmaxMemory((*earlier.keys, key), (*earlier.values, value))
 
 

@@ -28,6 +28,7 @@ from mrla_mm.arguments import (
     wholes,
 )
 from mrla_mm.attention import LayerAttentionResidual, Memory
+from mrla_mm.backbones.normed_conv import normed, projected
 from mrla_mm.errors import InputError
 
 RESNET_RULES = dict(
@@ -77,15 +78,14 @@ class _MRLABlock:
         return self._forward(x, memory)
 
     def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        shortcut = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else projected(self.downsample, x)
         last = self.num_convs
         for step in range(1, last):
-            x = self.relu(self.norm(step)(self.conv(step)(x)))
+            x = self.relu(normed(self.conv(step), self.norm(step), x))
             x = self.run_plugins(x, step)
-        x, norm = self.conv(last)(x), self.norm(last)
-        if not self.plugins_behind(last) and self.mrla.can_end_block(x, shortcut, norm, self.relu):
-            return self.mrla.end_block(x, shortcut, norm, memory)
-        x = self.run_plugins(norm(x), last)
+        x = self.run_plugins(normed(self.conv(last), self.norm(last), x), last)
+        if self.mrla.can_end_block(x, shortcut, self.relu):
+            return self.mrla.end_block(x, shortcut, memory)
         return self.mrla(self.relu(x + shortcut), shortcut, memory)
 
     def conv(self, step: int) -> nn.Module:

@@ -4,9 +4,11 @@ import importlib.util
 import os
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 from mmengine.config import Config
 
+from mrla_mm.config.locating import near_to
 from mrla_mm.errors import InputError
 
 READERS = ("_file2dict", "_parse_lazy_import", "_is_lazy_import")  # mmengine's functions that read one file each
@@ -66,7 +68,9 @@ def line_with(path: str, text: str) -> int | None:
 def reason_of(error: Exception, last: str) -> str:
     """Return in one line what is wrong; `last` is the file that was being read."""
     if isinstance(error, FileNotFoundError) and not os.path.isfile(last):
-        return f"its _base_ {os.path.normpath(last)} does not exist"
+        path = Path(os.path.normpath(last))
+        near = [str(each) for each in near_to(path.stem, path.parent.glob("*.py"))]
+        return f"its _base_ {path} does not exist" + (f"; did you mean {' or '.join(near)}?" if near else "")
     if isinstance(error, ModuleNotFoundError) and str(error).endswith("manually"):
         package = str(error).split()[0]
         return f"a _base_ is of the package {package}, which is not installed: pip install {package}"

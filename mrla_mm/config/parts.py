@@ -30,6 +30,8 @@ def check_parts(cfg: Config, phases: Collection[str]) -> None:
     model = cfg.get("model")
     for path, part in model_parts(model) if isinstance(model, Mapping) else ():
         build(part, path, MODELS, cfg)
+        if "train" in phases:
+            check_folding(part, path, cfg)
     wrapper = cfg.get("optim_wrapper")
     if "train" in phases and isinstance(wrapper, Mapping) and wrapper.get("constructor"):
         own = {key: value for key, value in wrapper.items() if key not in ("constructor", "paramwise_cfg")}
@@ -64,6 +66,18 @@ def build(part: Mapping, path: str, registry: Registry, cfg: Config) -> None:
             here.build(dict(part))
         except InputError as error:
             raise InputError(placed(path, str(error), keywords_of(kind) | {"optimizer"})) from error
+
+
+def check_folding(part: Mapping, path: str, cfg: Config) -> None:
+    """Refuse to let mmengine fold the norms of a part of this package: it traces the part by torch.fx, which fails."""
+    value = cfg.get("efficient_conv_bn_eval")
+    names, own = [value] if isinstance(value, str) else value or [], path.removeprefix("model.")
+    kind = class_of(part, cfg.get("default_scope"))
+    if is_ours(kind) and any(name == own or name.startswith(f"{own}.") for name in names):
+        raise InputError(
+            f"efficient_conv_bn_eval={value!r}: mmengine cannot trace {kind.__name__}; leave {own!r} out "
+            "(MRLAResNet folds its frozen norms by itself)"
+        )
 
 
 def argument_faults(kind: type, part: Mapping, path: str) -> Iterator[str]:

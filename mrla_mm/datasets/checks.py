@@ -181,11 +181,19 @@ def missing_file(dataset: Mapping, phase: str, place: Place) -> str:
     move = f"set its place: --cfg-options {place.option}=/path/to/set"
     if not root or path == Path(dataset.get("ann_file", "")):
         remedy = f"Correct {own}"
+    elif below := folder_with(dataset["ann_file"], Path(root)):
+        remedy = f"It is in {below}: --cfg-options {place.option}={below}"
     elif Path(root).is_dir():
         remedy = f"Correct {own}, which is seen from its data_root {root}; or if the data set is elsewhere, {move}"
     else:
         remedy = f"Put or link the data set there (ln -s /path/to/set {Path(root)}), or {move}"
     return f"{phase} data: annotation file {path} does not exist ({whereabouts(path)}). {remedy}"
+
+
+def folder_with(name: str, root: Path) -> Path | None:
+    """Return the folder directly below a root in which a file of this relative name is; None without one."""
+    folders = sorted(each for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
+    return next((folder for folder in folders if (folder / name).is_file()), None)
 
 
 def check_image_folder(folder: Path, phase: str, place: Place) -> None:

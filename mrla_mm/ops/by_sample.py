@@ -1,17 +1,14 @@
 """The end of a residual block with MRLA-light by the folded path, a few samples at a time, as suits the cache of a CPU.
 
 A pass over whole maps fetches them from memory again. The samples of a part fit the cache, and go through all passes
-before those of the next: of the size of a map, forward reads c and the shortcut and writes y, backward reads these two
-and the gradient and writes two gradients. x and everything between them exist for one part only.
+before those of the next: of the size of a map, forward reads c and the shortcut and writes x and y, backward reads x,
+the shortcut and the gradient and writes two gradients. What lies between exists for one part only.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from mrla_mm.ops import folded
-from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.fused import in_precision
 from mrla_mm.ops.gating import (
     Affine,
@@ -28,59 +25,42 @@ from mrla_mm.ops.gating import (
 
 
 def light_forward(
-    heads: int, c: Tensor, shortcut: Tensor, norm: FrozenNorm, weights: LightWeights, affine: Affine, *, history: bool
-) -> tuple[Tensor, Gate]:
-    """Compute y (B, C, H, W) and the gate of `block_end.LightBlockEnd`."""
-    y, gates = torch.empty_like(c), []
+    heads: int, c: Tensor, shortcut: Tensor, weights: LightWeights, affine: Affine, *, history: bool
+) -> tuple[Tensor, Tensor, Gate]:
+    """Compute x and y (B, C, H, W) and the gate of `block_end.LightBlockEnd`."""
+    x, y, gates = torch.empty_like(c), torch.empty_like(c), []
     for samples in folded.parts(c):
-        own, factors = shortcut[samples], affine.of(samples)
-        x, pooled = folded.activate(c[samples], own, norm, pooled=weights.query is not None)
+        part, own, factors = x[samples], shortcut[samples], affine.of(samples)
+        torch.add(c[samples], own, out=part).relu_()
+        pooled = None if weights.query is None else folded.pool(part)
         gate = Gate() if pooled is None else pooled_gate(pooled, weights, heads)
         gain = light_gain(gate.gate, factors, c.shape[1])
-        coefficients = fold_light(x, gain, weights, factors, history=history)
-        folded.light_forward(x, own if history else None, coefficients, residual=True, out=y[samples])
+        coefficients = fold_light(part, gain, weights, factors, history=history)
+        folded.light_forward(part, own if history else None, coefficients, residual=True, out=y[samples])
         gates.append(gate)
-    return y, Gate(*(folded.joined(parts) for parts in zip(*gates, strict=True)))
+    return x, y, Gate(*(folded.joined(parts) for parts in zip(*gates, strict=True)))
 
 
 def light_backward(
-    grad: Tensor,
-    c: Tensor,
-    shortcut: Tensor,
-    norm: FrozenNorm,
-    gate: Gate,
-    weights: LightWeights,
-    affine: Affine,
-    *,
-    history: bool,
-    needed: Sequence[bool],
-) -> tuple[Tensor | None, Tensor, list[Tensor | None], list[Tensor | None]]:
-    """Gradients of c, of the shortcut, of weight and bias of the norm, and of light's weights, scale and offset.
-
-    needed says which of c, the norm's weight and its bias take a gradient.
-    """
-    by_c, by_shortcut = torch.empty_like(c) if needed[0] else None, torch.empty_like(c)
-    scale, gain = norm.scale()[:, None, None], light_gain(gate.gate, affine, c.shape[1])
-    coefficients = fold_light(c, gain, weights, affine, history=history)
+    grad: Tensor, x: Tensor, previous: Tensor | None, gate: Gate, weights: LightWeights, affine: Affine
+) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+    """Gradients of c, of the shortcut, and of light's weights, scale and offset."""
+    history = previous is not None
+    by_shortcut = torch.empty_like(x)
+    by_c = torch.empty_like(x) if history else by_shortcut
+    gain = light_gain(gate.gate, affine, x.shape[1])
+    coefficients = fold_light(x, gain, weights, affine, history=history)
     found = []
-    for samples in folded.parts(c):
-        part, before, own = grad[samples], c[samples], shortcut[samples]
-        x, _ = folded.activate(before, own, norm, pooled=False)
-        sums = folded.light_sums(part, x, own if history else None, coefficients.taps.shape[-1], shift=True)
+    for samples in folded.parts(x):
+        part, own = grad[samples], x[samples]
+        before = previous[samples] if history else None
+        sums = folded.light_sums(part, own, before, coefficients.taps.shape[-1], shift=True)
         by_gain, constant, by_projected = gain_gradient(weights, sums.taps), None, None
         if gate.gate is not None:
-            constant, by_projected = gate_gradients(x, gate.of(samples), weights, affine.of(samples), by_gain)
-        by_normed, _ = folded.block_backward(part, x, coefficients.of(samples), constant, out=by_shortcut[samples])
-        if by_c is not None:
-            torch.mul(by_normed, scale, out=by_c[samples])
-        _, by_weight, by_bias = norm.gradients(by_normed, before, [False, *needed[1:]])
-        found.append((*sums, by_gain, by_projected, by_weight, by_bias))
-    *sums, by_gain, by_projected = (folded.joined(parts) for parts in zip(*(f[:-2] for f in found), strict=True))
-    by_norm = [summed(parts) for parts in zip(*(f[-2:] for f in found), strict=True)]
+            constant, by_projected = gate_gradients(own, gate.of(samples), weights, affine.of(samples), by_gain)
+        out = by_c[samples], by_shortcut[samples]
+        folded.block_backward(part, own, coefficients.of(samples), constant, out=out)
+        found.append((*sums, by_gain, by_projected))
+    *sums, by_gain, by_projected = (folded.joined(parts) for parts in zip(*found, strict=True))
     found = parameter_gradients(gate, gain, weights, affine, MapSums(*sums), by_gain, by_projected)
-    return by_c, by_shortcut, by_norm, in_precision(found, weights, affine)
-
-
-def summed(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Sum over parts of the batch."""
-    return None if parts[0] is None else sum(parts[1:], start=parts[0])
+    return by_c, by_shortcut, in_precision(found, weights, affine)

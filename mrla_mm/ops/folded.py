@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums, wide
 
 # Bytes of one map that go through all operations at a time: several maps of this size fit the last-level cache of a
@@ -77,12 +76,12 @@ def depthwise(x: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
     return F.conv2d(as_one, weight, shift, padding=1, groups=batch * channels).view(x.shape)
 
 
-def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute x = relu(norm(c) + shortcut), (B, C, H, W), and its average over the grid (B, C) if wanted."""
+def activate(c: Tensor, shortcut: Tensor, *, pooled: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute x = relu(c + shortcut), (B, C, H, W), and its average over the grid (B, C) if wanted."""
     x = torch.empty_like(c)
     averages = x.new_empty(x.shape[:2], dtype=torch.promote_types(x.dtype, torch.float32)) if pooled else None
-    for samples in chunks(c):
-        part = torch.add(norm(c[samples]), shortcut[samples], out=x[samples]).relu_()
+    for samples in parts(c):
+        part = torch.add(c[samples], shortcut[samples], out=x[samples]).relu_()
         if pooled:
             averages[samples] = pool(part)
     return x, averages
@@ -155,22 +154,28 @@ def light_backward(
 
 
 def block_backward(
-    grad: Tensor, x: Tensor, coefficients: Coefficients, constant: Tensor | None, out: Tensor | None = None
+    grad: Tensor,
+    x: Tensor,
+    coefficients: Coefficients,
+    constant: Tensor | None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients through `light_forward` with residual and `activate`'s ReLU: of norm(c), and of the shortcut.
+    """Gradients through `light_forward` with residual and `activate`'s ReLU: of c, and of the shortcut.
 
-    The latter, written to out if given, has the history's part if the coefficients have a slope.
+    The latter has the history's part if the coefficients have a slope; without, they are one. Written to out if given.
     """
-    transposed = Coefficients(coefficients.taps.flip(-1), None, constant)
-    slope, by_shortcut = coefficients.slope, torch.empty_like(grad) if out is None else out
-    by_normed = by_shortcut if slope is None else torch.empty_like(grad)
+    transposed, slope = Coefficients(coefficients.taps.flip(-1), None, constant), coefficients.slope
+    if out is None:
+        by_shortcut = torch.empty_like(grad)
+        out = by_shortcut if slope is None else torch.empty_like(grad), by_shortcut
+    by_c, by_shortcut = out
     for samples in chunks(grad):
-        part, masked = grad[samples], by_normed[samples]
+        part, masked = grad[samples], by_c[samples]
         by_x = light_forward(part, None, transposed.of(samples), residual=True)
         torch.ops.aten.threshold_backward.grad_input(by_x, x[samples], 0, grad_input=masked)
         if slope is not None:
             torch.addcmul(masked, part, on_grid(of_samples(slope, samples), part), out=by_shortcut[samples])
-    return by_normed, by_shortcut
+    return out
 
 
 def sum_forward(x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor]) -> Tensor:

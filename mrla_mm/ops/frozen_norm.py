@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from mrla_mm.ops.gating import wide
 
 
 class FrozenNorm(NamedTuple):
@@ -20,28 +21,8 @@ class FrozenNorm(NamedTuple):
     bias: Tensor | None
     eps: float
 
-    def __call__(self, c: Tensor) -> Tensor:
-        """Normalise (B, C, H, W)."""
-        mean, variance, weight, bias, eps = self
-        return F.batch_norm(c, mean, variance, weight, bias, eps=eps)
-
-    def scale(self) -> Tensor:
-        """Derivative of the channels (C,)."""
-        inverse = torch.rsqrt(self.variance + self.eps)
-        return inverse if self.weight is None else inverse * self.weight
-
-    def gradients(self, grad: Tensor, c: Tensor, needed: list[bool]) -> tuple[Tensor | None, ...]:
-        """Gradients of c, weight and bias, those that are needed."""
-        mean, variance, weight, _, eps = self
-        if not any(needed):
-            return None, None, None
-        if c.numel() == 0:  # on which PyTorch's function ends the process
-            return tuple(torch.zeros_like(t) if need else None for t, need in zip((c, mean, mean), needed, strict=True))
-        backward = torch.ops.aten.native_batch_norm_backward
-        return backward(grad, c, weight, mean, variance, None, None, False, eps, needed)
-
     def fold(self) -> tuple[Tensor, Tensor]:
-        """Scale and offset of the channels, (C,) each, with the gradients of weight and bias."""
+        """Scale and offset of the channels, (C,) each, in at least single precision; weight and bias learn by them."""
         return FoldFunction.apply(*self)
 
 
@@ -51,7 +32,8 @@ class FoldFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, mean, variance, weight, bias, eps):
         """Fold: (C,) each."""
-        inverse = torch.rsqrt(variance + eps)
+        mean, weight, bias = wide(mean), wide(weight), wide(bias)
+        inverse = torch.rsqrt(wide(variance) + eps)
         ctx.save_for_backward(mean, inverse)
         scale = inverse if weight is None else inverse * weight
         return scale, -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)

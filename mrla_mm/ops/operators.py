@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mrla_mm.ops import block_end, fused, reference
 from mrla_mm.ops.dispatch import choose_path
-from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, LightWeights
 
 
@@ -53,25 +52,23 @@ def light(
 def light_block_end(
     c: Tensor,
     shortcut: Tensor,
-    norm: FrozenNorm,
     weights: LightWeights,
     *,
     heads: int,
     affine: Affine,
     history: bool = True,
 ) -> Tensor:
-    """End of a residual block with MRLA-light: x = relu(norm(c) + shortcut), and `light` of x with an affine.
+    """End of a residual block with MRLA-light: x = relu(c + shortcut), and `light` of x with an affine.
 
-    The history, if any, is the shortcut. Fused, c and the shortcut are kept for backward, but not x;
-    a compiler chooses by itself what to keep and what to compute again.
+    The history, if any, is the shortcut.
 
     Shapes:
         c and shortcut (B, C, H, W) -> (B, C, H, W).
     """
     path = choose_path(c).path
     if path != "reference" and not torch.compiler.is_compiling():
-        return block_end.light_block_end(path, c, shortcut, norm, weights, heads=heads, affine=affine, history=history)
-    x = (norm(c) + shortcut).relu()
+        return block_end.light_block_end(path, c, shortcut, weights, heads=heads, affine=affine, history=history)
+    x = (c + shortcut).relu()
     return light(x, shortcut if history else None, weights, heads=heads, affine=affine)
 
 
@@ -93,17 +90,15 @@ def weighted_sum(
 def base_block_end(
     c: Tensor,
     shortcut: Tensor,
-    norm: FrozenNorm,
     weights: Sequence[Tensor],
     earlier: tuple[Sequence[Tensor], Sequence[Tensor]],
     *,
     heads: int,
     affine: Affine,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """End of a residual block with MRLA-base: x = relu(norm(c) + shortcut), then attention over the stage's layers.
+    """End of a residual block with MRLA-base: x = relu(c + shortcut), then attention over the stage's layers.
 
-    weights are those of query, key and value, earlier the keys and values of the stage's earlier layers. Fused, c, the
-    shortcut and the values are kept for backward, but not x; compiled as `light_block_end`.
+    weights are those of query, key and value, earlier the keys and values of the stage's earlier layers.
 
     Shapes:
         c and shortcut (B, C, H, W), keys (B, G, D), values (B, C, H, W) -> y (B, C, H, W) and the layer's own key and
@@ -111,8 +106,8 @@ def base_block_end(
     """
     path = choose_path(c).path
     if path != "reference" and not torch.compiler.is_compiling():
-        return block_end.base_block_end(path, c, shortcut, norm, weights, earlier, affine, heads=heads)
-    x, (keys, values), (query, key, value) = (norm(c) + shortcut).relu(), earlier, weights
+        return block_end.base_block_end(path, c, shortcut, weights, earlier, affine, heads=heads)
+    x, (keys, values), (query, key, value) = (c + shortcut).relu(), earlier, weights
     scores, key = reference.base_scores(global_average(x), query, key, keys, heads)
     value = depthwise_value(x, value)
     return weighted_sum(scores, (*values, value), x=x, affine=affine), key, value

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import folded
-from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Affine, Coefficients, Gate, LightWeights, MapSums
 
 
@@ -28,9 +27,7 @@ def outcomes(kernels, device: torch.device) -> list[Tensor]:
     coefficients = Coefficients(numbers(2, 5, 9, device=device, phase=5.0), *per_channel)
     weights = numbers(2, 5, 2, device=device, phase=6.0)
     sums, gradients = kernels.sum_backward(grad, weights, [x, history])
-    variance = numbers(1, 5, device=device, phase=7.0)[0].abs() + 0.5
-    norm = FrozenNorm(*(numbers(5, device=device, phase=phase) for phase in (8.0, 9.0, 10.0, 11.0)), 1e-5)
-    activated, pooled = kernels.activate(x, history, norm._replace(variance=variance), pooled=True)
+    activated, pooled = kernels.activate(x, history, pooled=True)
     return [
         activated,
         pooled,

@@ -21,7 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.frozen_norm import FrozenNorm
 from mrla_mm.ops.gating import Coefficients, MapSums
 from mrla_mm.ops.launching import launch, launcher
 from mrla_mm.ops.library import SCHEMAS
@@ -53,33 +52,25 @@ def pool_kernel(x_ptr, out_ptr, B, C, S, stride_c, stride_s, span, BLOCK_C: tl.c
 
 @triton.jit
 def activate_kernel(
-    c_ptr, shortcut_ptr, mean_ptr, variance_ptr, weight_ptr, bias_ptr, out_ptr, pooled_ptr,
-    B, C, S, stride_c, stride_s, span, eps,
-    WEIGHT: tl.constexpr, BIAS: tl.constexpr, POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    c_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, C, S, stride_c, stride_s, span,
+    POOL: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = relu(norm(c) + shortcut) and, POOL: its mean over the grid, of the rounded numbers."""
+    """Compute out = relu(c + shortcut) and, POOL: its mean over the grid, of the rounded numbers."""
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    exists = channels < C
-    scale = tl.rsqrt(tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps)
-    if WEIGHT:
-        scale *= tl.load(weight_ptr + channels, mask=exists, other=0.0).to(tl.float32)
-    offset = -tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32) * scale
-    if BIAS:
-        offset += tl.load(bias_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     begin = tl.program_id(2) * span
     for start in range(begin, begin + span, BLOCK_S):
         offsets, inside = tile_offsets(sample, channels, start + tl.arange(0, BLOCK_S), C, S, stride_c, stride_s)
-        normed = tl.load(c_ptr + offsets, mask=inside, other=0.0).to(tl.float32) * scale[:, None] + offset[:, None]
-        value = normed + tl.load(shortcut_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(c_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        value += tl.load(shortcut_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
         rounded = tl.where(inside & (value > 0), value, 0.0).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + offsets, rounded, mask=inside)
         if POOL:
             total += rounded.to(tl.float32)
     if POOL:
         place = (tl.program_id(2) * B + sample) * C + channels
-        tl.store(pooled_ptr + place, tl.sum(total, axis=1) / S, mask=exists)
+        tl.store(pooled_ptr + place, tl.sum(total, axis=1) / S, mask=channels < C)
 
 
 @triton.jit
@@ -322,16 +313,15 @@ def light_backward(
     return found[0], found[1] if history else None
 
 
-def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> tuple[Tensor, Tensor | None]:
-    """Compute x = relu(norm(c) + shortcut), (B, C, H, W), and its average over the grid (B, C) if wanted."""
-    x, (mean, variance, weight, bias, eps) = torch.empty_like(c), norm
+def activate(c: Tensor, shortcut: Tensor, *, pooled: bool) -> tuple[Tensor, Tensor | None]:
+    """Compute x = relu(c + shortcut), (B, C, H, W), and its average over the grid (B, C) if wanted."""
+    x = torch.empty_like(c)
     blocks, grid = summing(c)
     averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device) if pooled else None
     launch(
         activate_kernel, grid,
-        c, shortcut, mean, variance, mean if weight is None else weight, mean if bias is None else bias, x,
-        x if averages is None else averages, *c.shape[:2], c.shape[2] * c.shape[3], *strides(c), eps=eps,
-        WEIGHT=weight is not None, BIAS=bias is not None, POOL=pooled, **blocks,
+        c, shortcut, x, x if averages is None else averages, *c.shape[:2], c.shape[2] * c.shape[3], *strides(c),
+        POOL=pooled, **blocks,
     )  # fmt: skip
     return x, None if averages is None else joined(averages)
 
@@ -339,7 +329,7 @@ def activate(c: Tensor, shortcut: Tensor, norm: FrozenNorm, *, pooled: bool) -> 
 def block_backward(
     grad: Tensor, x: Tensor, coefficients: Coefficients, constant: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Gradients through `light_forward` with residual and `activate`'s ReLU: of norm(c), and of the shortcut."""
+    """Gradients through `light_forward` with residual and `activate`'s ReLU: of c, and of the shortcut."""
     found = light_backward_op(grad, coefficients.taps, coefficients.slope, constant, x, True)
     return found[0], found[-1]
 

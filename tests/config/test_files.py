@@ -20,6 +20,7 @@ def said_of(path):
         ("a = 1\nb = undefined\n", 2, "NameError: name 'undefined' is not defined"),
         ("def f():\n    return 1 / 0\n\n\na = f()\n", 2, "ZeroDivisionError: division by zero"),
         ("a = 1\n\n_base_ = './gone.py'\n", 3, "gone.py does not exist"),
+        ("_base_ = './hier.py'\n", 1, "heir.py?"),
         ("_base_ = [\n    'mmdet::_base_/default_runtime.py',\n    'mmseg::_base_/x.py',\n]\n", 3, "pip install mmseg"),
         ("_base_ = 'mmdet::nothing/of_it.py'\n", 1, "of_it.py"),
         ("_base_ = 'mrla_mm::retinanet_r50_mrla_lihgt_1x.py'\n", None, "did you mean mrla_mm::retinanet_r50_mrla_l"),

@@ -7,7 +7,9 @@ import torch
 from mmdet.registry import WEIGHT_INITIALIZERS
 from mmengine.config import Config
 from mmengine.model import ConstantInit
+from mmengine.model.efficient_conv_bn_eval import turn_on_efficient_conv_bn_eval
 from mmengine.registry import MODELS
+from torch.fx.proxy import TraceError
 
 from mrla_mm import backbones
 from mrla_mm.backbones import LayerDecayOptimWrapperConstructor
@@ -41,6 +43,7 @@ def said_of(cfg, options, check=check_parts):
         ("layer_attention.head_chanels", 8, ".layer_attention.head_chanels: MRLALight has no argument"),
         ("layer_attention", 3, ".layer_attention=3 must be a dict"),
         ("norm_cfg.type", "BNN", ".norm_cfg={'type': 'BNN'"),
+        ("layer_attention.type", ".MRLALight", ".layer_attention.type='.MRLALight' is no variant"),
         ("arch", "b0", ": MRLAResNet has no argument 'arch'; its size is set by depth"),
     ],
 )
@@ -246,3 +249,18 @@ def test_an_initialiser_is_known_by_every_name_that_mmengine_takes():
                 MODELS.build(dict(type="MRLAResNet", depth=18, base_channels=32, init_cfg=dict(type="InitOfMmde")))
     finally:
         del WEIGHT_INITIALIZERS.module_dict["InitOfMmdet"]
+
+
+@pytest.mark.parametrize("value", ["backbone", ["neck", "backbone.layer1"]])
+def test_mmengine_is_not_asked_to_fold_norms_it_cannot_trace(original, value):
+    said = said_of(original, dict(efficient_conv_bn_eval=value))
+    assert said.startswith(f"efficient_conv_bn_eval={value!r}: mmengine cannot trace MRLAResNet; leave 'backbone' out")
+    for options in (dict(efficient_conv_bn_eval="neck"), {"efficient_conv_bn_eval": None}):
+        cfg = copy.deepcopy(original)
+        cfg.merge_from_dict(options)
+        check_parts(cfg, ["train", "val"])
+    plain = Config.fromfile(ROOT / "configs/retinanet_r50_1x.py")
+    plain.efficient_conv_bn_eval = value
+    check_parts(plain, ["train", "val"])
+    with pytest.raises(TraceError):
+        turn_on_efficient_conv_bn_eval(torch.nn.ModuleDict(dict(backbone=backbones.MRLAResNet(18))), "backbone")

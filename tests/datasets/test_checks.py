@@ -59,6 +59,11 @@ def test_a_variable_called_data_root_moves_nothing(root, tmp_path, make_config):
         ),
         (dict(data_root="{0}/mine", ann_file="a.json"), "--cfg-options {1}.data_root=/path/to/set", "ln -s"),
         (dict(data_root="{0}/sets/", ann_file="{0}/mine/a.json"), "Correct {1}.ann_file", "--cfg-options"),
+        (
+            dict(data_root="{0}/deep", ann_file="a/x.json"),
+            "It is in {0}/deep/set: --cfg-options {1}.data_root={0}/deep/set",
+            "/path",
+        ),
         (dict(data_root=None, ann_file="nowhere/a.json"), "Correct {1}.ann_file", "--cfg-options"),
     ],
 )
@@ -68,6 +73,8 @@ def test_the_remedy_fits_the_place_that_the_config_names(wrapped, own, remedy, b
     cfg, path = make_config(tmp_path), "train_dataloader.dataset"
     cfg.data_root = f"{tmp_path}/sets/"
     (tmp_path / "mine").mkdir()
+    (tmp_path / "deep/set/a").mkdir(parents=True)
+    (tmp_path / "deep/set/a/x.json").touch()
     dataset = cfg.train_dataloader.dataset
     dataset.update({key: value and value.format(tmp_path) for key, value in own.items()})
     if wrapped:

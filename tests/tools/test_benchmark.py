@@ -33,6 +33,14 @@ def test_paths_of_a_backbone(bench):
     assert "MRLA_OPS" not in os.environ
 
 
+def test_plain_with_folded_norms_stands_beside_plain(bench):
+    code, err, tables = bench("models", "--depth", "18", "--paths", "folded")
+    assert not code, err
+    plain, folded_plain, ours = tables["train, eager"]
+    assert [row["path"] for row in (plain, folded_plain, ours)] == ["plain", "plain, folded norms", "folded"]
+    assert folded_plain["MiB"] > plain["MiB"]  # the weights that mmengine scales are more than maps of 64 x 64
+
+
 def test_branch(bench):
     code, err, tables = bench("branch", "--paths", "folded")
     assert not code, err

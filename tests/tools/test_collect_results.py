@@ -131,7 +131,7 @@ def broken(request, work_dir):
 def test_what_is_no_measurement_is_refused(broken, collect, work_dir):
     code, printed, docs = collect(work_dir)
     assert code == 2 and broken in printed.err
-    assert json.loads((docs / "measured.json").read_text()) == {"runs": []}
+    assert not (docs / "measured.json").exists()
 
 
 def test_another_config_and_a_smaller_data_set_are_refused(collect, work_dir, row):

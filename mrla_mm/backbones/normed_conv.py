@@ -1,0 +1,51 @@
+"""A convolution and the batch norm with frozen statistics behind it as one convolution.
+
+Frozen, the norm is a linear function of each channel, norm(conv(x; W)) = conv(x; s W) + t. Its scale goes into the
+weights, so that of the size of a map nothing is read, written or kept for it; the gradients of the norm's weight and
+bias follow from those of s W and t (You et al., Efficient ConvBN Blocks for Transfer Learning and Beyond, 2023).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mrla_mm.attention.residual import frozen, is_frozen, is_heard
+from mrla_mm.ops import choose_path
+
+# Numbers of a map from which on passes over it cost more than the small operations that replace them: with two cores,
+# and, by the launches and the bandwidth of a large GPU, reckoned but not measured.
+LEAST_NUMBERS = {"cpu": 2**17, "cuda": 2**22}
+
+
+def normed(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    """norm(conv(x)): (B, C', H', W') -> (B, C, H, W)."""
+    if not folds(conv, norm, x):
+        return norm(conv(x))
+    scale, offset = frozen(norm).fold()
+    bias = offset if conv.bias is None else torch.addcmul(offset, scale, conv.bias)
+    weight = conv.weight * scale[:, None, None, None]
+    return conv._conv_forward(x, weight.to(conv.weight.dtype), bias.to(conv.weight.dtype))
+
+
+def folds(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
+    """Whether the norm can go into the convolution's weights, and saves something there.
+
+    It cannot where somebody listens to either of them or exchanged what it computes. It saves nothing where the map
+    has fewer numbers than the weights, and a compiler joins the norm's passes with others by itself.
+    """
+    plain = type(conv) is nn.Conv2d and "forward" not in vars(conv) and is_frozen(norm)
+    if not plain or is_heard(conv) or is_heard(norm) or torch.compiler.is_compiling():
+        return False
+    rows, columns = conv.stride
+    numbers = conv.out_channels * x.shape[0] * (x.shape[2] // rows) * (x.shape[3] // columns)
+    least = LEAST_NUMBERS.get(x.device.type, LEAST_NUMBERS["cuda"])
+    return numbers >= max(least, conv.weight.numel()) and choose_path(x).path != "reference"
+
+
+def projected(modules: nn.Module, x: Tensor) -> Tensor:
+    """Run a shortcut's projection, whose last two modules are folded: (B, C', H', W') -> (B, C, H, W)."""
+    if type(modules) is not nn.Sequential or len(modules) < 2 or is_heard(modules):
+        return modules(x)
+    *before, conv, norm = modules
+    for module in before:
+        x = module(x)
+    return normed(conv, norm, x)

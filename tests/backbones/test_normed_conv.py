@@ -1,0 +1,172 @@
+"""Convolution and frozen norm as one convolution, against both step by step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones import MRLAResNet, normed_conv
+from mrla_mm.backbones.normed_conv import folds, normed, projected
+
+CONVOLUTIONS = {
+    "1x1": dict(kernel_size=1, bias=False),
+    "strided": dict(kernel_size=3, stride=2, padding=1, bias=False),
+    "dilated": dict(kernel_size=3, padding=2, dilation=2, bias=False),
+    "grouped": dict(kernel_size=3, padding=1, groups=4, bias=False),
+    "oblong": dict(kernel_size=(1, 3), stride=(1, 2), padding=(0, 1), bias=False),
+    "with bias": dict(kernel_size=3, padding="same", padding_mode="circular"),
+}
+
+
+@pytest.fixture(autouse=True)
+def folded(monkeypatch):
+    """Take the folded path on a CPU, for maps however small."""
+    monkeypatch.setenv("MRLA_OPS", "folded")
+    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", 0)
+
+
+def draw(options=None, **norm_options):
+    """Convolution and norm in float64, all numbers drawn, and a map that has more of them than the weights."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 12, **(CONVOLUTIONS["strided"] if options is None else options)).double()
+    norm = nn.BatchNorm2d(12, **norm_options).double().eval()
+    for numbers in (norm.running_mean, norm.weight, norm.bias):
+        if numbers is not None:
+            nn.init.normal_(numbers)
+    nn.init.uniform_(norm.running_var, 0.1, 2)
+    return conv, norm, torch.randn(2, 8, 19, 24).double()
+
+
+def outcome(run, conv, norm, x):
+    x = x.clone().requires_grad_()
+    out = run(conv, norm, x)
+    leaves = [x, *(p for module in (conv, norm) for p in module.parameters() if p.requires_grad)]
+    torch.manual_seed(1)
+    return out, *torch.autograd.grad(out, leaves, torch.randn_like(out))
+
+
+def in_steps(conv, norm, x):
+    return norm(conv(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_values_and_gradients(kind, affine):
+    conv, norm, x = draw(CONVOLUTIONS[kind], affine=affine)
+    assert folds(conv, norm, x)
+    for found, expected in zip(outcome(normed, conv, norm, x), outcome(in_steps, conv, norm, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_frozen_weights_take_no_gradient():
+    conv, norm, x = draw()
+    norm.requires_grad_(False)
+    conv.weight.requires_grad_(False)
+    (_, found), (_, expected) = outcome(normed, conv, norm, x), outcome(in_steps, conv, norm, x)
+    torch.testing.assert_close(found, expected)
+    assert not normed(conv, norm, x).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_less_precision_loses_no_more_than_step_by_step(autocast, dtype):
+    conv, norm, x = draw(CONVOLUTIONS["grouped"])
+    exact = outcome(in_steps, conv, norm, x)
+    rough = torch.float32 if autocast else dtype
+    conv, norm, x = conv.to(rough), norm.to(rough), x.to(rough)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        found, steps = outcome(normed, conv, norm, x), outcome(in_steps, conv, norm, x)
+    assert found[0].dtype == steps[0].dtype == dtype
+    for ours, theirs, wanted in zip(found, steps, exact, strict=True):
+        errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
+        assert errors[0] < max(1.5 * errors[1], 2 * torch.finfo(dtype).eps)
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *args: None)
+
+
+def patched(module):
+    module.forward = lambda x: torch.zeros(2, 12, 10, 12, dtype=x.dtype) + x.mean()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda conv, norm: norm.train(),
+        lambda conv, norm: hooked(conv),
+        lambda conv, norm: hooked(norm),
+        lambda conv, norm: patched(conv),
+        lambda conv, norm: patched(norm),
+        lambda conv, norm: nn.utils.parametrizations.weight_norm(conv),
+        lambda conv, norm: nn.utils.parametrizations.spectral_norm(conv),
+    ],
+)
+def test_what_somebody_listens_to_or_exchanged_runs_step_by_step(change):
+    conv, norm, x = draw()
+    assert folds(conv, norm, x)
+    change(conv, norm)
+    assert not folds(conv, norm, x)
+    twin = copy.deepcopy((conv, norm))
+    torch.testing.assert_close(normed(conv, norm, x), in_steps(*twin, x), rtol=0, atol=0)
+
+
+def test_where_it_saves_nothing(monkeypatch):
+    conv, norm, x = draw()
+    assert not folds(conv, norm, x[:, :, :5, :5])  # 216 numbers, and 864 weights
+    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", 2 * 12 * 9 * 12 + 1)
+    assert not folds(conv, norm, x)
+    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", 2 * 12 * 9 * 12)
+    assert folds(conv, norm, x)
+    monkeypatch.setenv("MRLA_OPS", "reference")
+    assert not folds(conv, norm, x)
+
+
+def test_projections(monkeypatch):
+    conv, norm, x = draw()
+    runs = []
+    monkeypatch.setattr(normed_conv, "normed", lambda *args: runs.append(args) or normed(*args))
+    pool = nn.AvgPool2d(2)
+    for modules, folding in (
+        (nn.Sequential(conv, norm), True),
+        (nn.Sequential(pool, conv, norm), True),
+        (nn.Sequential(conv), False),
+        (pool, False),
+    ):
+        runs.clear()
+        torch.testing.assert_close(projected(modules, x), modules(x))
+        assert bool(runs) == folding
+    heard = nn.Sequential(conv, norm)
+    hooked(heard)
+    runs.clear()
+    projected(heard, x)
+    assert not runs
+
+
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
+def test_a_backbone_runs_them_all(variant, monkeypatch):
+    """Same outputs and gradients whether ResNet-50 folds norms and fuses its blocks' ends or runs step by step."""
+    torch.manual_seed(0)
+    options = dict(base_channels=16, zero_init_residual=False, norm_eval=True, zero_init_attention=False)
+    backbone = MRLAResNet(50, dict(type=variant, head_channels=16), **options).double().train()
+    for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.3, 0.8)
+        nn.init.normal_(norm.running_mean, std=0.1)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    runs, found = [], []
+    original = normed_conv.frozen
+    monkeypatch.setattr(normed_conv, "frozen", lambda norm: runs.append(norm) or original(norm))
+    image = torch.randn(2, 3, 256, 256).double()
+    for least in (0, 2**60):
+        monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", least)
+        if least:
+            monkeypatch.setattr(LayerAttentionResidual, "can_end_block", lambda self, *args: False)
+        outputs = backbone(image)
+        backbone.zero_grad()
+        sum(out.square().mean() for out in outputs).backward()
+        found.append([*outputs, *(p.grad for p in backbone.parameters())])
+    assert len(runs) == 53 - 1 - 12  # the stem's is mmdet's to run, and the last stage has more weights than numbers
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
