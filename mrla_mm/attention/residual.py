@@ -9,6 +9,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmengine.utils import get_object_from_string
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mrla_mm.arguments import FLAG, RATE, argument_defaults, check_arguments, keywords_of, naming, nearest, placed
 from mrla_mm.attention.base import LayerAttention, Memory
@@ -66,8 +67,7 @@ def build_layer_attention(cfg: dict, channels: int, first_in_stage: bool = False
 
 def is_frozen(norm: nn.Module) -> bool:
     """Whether a norm is a batch norm that uses its running statistics, a fixed function of each number."""
-    plain = type(norm) is nn.BatchNorm2d and "forward" not in vars(norm)
-    return plain and not norm.training and norm.running_mean is not None
+    return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
 
 
 def frozen(norm: nn.BatchNorm2d) -> FrozenNorm:
@@ -76,9 +76,13 @@ def frozen(norm: nn.BatchNorm2d) -> FrozenNorm:
 
 
 def is_heard(module: nn.Module) -> bool:
-    """Whether a hook listens to what goes into a module or comes out of it."""
+    """Whether somebody listens to what goes into a module or comes out of it, or exchanged its forward.
+
+    Listeners are the module's own hooks and those of all modules, as profilers set them.
+    """
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    own = any(getattr(module, kind) for kind in kinds) or "forward" in vars(module)
+    return own or bool(_has_any_global_hook())
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
@@ -178,11 +182,11 @@ class LayerAttentionResidual(BaseModule):
         """Whether normalisation and residual can be part of the attention's own passes over memory.
 
         They can if the norm is a batch norm with frozen statistics, and nobody listens to norm, drop path or
-        attention. What comes into the attention stays the same.
+        attention, or exchanged their forward. What comes into the attention stays the same.
         """
         norm, attention = self.norm, self.attention
         heard = attention._forward_hooks or attention._backward_hooks or attention._backward_pre_hooks
-        heard = heard or is_heard(norm) or is_heard(self.drop_path)
+        heard = heard or "forward" in vars(attention) or is_heard(norm) or is_heard(self.drop_path)
         return attention.takes_affine and is_frozen(norm) and not heard
 
     def can_end_block(self, c: Tensor, shortcut: Tensor, relu: nn.Module) -> bool:

@@ -84,6 +84,35 @@ def test_less_precision_loses_no_more_than_step_by_step(autocast, dtype):
         assert errors[0] < max(1.5 * errors[1], 2 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("autocast", [True, False])
+def test_the_norms_own_gradients_where_the_mean_is_large(autocast):
+    """The gradient of its weight is there a small difference of large sums, which half precision would spoil."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(16, 12, 3, bias=False).double(), nn.BatchNorm2d(12).double().eval()
+    x = torch.rand(2, 16, 40, 40).double()
+    nn.init.uniform_(conv.weight, 0.0, 0.5)
+    with torch.no_grad():
+        variance, mean = torch.var_mean(conv(x), (0, 2, 3))
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+    assert (norm.running_mean > 8 * norm.running_var.sqrt()).all()
+
+    def gradients(run, dtype):
+        modules = copy.deepcopy((conv, norm))
+        modules = [module.to(torch.float32 if autocast else dtype) for module in modules]
+        maps = x.to(torch.float32 if autocast else dtype)
+        with torch.autocast("cpu", dtype, enabled=autocast and dtype is not torch.float64):
+            out = run(*modules, maps)
+        cotangent = torch.rand(out.shape, generator=torch.Generator().manual_seed(1))
+        return torch.autograd.grad(out, list(modules[1].parameters()), cotangent.to(out.dtype))
+
+    exact = gradients(in_steps, torch.float64)
+    found, steps = gradients(normed, torch.bfloat16), gradients(in_steps, torch.bfloat16)
+    for ours, theirs, wanted in zip(found, steps, exact, strict=True):
+        errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
+        assert errors[0] < 3 * errors[1]  # 18 times, if a bias of the convolution took the gradient
+
+
 def hooked(module):
     module.register_forward_hook(lambda *args: None)
 
@@ -138,11 +167,49 @@ def test_projections(monkeypatch):
         runs.clear()
         torch.testing.assert_close(projected(modules, x), modules(x))
         assert bool(runs) == folding
-    heard = nn.Sequential(conv, norm)
-    hooked(heard)
-    runs.clear()
-    projected(heard, x)
-    assert not runs
+    for change in (hooked, patched):
+        changed = nn.Sequential(conv, norm)
+        change(changed)
+        runs.clear()
+        torch.testing.assert_close(projected(changed, x), changed(x))
+        assert not runs
+
+
+@pytest.mark.parametrize("name", ["conv2", "bn3", "downsample", "relu", "mrla", "mrla.attention", "mrla.norm"])
+def test_a_blocks_module_whose_forward_was_exchanged_is_called(name):
+    """As mmengine's activation_checkpointing exchanges it."""
+    backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
+    module, calls = backbone.layer1[0].get_submodule(name), []
+    forward = module.forward
+    image = torch.randn(1, 3, 64, 64)
+    expected = backbone(image)
+    module.forward = lambda *args: calls.append(name) or forward(*args)
+    torch.testing.assert_close(backbone(image), expected)
+    assert len(calls) == (3 if name == "relu" else 1)
+
+
+def test_a_listener_to_all_modules_hears_all():
+    backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
+    heard = set()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *rest: heard.add(module))
+    try:
+        backbone(torch.randn(1, 3, 64, 64))
+    finally:
+        handle.remove()
+    kinds = nn.Conv2d | nn.BatchNorm2d | LayerAttentionResidual
+    values = {block.mrla.attention.value for layer in backbone.res_layers for block in getattr(backbone, layer)}
+    expected = {module for module in backbone.modules() if isinstance(module, kinds)} - values  # they are but weights
+    assert expected <= heard
+
+
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+def test_tracing_makes_no_choice_of_its_own(monkeypatch):
+    monkeypatch.delenv("MRLA_OPS")
+    conv, norm, x = draw()
+    for module in (conv, norm):
+        module.requires_grad_(False)  # a trace takes them for constants
+    traced = torch.jit.trace(lambda x: normed(conv, norm, x), x)
+    torch.testing.assert_close(traced(x[:1]), in_steps(conv, norm, x[:1]))
 
 
 @pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
