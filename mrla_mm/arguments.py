@@ -182,7 +182,7 @@ def class_of(part: object, scope: str | None, registry: Registry = MODELS) -> ob
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
         return kind
-    if kind.startswith("."):  # which mmengine takes for a relative import
+    if not kind or kind.startswith("."):  # which mmengine takes for a relative import
         return None
     with registry.switch_scope_and_registry(part.get("_scope_") or scope) as here:
         return here.get(kind)

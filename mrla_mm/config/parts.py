@@ -71,8 +71,10 @@ def build(part: Mapping, path: str, registry: Registry, cfg: Config) -> None:
 def check_folding(part: Mapping, path: str, cfg: Config) -> None:
     """Refuse to let mmengine fold the norms of a part of this package: it traces the part by torch.fx, which fails."""
     value = cfg.get("efficient_conv_bn_eval")
-    names, own = [value] if isinstance(value, str) else value or [], path.removeprefix("model.")
-    kind = class_of(part, cfg.get("default_scope"))
+    names, own = [value] if isinstance(value, str) else value, path.removeprefix("model.")
+    if not isinstance(names, list | tuple | None):
+        raise InputError(f"efficient_conv_bn_eval={value!r} must be a list of names of modules; or leave it out")
+    kind, names = class_of(part, cfg.get("default_scope")), [str(name) for name in names or ()]
     if is_ours(kind) and any(name == own or name.startswith(f"{own}.") for name in names):
         raise InputError(
             f"efficient_conv_bn_eval={value!r}: mmengine cannot trace {kind.__name__}; leave {own!r} out "

@@ -1,5 +1,6 @@
 """Checks of a config's data sets before a run: files, folders, class names and head sizes."""
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -192,8 +193,8 @@ def missing_file(dataset: Mapping, phase: str, place: Place) -> str:
 
 def folder_with(name: str, root: Path) -> Path | None:
     """Return the folder directly below a root in which a file of this relative name is; None without one."""
-    folders = sorted(each for each in root.iterdir() if each.is_dir()) if root.is_dir() else []
-    return next((folder for folder in folders if (folder / name).is_file()), None)
+    # Of what may not be read, such as the lost+found of a disk, these two say that nothing is there.
+    return next((folder for folder in sorted(root.glob("*")) if os.path.isfile(folder / name)), None)
 
 
 def check_image_folder(folder: Path, phase: str, place: Place) -> None:

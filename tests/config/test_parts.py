@@ -255,6 +255,7 @@ def test_an_initialiser_is_known_by_every_name_that_mmengine_takes():
 def test_mmengine_is_not_asked_to_fold_norms_it_cannot_trace(original, value):
     said = said_of(original, dict(efficient_conv_bn_eval=value))
     assert said.startswith(f"efficient_conv_bn_eval={value!r}: mmengine cannot trace MRLAResNet; leave 'backbone' out")
+    assert said_of(original, dict(efficient_conv_bn_eval=True)).startswith("efficient_conv_bn_eval=True must be a list")
     for options in (dict(efficient_conv_bn_eval="neck"), {"efficient_conv_bn_eval": None}):
         cfg = copy.deepcopy(original)
         cfg.merge_from_dict(options)
