@@ -192,8 +192,8 @@ class LayerAttentionResidual(BaseModule):
     def can_end_block(self, c: Tensor, shortcut: Tensor, relu: nn.Module) -> bool:
         """Whether `end_block` can stand for relu(c + shortcut) and forward.
 
-        It can if forward would fold, the attention knows how, and nobody listens to any module on the way. A compiler
-        chooses by itself what to keep and what to compute again.
+        It can if forward would fold, the attention knows how, and nobody listens to any module on the way or exchanged
+        its forward. A compiler chooses by itself what to keep and what to compute again.
         """
         plain = type(relu) is nn.ReLU and c.dtype == shortcut.dtype
         heard = any(is_heard(module) for module in (relu, self, self.attention))

@@ -1,8 +1,8 @@
 """A convolution and the batch norm with frozen statistics behind it as one convolution.
 
 Frozen, the norm is a linear function of each channel, norm(conv(x; W)) = conv(x; s W) + t. Its scale goes into the
-weights, so that of the size of a map nothing is read, written or kept for it; the gradients of the norm's weight and
-bias follow from those of s W and t (You et al., Efficient ConvBN Blocks for Transfer Learning and Beyond, 2023).
+weights, so that nothing of the size of a map is kept for it; the gradients of the norm's weight and bias follow from
+those of s W and t (You et al., Efficient ConvBN Blocks for Transfer Learning and Beyond, 2023).
 """
 
 import torch

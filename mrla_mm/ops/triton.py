@@ -64,7 +64,7 @@ def activate_kernel(
         offsets, inside = tile_offsets(sample, channels, start + tl.arange(0, BLOCK_S), C, S, stride_c, stride_s)
         value = tl.load(c_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
         value += tl.load(shortcut_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-        rounded = tl.where(inside & (value > 0), value, 0.0).to(out_ptr.dtype.element_ty)
+        rounded = tl.where(value < 0, 0.0, value).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + offsets, rounded, mask=inside)
         if POOL:
             total += rounded.to(tl.float32)

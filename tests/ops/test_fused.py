@@ -212,6 +212,16 @@ def test_block_end_precisions_and_shapes(shape, layout, path, monkeypatch):
         compare(run_block_end, tensors, path=path, dtype=dtype, layout=layout, monkeypatch=monkeypatch)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_block_end_hides_no_nan(path, monkeypatch):
+    """Else a loss would stay finite, and mmengine's CheckInvalidLossHook silent."""
+    monkeypatch.setenv("MRLA_OPS", path)
+    tensors = {name: t.float().to(device()) for name, t in draw_block_end((2, 12, 3, 4), affine="frozen").items()}
+    tensors["c"][1, 5, 1, 2] = torch.nan
+    out = run_block_end(tensors)
+    assert out[1, 5, 1, 2].isnan() and not out[0].isnan().any()
+
+
 @pytest.mark.parametrize("frozen", [("c",), ("shortcut",), LightWeights._fields], ids=str)
 def test_block_end_gives_the_gradients_that_are_needed(frozen, monkeypatch):
     tensors = draw_block_end((2, 12, 3, 4), affine="frozen")
