@@ -24,7 +24,9 @@ def normed(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     scale, offset = frozen(norm).fold()
     bias = offset if conv.bias is None else torch.addcmul(offset, scale, conv.bias)
     weight, kind = conv.weight * scale[:, None, None, None], conv.weight.dtype
-    if bias.requires_grad and (kind in NARROW or torch.is_autocast_enabled(x.device.type)):
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if bias.requires_grad and (kind in NARROW or autocast):
         return SumGradient.apply(conv._conv_forward(x, weight.to(kind), bias.detach().to(kind)), bias)
     return conv._conv_forward(x, weight.to(kind), bias.to(kind))
 

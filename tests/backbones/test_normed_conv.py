@@ -60,6 +60,14 @@ def test_values_and_gradients(kind, affine):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_shapes_alone(monkeypatch):
+    """On the meta device, for which PyTorch has no autocast."""
+    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cuda", 0)
+    conv, norm, x = (each.to("meta") for each in draw())
+    assert folds(conv, norm, x)
+    assert normed(conv, norm, x).shape == (2, 12, 10, 12)
+
+
 def test_frozen_weights_take_no_gradient():
     conv, norm, x = draw()
     norm.requires_grad_(False)
