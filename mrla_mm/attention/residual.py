@@ -9,7 +9,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmengine.utils import get_object_from_string
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as all_modules
 
 from mrla_mm.arguments import FLAG, RATE, argument_defaults, check_arguments, keywords_of, naming, nearest, placed
 from mrla_mm.attention.base import LayerAttention, Memory
@@ -81,8 +81,8 @@ def is_heard(module: nn.Module) -> bool:
     Listeners are the module's own hooks and those of all modules, as profilers set them.
     """
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    own = any(getattr(module, kind) for kind in kinds) or "forward" in vars(module)
-    return own or bool(_has_any_global_hook())
+    hooked = any(getattr(module, kind) or getattr(all_modules, f"_global{kind}") for kind in kinds)
+    return hooked or "forward" in vars(module)
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
