@@ -82,7 +82,12 @@ def is_heard(module: nn.Module) -> bool:
     """
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     hooked = any(getattr(module, kind) or getattr(all_modules, f"_global{kind}") for kind in kinds)
-    return hooked or "forward" in vars(module)
+    return hooked or is_exchanged(module)
+
+
+def is_exchanged(module: nn.Module) -> bool:
+    """Whether somebody gave an instance another forward; False while compiling: Dynamo of torch 2.6 lacks `vars`."""
+    return not torch.compiler.is_compiling() and "forward" in vars(module)
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
@@ -186,7 +191,7 @@ class LayerAttentionResidual(BaseModule):
         """
         norm, attention = self.norm, self.attention
         heard = attention._forward_hooks or attention._backward_hooks or attention._backward_pre_hooks
-        heard = heard or "forward" in vars(attention) or is_heard(norm) or is_heard(self.drop_path)
+        heard = heard or is_exchanged(attention) or is_heard(norm) or is_heard(self.drop_path)
         return attention.takes_affine and is_frozen(norm) and not heard
 
     def can_end_block(self, c: Tensor, shortcut: Tensor, relu: nn.Module) -> bool:
