@@ -465,7 +465,7 @@ def test_kernels_compile_for_a_gpu(kernel):
     from triton.backends.compiler import GPUTarget
 
     function = getattr(importlib.import_module(f"mrla_mm.ops.{KERNELS[kernel]}"), kernel)
-    signature, constants = {name: "fp32" for name in ("root",) if name in function.arg_names}, {}
+    signature, constants = {"root": "fp32"} if "root" in function.arg_names else {}, {}
     for name in function.arg_names:
         if name in FLAGS:
             signature[name], constants[name] = "constexpr", FLAGS[name]
