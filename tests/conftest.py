@@ -139,5 +139,11 @@ def tiny_options(config, root, *more):
         options.append(f"{phase}_dataloader.dataset.pipeline.1.scale=(96,64)")
         # recall of class-blind boxes is above zero after a step or two, so that comparing figures means something
         options.append(f"{phase}_evaluator.metric=[bbox,{'segm,' if 'mask' in config else ''}proposal]")
-    head = "model.test_cfg" if "retinanet" in config else "model.test_cfg.rcnn"
+    head = "model.test_cfg"
+    if "rcnn" in config:
+        head = "model.test_cfg.rcnn"
+        options += ["model.roi_head.bbox_head.fc_out_channels=64", "model.train_cfg.rcnn.sampler.num=64"]
+        options += ["model.train_cfg.rpn_proposal.max_per_img=100", "model.test_cfg.rpn.max_per_img=100"]
+    if "mask" in config:
+        options.append("model.roi_head.mask_head.num_convs=1")
     return [*options, f"{head}.score_thr=0.0", f"{head}.max_per_img=30", *more]

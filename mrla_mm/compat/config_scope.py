@@ -45,15 +45,21 @@ def install() -> None:
 
 
 def _with_own_scope(original):
+    @functools.cache  # mmengine reads every metafile of the package to find one config, a quarter of a second
+    def in_package(cfg_path: str) -> tuple[str, str | None]:
+        return original(cfg_path, "")
+
     @functools.wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
         if cfg_path.startswith(PREFIX):
             return config_path(cfg_path), None
-        if "::" in cfg_path and importlib.util.find_spec("pkg_resources") is None:
+        if "::" not in cfg_path:
+            return original(cfg_path, filename)
+        if importlib.util.find_spec("pkg_resources") is None:
             raise InputError(
                 f"the base config {cfg_path!r} cannot be looked up: mmengine needs pkg_resources, "
                 'which setuptools 81 dropped; run `pip install "setuptools<81"`'
             )
-        return original(cfg_path, filename)
+        return in_package(cfg_path)
 
     return get_cfg_path

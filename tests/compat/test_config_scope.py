@@ -40,6 +40,13 @@ def test_mmdet_bases_still_work_and_keep_their_scope(parse):
     assert config.model.type == "RetinaNet" and config.detector._scope_ == "mmdet"
 
 
+def test_a_config_of_a_package_is_looked_up_once(monkeypatch):
+    first = Config._get_cfg_path("mmdet::_base_/models/retinanet_r50_fpn.py", "mine.py")
+    monkeypatch.setattr("mmengine.config.config._get_external_cfg_path", lambda *args: pytest.fail("looked up again"))
+    assert Config._get_cfg_path("mmdet::_base_/models/retinanet_r50_fpn.py", "other/yours.py") == first
+    assert first[1] == "mmdet" and Config._get_cfg_path("near.py", "other/yours.py") == ("other/near.py", None)
+
+
 def test_a_base_variable_of_ours_gets_no_scope(parse):
     config = parse(f"_base_ = 'mrla_mm::{NAME}'\nbackbone = _base_.model.backbone")
     assert config.backbone.type == "MRLAResNet" and config.backbone.get("_scope_") != "mrla_mm"
