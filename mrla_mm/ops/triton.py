@@ -24,8 +24,9 @@ from torch import Tensor
 from mrla_mm.ops.gating import Coefficients, MapSums
 from mrla_mm.ops.launching import launch, launcher
 from mrla_mm.ops.library import SCHEMAS
-from mrla_mm.ops.triton_stencil import PROGRAMS, apply_kernel, rowwise, sums_kernel
+from mrla_mm.ops.triton_stencil import PROGRAMS, apply_kernel, check_size, rowwise, sums_kernel
 
+MAX_GRID = 65535  # programs that CUDA takes along the second and third side of a grid
 MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several launches, each adding to the last's result
 
 
@@ -151,6 +152,7 @@ def sum_backward_kernel(
 
 def tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
     """Tile sides and launch grid for a map, its positions spread over programs."""
+    check_size(x)
     batch, channels, height, width = x.shape
     spots = height * width
     if x.is_contiguous():
@@ -159,6 +161,8 @@ def tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
     else:
         block_c = min(64, triton.next_power_of_2(channels))
         block_s = min(32, triton.next_power_of_2(spots))
+    while triton.cdiv(spots, block_s) > MAX_GRID:
+        block_s *= 2
     grid = (batch, triton.cdiv(channels, block_c), triton.cdiv(spots, block_s))
     return dict(BLOCK_C=block_c, BLOCK_S=block_s), grid
 

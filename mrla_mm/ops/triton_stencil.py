@@ -212,11 +212,16 @@ def sums_kernel(
         tl.store(by_shift_ptr + place, tl.sum(by_shift, axis=1), mask=exists)
 
 
+def check_size(x: torch.Tensor) -> None:
+    """Refuse maps in which an element's place within its sample is no 32-bit number."""
+    if math.prod(x.shape[1:]) >= 2**31:
+        raise InputError(f"maps of shape {tuple(x.shape)} have 2^31 or more elements a sample: use MRLA_OPS=folded")
+
+
 def rowwise(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
     """Arguments of a launch that follow from a map's shape and layout, and its grid."""
+    check_size(x)
     batch, channels, height, width = x.shape
-    if channels * height * width >= 2**31:
-        raise InputError(f"maps of shape {tuple(x.shape)} have 2^31 or more elements a sample: use MRLA_OPS=folded")
     if x.is_contiguous():
         block_w = min(64, triton.next_power_of_2(width))
         block_c = min(TILE // block_w, triton.next_power_of_2(channels))
