@@ -33,9 +33,9 @@ def move(part):
 @pytest.mark.parametrize(
     ("path", "batch", "channels", "heads", "kernel", "options"),
     [
-        ("triton", 19, 40, 8, 3, {}),
+        ("triton", 19, 40, 2, 3, {}),
         ("triton", 1, 33, 3, 9, dict(keep=False)),
-        ("triton", 2, 36, 36, 1, dict(learned=False)),
+        ("triton", 2, 12, 12, 1, dict(learned=False)),
         ("triton", 17, 6, 1, 5, dict(affine=False, keep=False)),
         ("triton", 2, 34, 2, 5, dict(value=False)),
     ],
