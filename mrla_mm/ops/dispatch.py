@@ -9,7 +9,6 @@ it works, and all others folded.
 """
 
 import os
-from functools import cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -21,6 +20,8 @@ from mrla_mm.ops.probe import why_triton_fails
 
 PATHS = ("reference", "folded", "triton")
 ENVIRONMENT = "MRLA_OPS"
+# Whether a Triton that our kernels and torch.compile can use is installed.
+HAS_TRITON = find_spec("triton") is not None and hasattr(torch.library, "triton_op")
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -50,13 +51,6 @@ def triton_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-@torch.compiler.assume_constant_result
-@cache
-def has_triton() -> bool:
-    """Whether a Triton that our kernels and torch.compile can use is installed."""
-    return find_spec("triton") is not None and hasattr(torch.library, "triton_op")
-
-
 def is_exporting() -> bool:
     """Whether torch.export (not strict) or the ONNX exporter traces: unlike torch.compile, without Dynamo."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
@@ -77,7 +71,7 @@ def why_not_fused(x: Tensor) -> str:
 
 def why_not_triton(x: Tensor) -> str:
     """Reason why Triton cannot take a feature map, or an empty string."""
-    if not has_triton():
+    if not HAS_TRITON:
         return "Triton with torch >= 2.6 is not installed"
     if x.dtype not in TRITON_DTYPES:
         return f"the kernels do not compute in {x.dtype}"

@@ -57,10 +57,15 @@ def gate_outcomes(path: str, device: torch.device) -> list[Tensor]:
     return [gate.gate, coefficients.taps, slope, shift, constant, *by_weights, by_scale, by_offset]
 
 
-@torch.compiler.assume_constant_result
-@cache
+@torch.compiler.assume_constant_result  # of a function, since Dynamo looks through what `cache` makes of one
 def why_triton_fails(device: torch.device) -> str:
     """Reason why the kernels do not work on a device, or an empty string; tried once per process."""
+    return try_triton(device)
+
+
+@cache
+def try_triton(device: torch.device) -> str:
+    """Try the kernels, see `why_triton_fails`; warn if they fail."""
     from mrla_mm.ops import triton
 
     try:

@@ -144,7 +144,22 @@ def sum_backward_kernel(
             dot = tl.sum(grad * value.to(tl.float32), axis=1)
             total += tl.where(sums[None, :] == index, dot[:, None], 0.0)
             weight = tl.load(weights_ptr + place + index, mask=exists, other=0.0)
-            target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
+            if index == 0:  # in place of pick(), which torch.compile would take to write to all that it is given
+                target = g0
+            elif index == 1:
+                target = g1
+            elif index == 2:
+                target = g2
+            elif index == 3:
+                target = g3
+            elif index == 4:
+                target = g4
+            elif index == 5:
+                target = g5
+            elif index == 6:
+                target = g6
+            else:
+                target = g7
             tl.store(target + offsets, (weight[:, None] * grad).to(target.dtype.element_ty), mask=inside)
     place += tl.program_id(2) * B * C * T
     tl.store(sums_ptr + place[:, None] + sums[None, :], total, mask=exists[:, None] & (sums[None, :] < COUNT))

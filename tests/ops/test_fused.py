@@ -15,14 +15,16 @@ from mrla_mm.ops import (
     Affine,
     LightWeights,
     choose_path,
+    dispatch,
     folded,
     fused,
     light,
     light_block_end,
     operators,
+    probe,
     weighted_sum,
 )
-from mrla_mm.ops.probe import why_triton_fails
+from mrla_mm.ops.probe import try_triton, why_triton_fails
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 48, 14, 13)]
@@ -387,13 +389,13 @@ class OnGpu(torch.Tensor):
 def test_gpu_tensors_take_triton_where_it_can_run(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
     gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
-    monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: True)
+    monkeypatch.setattr("mrla_mm.ops.dispatch.HAS_TRITON", True)
     monkeypatch.setattr("mrla_mm.ops.dispatch.why_triton_fails", lambda device: "no C compiler")
     assert choose_path(gpu) == ("folded", "the Triton kernels do not work there")
     monkeypatch.setattr("mrla_mm.ops.dispatch.why_triton_fails", lambda device: "")
     assert choose_path(gpu) == ("triton", "the tensor is on a GPU")
     assert choose_path(gpu.double()) == ("folded", "the kernels do not compute in torch.float64")
-    monkeypatch.setattr("mrla_mm.ops.dispatch.has_triton", lambda: False)
+    monkeypatch.setattr("mrla_mm.ops.dispatch.HAS_TRITON", False)
     assert choose_path(gpu) == ("folded", "Triton with torch >= 2.6 is not installed")
 
 
@@ -420,10 +422,10 @@ def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
     """Right kernels pass; one that raises or miscomputes is found, named in a warning, and random states are kept."""
     kernels, here = fused.kernels("triton"), torch.device(device())
     state = torch.get_rng_state()
-    assert why_triton_fails.__wrapped__(here) == ""
+    assert try_triton.__wrapped__(here) == ""
     assert torch.equal(torch.get_rng_state(), state)
     with torch.autocast(here.type, torch.bfloat16):  # the first step of a training in mixed precision
-        assert why_triton_fails.__wrapped__(here) == ""
+        assert try_triton.__wrapped__(here) == ""
     of_gate = fused.gate_kernels("triton", weights_of(draw_light((1, 4, 2, 2), affine="none")))
     wrongs = [(kernels, name, lambda found: found + 0.1) for name in ("pool", "light_forward", "sum_forward")]
     for name in ("activate", "block_backward"):
@@ -434,7 +436,7 @@ def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
         good = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=good, s=spoil, **k: s(f(*a, **k)))
         with pytest.warns(UserWarning, match="folded path .*they compute wrong numbers"):
-            assert why_triton_fails.__wrapped__(here) == "they compute wrong numbers"
+            assert try_triton.__wrapped__(here) == "they compute wrong numbers"
         monkeypatch.setattr(module, name, good)
 
     def no_compiler(*args, **kwargs):
@@ -442,7 +444,22 @@ def test_kernels_are_tried_before_they_are_trusted(monkeypatch):
 
     monkeypatch.setattr(kernels, "light_sums", no_compiler)
     with pytest.warns(UserWarning, match="RuntimeError: Failed to find C compiler"):
-        assert "C compiler" in why_triton_fails.__wrapped__(here)
+        assert "C compiler" in try_triton.__wrapped__(here)
+
+
+@pytest.mark.filterwarnings("ignore:layer attention runs by its folded path")
+@pytest.mark.skipif(not dispatch.HAS_TRITON, reason="the kernels need Triton and torch >= 2.6")
+def test_a_compiler_asks_for_the_trial_and_does_not_trace_it(monkeypatch):
+    """The trial compares numbers, where a graph would break."""
+    tried = []
+    monkeypatch.setattr(probe, "outcomes", lambda *args, f=probe.outcomes: tried.append(args) or f(*args))
+    torch.compiler.reset()
+    try_triton.cache_clear()
+    compiled = torch.compile(lambda x: x + bool(why_triton_fails(x.device)), fullgraph=True, backend="eager")
+    for size in (3, 4):
+        compiled(torch.zeros(size, device=device()))
+    assert 1 <= len(tried) <= 2  # of Triton, and if that worked of what it is compared with
+    try_triton.cache_clear()
 
 
 SIGNATURES = {  # types of what a half-precision launch passes, by the names of a kernel's arguments

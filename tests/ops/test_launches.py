@@ -3,6 +3,8 @@
 A GPU's launch makes a constant of each whole number that is 1, which may be another program; the interpreter does not.
 """
 
+import inspect
+
 import pytest
 import torch
 
@@ -102,3 +104,32 @@ def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
     assert launches
     for kernel, grid, _ in launches:
         assert 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:]), (kernel.__name__, grid)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("variant", ["light", "base"])
+def test_a_compiler_sees_what_is_written(variant, launches, monkeypatch):
+    """torch.compile copies every tensor that a kernel may write to: unused arguments must not be among them."""
+    from torch._higher_order_ops import triton_kernel_wrap
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    class Sm90:
+        def get_current_target(self):
+            return GPUTarget("cuda", 90, 32)
+
+    monkeypatch.setattr(driver, "_active", Sm90())
+    train_step(variant, (2, 64, 8, 16), torch.float16)
+    found = {}
+    for kernel, _, arguments in launches:
+        extra = [{}] if len(inspect.signature(triton_kernel_wrap.identify_mutated_tensors).parameters) > 2 else []
+        given = {name: arguments[name] for name in kernel.arg_names}
+        found.setdefault(kernel.__name__, []).append(
+            set(triton_kernel_wrap.identify_mutated_tensors(kernel, given, *extra))
+        )
+    if variant == "base":
+        wanted = [{"sums_ptr", *(f"g{index}" for index in range(count))} for count in (3, 2, 1)]
+        assert found["sum_backward_kernel"] == wanted
+    else:
+        assert found["sums_kernel"] == 3 * [{"by_taps_ptr", "by_slope_ptr", "by_shift_ptr"}]
+    assert all(names <= {"out_ptr", "by_previous_ptr"} for names in found["apply_kernel"])
