@@ -4,7 +4,7 @@
 Suites (default: goals, oom, branch, depth):
   goals       step time and memory of light on ResNet-50 and base on ResNet-101 against the plain backbone
   oom         MLA, base and light on ResNet-50 and -101, the paper's memory table: step time and memory
-  branch      the light branch alone: achieved share of the memory bandwidth
+  branch      the light branch alone: achieved share of the memory bandwidth, on a GPU without the time of launches
   depth       one stage of T layers: growth of time and memory with T
   resolution  light on ResNet-50: growth of time and memory with the number of pixels
   models      what --config or --depth and --attention name
@@ -187,7 +187,7 @@ def branch(args):
                 benchmark.check_parity(path, run(path)[:2], expected[:2], allowed)
                 steps[path] = lambda path=path, run=run: run(path)
         title = "x".join(str(side) for side in shape)
-        seconds = benchmark.time_rounds(steps, 3 * args.rounds, device=args.device, clock=args.clock, title=title)
+        seconds = benchmark.time_queued(steps, 3 * args.rounds, device=args.device, clock=args.clock, title=title)
         floor = 8 * x.nbytes / bandwidth
         for path, found in seconds.items():
             best = statistics.median(found)

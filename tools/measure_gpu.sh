@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in stages: measure_gpu.sh [tests|speed|training ...], by default all three.
-# tests: kernels, operators and automatic mixed precision on CUDA; speed: docs/benchmarks.md's GPU columns;
+# Everything that needs a GPU, in stages: measure_gpu.sh [tests|goals|memory|detector|compiled|training ...], by default all.
+# tests: kernels, operators and automatic mixed precision on CUDA; goals, memory, detector and compiled:
+# docs/benchmarks.md's GPU columns;
 # training: three R50 light configs and one base at full size for 300 iterations, in fp32, fp16 and bf16.
 # Environment: DATA_ROOT (a folder in COCO's layout, data/coco), OUT (reports, work_dirs/gpu), PYTHON, ITERS (300).
 set -euo pipefail
@@ -8,7 +9,7 @@ set -euo pipefail
 python=${PYTHON:-python} out=${OUT:-work_dirs/gpu}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 "$python" -c 'import torch; torch.cuda.is_available() or exit("no GPU: torch.cuda.is_available() is False")'
-[[ $# -gt 0 ]] || set -- tests speed training
+[[ $# -gt 0 ]] || set -- tests goals memory detector compiled training
 
 for stage in "$@"; do
     case $stage in
@@ -16,17 +17,23 @@ for stage in "$@"; do
         "$python" -m pytest -q -p no:cacheprovider tests/ops tests/compat tests/robustness/test_precision.py
         "$python" tools/doctor.py
         ;;
-    speed)
-        "$python" tools/benchmark.py goals branch depth --amp --out "$out/speed_amp"
-        "$python" tools/benchmark.py goals oom --out "$out/speed_fp32"
-        "$python" tools/benchmark.py models --amp --config configs/retinanet_r50_mrla_light_1x.py --out "$out/retinanet"
+    goals)
+        "$python" tools/benchmark.py goals branch depth --amp --out "$out/goals"
+        ;;
+    memory)
+        "$python" tools/benchmark.py goals oom --out "$out/memory"
+        ;;
+    detector)
+        "$python" tools/benchmark.py models --amp --config configs/retinanet_r50_mrla_light_1x.py --out "$out/detector"
+        ;;
+    compiled)
         "$python" tools/benchmark.py models --amp --compile --paths folded triton --out "$out/compiled"
         ;;
     training)
         "$python" tools/check_training.py --data-root "${DATA_ROOT:-data/coco}" --iters "${ITERS:-300}" --out "$out/training"
         ;;
     *)
-        echo "unknown stage $stage: use tests, speed or training" >&2
+        echo "unknown stage $stage: use tests, goals, memory, detector, compiled or training" >&2
         exit 2
         ;;
     esac

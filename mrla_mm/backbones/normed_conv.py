@@ -14,7 +14,7 @@ from mrla_mm.ops.gating import NARROW
 
 # Numbers of a map from which on passes over it cost more than the small operations that replace them: with two cores,
 # and, by the launches and the bandwidth of a large GPU, reckoned but not measured.
-LEAST_NUMBERS = {"cpu": 2**17, "cuda": 2**22}
+LEAST_NUMBERS = {"cpu": 2**17, "cuda": 2**24}
 
 
 def normed(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:

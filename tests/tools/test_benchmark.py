@@ -2,9 +2,14 @@
 
 import json
 import os
+from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
+import torch
+from torch import nn
 
+from mrla_mm.analysis import benchmark, steps
 from mrla_mm.ops import reference
 
 
@@ -60,3 +65,41 @@ def test_refusals(bench):
     assert "suite 'speed' is unknown" in bench("speed")[1]
     code, err, _ = bench("models", "--config", "configs/retinanet_r50_1x.py")
     assert code and "compare an MRLAResNet with plain ResNet" in err
+
+
+def test_a_gpu_runs_what_was_queued_while_it_was_busy(monkeypatch):
+    """The order of calls on a GPU that is not there: each measurement waits once, after its last launch."""
+    calls = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            calls.append("record")
+
+        def elapsed_time(self, end):
+            return 16.0
+
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
+    found = benchmark.time_queued({"a": lambda: calls.append("a")}, 2, device=torch.device("cuda", 0))
+    assert found == {"a": [0.016 / benchmark.QUEUED] * 2}
+    assert calls == 3 * ["sleep", "record", *benchmark.QUEUED * ["a"], "record", "wait"]
+
+
+def test_steps_in_half_precision_scale_their_loss(monkeypatch):
+    """Gradients that float16 has no number for are found all the same, as in a training with a loss scale."""
+    monkeypatch.setattr(steps.Step, "amp_dtype", torch.float16)
+    common = dict(device=torch.device("cpu"), mode="train", channels_last=False, batch_size=1, size=(8, 8))
+    found = {}
+    for amp in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.Flatten(0))
+        step = steps.Step(model, Namespace(amp=amp, **common))
+        step.call = lambda images, model=model: [1e-3 * model(images)]
+        step()
+        (found[amp],) = (parameter.grad for parameter in model.parameters())
+    torch.testing.assert_close(found[True] / steps.HALF_LOSS_SCALE, found[False], rtol=1e-2, atol=1e-9)
