@@ -233,8 +233,13 @@ def main(argv=None):
         sys.exit(f"box AP50 {ap50:.3f} is below --min-ap50 {args.min_ap50}")
 
 
-if __name__ == "__main__":
+def resumable(argv=None):
+    """Run the steps; Ctrl-C says how to go on."""
     try:
-        sys.exit(cli.run(main))
+        main(argv)
     except KeyboardInterrupt:
-        sys.exit("\ninterrupted: the same command resumes")
+        raise KeyboardInterrupt("the same command goes on from the last complete epoch") from None
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(resumable))

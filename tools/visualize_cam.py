@@ -6,7 +6,7 @@
 Explains a classifier's logit of a class, the likeliest one unless --class names another; or a detector's score of its
 best detection (of that class), as log-odds: in a changed image, that of the best detection of the class that overlaps
 it by half.
-Models of --compare are asked for the same class and box. Writes <image name>.png. Needs `pip install mrla_mm[cam]`.
+Models of --compare are asked for the same class and box. Writes <image name>.png. Needs `pip install 'mrla_mm[cam]'`.
 """
 
 import argparse

@@ -275,7 +275,7 @@ def import_torchcam():
     Raises:
         InputError: it is not installed, or older than 0.4, whose ScoreCAM would turn every score into a 1.
     """
-    remedy = "pip install mrla_mm[cam], which on Python 3.10 brings numpy 1"
+    remedy = "pip install 'mrla_mm[cam]', which on Python 3.10 brings numpy 1"
     try:
         methods, found = import_module("torchcam.methods"), version("torchcam")
     except ImportError as error:

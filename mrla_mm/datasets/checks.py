@@ -8,7 +8,7 @@ from pathlib import Path
 from mmdet.registry import DATASETS
 from mmengine.config import Config
 
-from mrla_mm.datasets.class_folders import check_class_folders, check_same_folders
+from mrla_mm.datasets.class_folders import check_class_folders, check_mixed_labels, check_same_folders
 from mrla_mm.datasets.coco_file import load_annotations
 from mrla_mm.datasets.config_parts import (
     Place,
@@ -47,6 +47,8 @@ def check_datasets(cfg: Config, phases: Iterable[str]) -> None:
         if cfg.get("default_scope") == "mmpretrain":
             for place, dataset in placed_datasets(cfg, phase):
                 folders.setdefault(phase, check_class_folders(dataset, cfg.model, phase, option=place.option))
+            if phase == "train":
+                check_mixed_labels(cfg)
         if cfg.get("default_scope") != "mmdet":
             continue
         for place, dataset in placed_datasets(cfg, phase):

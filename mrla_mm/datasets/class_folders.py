@@ -110,6 +110,25 @@ def check_folder_names(names: Sequence[str], classes: Sequence[str] | None, fold
         )
 
 
+def check_mixed_labels(cfg: Mapping) -> None:
+    """Raise InputError if the labels that a batch's mixing makes count other classes than the head.
+
+    Args:
+        cfg: config of a training whose model is a classifier of mmpretrain.
+    """
+    model = cfg["model"]
+    own = "model.data_preprocessor" if model.get("data_preprocessor") else "data_preprocessor"
+    preprocessor = model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
+    mixing = (model.get("train_cfg") or {}).get("augments") or preprocessor.get("batch_augments")
+    count = preprocessor.get("num_classes")
+    for path, size in head_sizes(model):
+        if (mixing or preprocessor.get("to_onehot")) and isinstance(count, int) and count != size:
+            raise InputError(
+                f"{own}.num_classes={count}, by which the labels of mixed images are written, but {path}={size}: "
+                f"set --cfg-options {own}.num_classes={size} (or the same in the config)"
+            )
+
+
 def check_same_folders(train: Sequence[str] | None, val: Sequence[str] | None) -> None:
     """Raise InputError if training and evaluation number their classes by different folders."""
     if train is None or val is None or list(train) == list(val):

@@ -274,12 +274,18 @@ def likely_reason(module: nn.Module, state: Mapping, report: LoadReport) -> str:
         return f"It is of another kind of model: its first key is {first}, the model's {ours}"
     if report.unusable and not wrong:
         return "The file is damaged, or was saved in another number format"
+    trunk = BACKBONE if any(key.startswith(BACKBONE) for key in own) else ""
     attention = {key for key in own if ATTENTION in key}
-    if attention and attention <= {*report.missing, *report.fresh}:
+    others = [key for key in (*report.missing, *report.mismatched) if ATTENTION not in key and key.startswith(trunk)]
+    if attention and attention <= {*report.missing, *report.fresh} and not others:
         return f"The file has no layer attention (keys with {ATTENTION} in them): it is of a plain model"
     if all(ATTENTION in key for key in wrong):
         return "Only layer attention differs: another variant, other arguments of it, or none"
-    if any(key.startswith(BACKBONE) for key in own) and not any(key.startswith(BACKBONE) for key in wrong):
+    if trunk and not any(key.startswith(trunk) for key in wrong):
+        if any(key.startswith("head.") for key in report.unexpected):
+            return (
+                "It is a classifier: its backbone is for model.backbone.init_cfg.checkpoint, to start a training from"
+            )
         return "The backbone matches: probably the heads are another detector's, or for another number of classes"
     if not report.missing and not report.unexpected:
         return "All names match: probably the file's model is of another width"

@@ -170,7 +170,7 @@ def test_missing_torchcam_and_unknown_layers(classifier, monkeypatch):
     with pytest.raises(InputError, match=r"torchcam 0\.3\.1 is too old, class activation maps need 0\.4 or later"):
         cams.import_torchcam()
     monkeypatch.setitem(sys.modules, "torchcam.methods", None)
-    with pytest.raises(InputError, match=r"pip install mrla_mm\[cam\]"):
+    with pytest.raises(InputError, match=r"pip install 'mrla_mm\[cam\]"):
         cams.import_torchcam()
 
 

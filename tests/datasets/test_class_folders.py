@@ -67,6 +67,20 @@ def test_head_has_the_number_of_classes(root):
     assert "model.head.num_classes=1000: set --cfg-options model.head.num_classes=3" in message(config(root, head=1000))
 
 
+@pytest.mark.parametrize("own", ["data_preprocessor", "model.data_preprocessor"])
+def test_mixed_labels_have_the_number_of_classes(own, root):
+    """Where images are mixed; a recipe that mixes none does not count by its preprocessor."""
+    cfg = config(root)
+    cfg.merge_from_dict({f"{own}.num_classes": 1000})
+    checks.check_datasets(cfg, ("train",))
+    cfg.model.train_cfg = dict(augments=[dict(type="Mixup", alpha=0.8)])
+    assert f"{own}.num_classes=1000, by which the labels of mixed images are written" in message(cfg, phases=("train",))
+    assert f"set --cfg-options {own}.num_classes=3" in message(cfg, phases=("train",))
+    checks.check_datasets(cfg, ("val", "test"))
+    cfg.merge_from_dict({f"{own}.num_classes": 3})
+    checks.check_datasets(cfg, ("train",))
+
+
 def test_same_folders_in_training_and_evaluation(root):
     (root / "val/dog").rename(root / "val/cow")
     assert "only train has 'dog'; only val has 'cow'" in message(config(root))

@@ -86,6 +86,15 @@ def test_a_finished_training_is_kept_until_something_changes(module, tmp_path, m
         assert len(runs) == number
 
 
+def test_ctrl_c_says_how_to_go_on(module, monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "main", interrupted)
+    assert module.cli.run(module.resumable, []) == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on from the last complete epoch\n"
+
+
 @pytest.mark.parametrize(
     "arguments, expected",
     [

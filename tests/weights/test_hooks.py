@@ -107,6 +107,14 @@ def test_the_message_is_short_and_says_what_the_file_probably_is(tmp_path, other
     assert len(said.replace(str(tmp_path), "")) < 700
 
 
+def test_a_classifier_is_told_where_it_belongs(tmp_path):
+    state = {key: value for key, value in Detector().state_dict().items() if key.startswith("backbone.")}
+    path = save(tmp_path, state | {"head.fc.weight": torch.zeros(3, 8), "head.fc.bias": torch.zeros(3)})
+    assert "It is a classifier: its backbone is for model.backbone.init_cfg.checkpoint" in message(
+        runner(tmp_path, Detector(), load_from=path).test
+    )
+
+
 def test_fine_tuning_may_change_the_head(tmp_path):
     trained = Detector(classes=5)
     path = save(tmp_path, trained.state_dict())

@@ -207,6 +207,11 @@ def test_wrong_architecture_loads_nothing(make, expected, trained, tmp_path):
         model.init_weights()
 
 
+def test_the_depth_is_named_before_the_attention_that_plain_files_may_lack(tmp_path):
+    with pytest.raises(InputError, match="Probably it is of another depth"):
+        load_weights(narrow(34, LIGHT), save(tmp_path, plain_resnet(18)))
+
+
 def test_light_weights_do_not_fit_base(tmp_path):
     said = message(save(tmp_path, released_resnet("light")), layer_attention=BASE)
     assert "keys of the file are not in the model: layer1.0.mrla.attention.history_scale" in said
