@@ -45,20 +45,15 @@ def time_rounds(
 ) -> dict[str, list[float]]:
     """Time each step once a round, in turn: seconds by step, one number per round."""
     read = CLOCKS[clock]
-    seconds = {name: [] for name in steps}
-    sys.stderr.write(f"{title}\n")
-    bar = ProgressBar((warm_up + rounds) * len(steps), bar_width=30, file=sys.stderr)
-    for index in range(warm_up + rounds):
-        for name, step in steps.items():
-            synchronise(device)
-            start = read()
-            step()
-            synchronise(device)
-            if index >= warm_up:
-                seconds[name].append(read() - start)
-            bar.update()
-    sys.stderr.write("\n")
-    return seconds
+
+    def time_one(step):
+        synchronise(device)
+        start = read()
+        step()
+        synchronise(device)
+        return read() - start
+
+    return in_rounds(steps, rounds, time_one, warm_up=warm_up, title=title)
 
 
 def time_queued(
@@ -79,7 +74,7 @@ def time_queued(
     if device.type != "cuda":
         return time_rounds(steps, rounds, device=device, clock=clock, title=title)
 
-    def repeat(step):
+    def time_one(step):
         with torch.cuda.device(device):
             torch.cuda._sleep(BUSY_CYCLES)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -90,15 +85,27 @@ def time_queued(
             synchronise(device)
         return begin.elapsed_time(end) / 1e3 / QUEUED
 
-    sys.stderr.write(f"{title}\n")
-    bar = ProgressBar((1 + rounds) * len(steps), bar_width=30, file=sys.stderr)
+    return in_rounds(steps, rounds, time_one, warm_up=1, title=title)
+
+
+def in_rounds(
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    time_one: Callable[[Callable[[], object]], float],
+    *,
+    warm_up: int,
+    title: str,
+) -> dict[str, list[float]]:
+    """Let `time_one` time each step once a round, in turn, with a progress bar; rounds of warm-up are left out."""
     seconds = {name: [] for name in steps}
-    for _ in range(1 + rounds):  # the first warms up
+    sys.stderr.write(f"{title}\n")
+    bar = ProgressBar((warm_up + rounds) * len(steps), bar_width=30, file=sys.stderr)
+    for _ in range(warm_up + rounds):
         for name, step in steps.items():
-            seconds[name].append(repeat(step))
+            seconds[name].append(time_one(step))
             bar.update()
     sys.stderr.write("\n")
-    return {name: found[1:] for name, found in seconds.items()}
+    return {name: found[warm_up:] for name, found in seconds.items()}
 
 
 def median_ratio(seconds: Sequence[float], base: Sequence[float]) -> float:

@@ -16,6 +16,8 @@ from mrla_mm.analysis.paths import take_path, wake
 from mrla_mm.attention.residual import is_frozen
 from mrla_mm.errors import InputError
 
+HALF_LOSS_SCALE = 2.0**10  # as training has one in float16, where most gradients of a mean would be 0 without
+
 
 def build_backbone(depth: int, attention: str | None, norm: str) -> nn.Module:
     """Build a ResNet, plain or with layer attention, for training with frozen or with batch statistics."""
@@ -40,9 +42,6 @@ def build_detector(cfg: Config, plain: bool) -> nn.Module:
         for key in ("layer_attention", "attention_drop_path", "zero_init_attention"):
             backbone.pop(key, None)
     return wake(MODELS.build(model))
-
-
-HALF_LOSS_SCALE = 2.0**10  # as training has one in float16, where most gradients of a mean would be 0 without
 
 
 class Step:

@@ -46,6 +46,18 @@ def test_plain_with_folded_norms_stands_beside_plain(bench):
     assert folded_plain["MiB"] > plain["MiB"]  # the weights that mmengine scales are more than maps of 64 x 64
 
 
+def test_single_precision_is_compared_where_half_would_hide_a_wrong_path(bench, monkeypatch):
+    """Rounding may be so large that all would pass; the comparison then leaves autocast, and timing does not."""
+    compared, real = [], steps.results
+    error = steps.benchmark.relative_error
+    monkeypatch.setattr(steps, "results", lambda step: compared.append(step.args.amp) or real(step))
+    monkeypatch.setattr(benchmark, "relative_error", lambda *args: 9.0 if len(compared) == 2 else error(*args))
+    code, err, tables = bench("models", "--depth", "18", "--paths", "folded", "--amp")
+    assert not code, err
+    assert compared == [True, True, False, False, False]
+    assert tables["train, eager"][-1]["path"] == "folded"
+
+
 def test_branch(bench):
     code, err, tables = bench("branch", "--paths", "folded")
     assert not code, err
