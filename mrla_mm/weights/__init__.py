@@ -1,5 +1,6 @@
 """Weights: reading and writing files safely, strict loading with a report, key layouts, and the checks before a run."""
 
+from mrla_mm.weights.backbone import PretrainedBackbone
 from mrla_mm.weights.checkpointing import AtomicCheckpointHook
 from mrla_mm.weights.checks import check_checkpoint, check_weights, without_pretrained
 from mrla_mm.weights.conversion import convert
@@ -13,6 +14,7 @@ __all__ = [
     "AtomicCheckpointHook",
     "CheckpointCheckHook",
     "LoadReport",
+    "PretrainedBackbone",
     "StrictPretrained",
     "check_checkpoint",
     "check_weights",
