@@ -45,8 +45,7 @@ class CheckpointCheckHook(Hook):
         if starting:
             faults = report.faults(BACKBONE) or ([] if report.matched else ["no key matches"])
         else:
-            report.missing += report.fresh
-            report.unexpected += report.unused
+            report.require_all()
             faults = report.faults()
         faults += compare_attention(getattr(model, "backbone", None), trained_attention(checkpoint))
         if faults:

@@ -71,6 +71,11 @@ class LoadReport:
         head = f"{self.target} loads {self.location} ({self.origin})"
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
+    def require_all(self) -> None:
+        """Count as faults what a whole model may not lack or leave out, unlike a backbone that starts a training."""
+        self.missing, self.fresh = self.missing + self.fresh, []
+        self.unexpected, self.unused = self.unexpected + self.unused, []
+
     def faults(self, prefix: str = "") -> list[str]:
         """Return in words what should have matched below a prefix and did not."""
         kinds = {
@@ -137,8 +142,7 @@ def load_weights(
     report, loadable = match(module, source.state, location=str(location), origin=source.origin)
     report.heads += source.heads
     if whole:
-        report.missing += report.fresh
-        report.unexpected += report.unused
+        report.require_all()
     differences = compare_attention(getattr(module, "backbone", module), trained_attention(checkpoint))
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
