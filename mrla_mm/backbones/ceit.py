@@ -186,7 +186,7 @@ class CeiT(ViT):
         if self.frozen_stages == self.num_layers and self.lca is not None:
             self.lca.eval().requires_grad_(False)
             if self.norm_class_token:
-                self.ln1.requires_grad_(False)
+                self.ln1.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> "CeiT":
         """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""
