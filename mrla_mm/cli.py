@@ -21,7 +21,6 @@ from mrla_mm.errors import InputError
 from mrla_mm.notices import collected, log_quietly
 from mrla_mm.overrides import check_option_keys, check_top_level, move_data_root
 from mrla_mm.version import __version__, commit
-from mrla_mm.weights import check_checkpoint, check_weights
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
@@ -163,12 +162,10 @@ def preflight(cfg: Config, phases: Collection[str]) -> list[str]:
         if int(local_rank or 0) == 0:
             check_top_level(cfg, phases)
             check_keys(cfg, phases)
-            check_checkpoint(cfg, training="train" in phases)
             check_parts(cfg, phases)
             check_processes(cfg)
             check_datasets(cfg, phases)
             check_channels(cfg.get("model") or {}, scope=cfg.get("default_scope"))
-            check_weights(cfg)
     return warned
 
 

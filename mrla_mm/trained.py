@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from mrla_mm import cli
 from mrla_mm.errors import InputError
-from mrla_mm.weights import LoadReport, read_checkpoint
-from mrla_mm.weights.loading import match, misfit
-from mrla_mm.weights.provenance import compare_attention, trained_attention
+from mrla_mm import weights
+from mrla_mm.weights import read_checkpoint
+from mrla_mm.weights.provenance import trained_attention
 from mrla_mm.weights.states import PREPROCESSOR, find_state
 
 
@@ -68,9 +68,8 @@ def load_weights(cfg: Config, name: str, checkpoint: str | Path, *, device: str)
         InputError: see `load_model`.
     """
     model = build_model(cfg, name)
-    contents = read_contents(checkpoint)
-    model.load_state_dict(fitting(model, contents, name), strict=False)
-    return Trained(model.to(device).eval(), cfg, contents.meta)
+    weights.load_weights(model, checkpoint)
+    return Trained(model.to(device).eval(), cfg, read_contents(checkpoint).meta)
 
 
 def usable_device(name: str | None) -> str:
@@ -126,22 +125,3 @@ def read_contents(location: str | Path) -> Checkpoint:
     state = {key: value for key, value in state.items() if not key.startswith(PREPROCESSOR)}
     meta = contents.get("meta")
     return Checkpoint(str(location), meta if isinstance(meta, Mapping) else {}, state, trained_attention(contents))
-
-
-def fitting(model: nn.Module, contents: Checkpoint, config: str) -> dict[str, Tensor]:
-    """Return what a checkpoint has for a model.
-
-    Raises:
-        InputError: it does not have all of it, has more, or was trained with another layer attention.
-    """
-    report = LoadReport(type(model).__name__, contents.location, "")
-    loadable = match(model, contents.state, report)
-    report.missing += report.fresh  # of a whole model nothing may be left out on either side
-    report.unexpected += report.unused
-    faults = [*report.faults(), *compare_attention(getattr(model, "backbone", None), contents.attention)]
-    if faults:
-        raise InputError(
-            f"checkpoint {contents.location} does not fit the model of {config}: "
-            f"{misfit(model, contents.state, report, faults)}; give the config that it was trained with"
-        )
-    return loadable

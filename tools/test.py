@@ -10,7 +10,6 @@ from mmengine.evaluator import DumpResults
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 from mrla_mm import cli
 from mrla_mm.errors import InputError
-from mrla_mm.weights import without_pretrained
 
 
 def parse_args(argv):
@@ -78,7 +77,6 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = cli.load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
-    cfg.model = without_pretrained(cfg.model)
     if args.show or args.show_dir:
         enable_visualization(cfg, args)
     warned = cli.preflight(cfg, phases=("test", "tta") if args.tta else ("test",))

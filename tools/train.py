@@ -11,7 +11,6 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 from mrla_mm.notices import log_new
-from mrla_mm.weights import without_pretrained
 
 
 def parse_args(argv):
@@ -131,8 +130,6 @@ def main(argv=None):
     said = []
     if args.resume is not None:
         said = set_resume(cfg, args.resume)
-        if cfg.resume:
-            cfg.model = without_pretrained(cfg.model)
     warned = cli.preflight(cfg, phases=("train", "val"))
     runner = cli.build_runner(cfg, warned)
     log_new(runner, said)  # here, where the config printed before does not push it off the screen
