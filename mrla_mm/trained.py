@@ -10,9 +10,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-from mrla_mm import cli
+from mrla_mm import cli, weights
 from mrla_mm.errors import InputError
-from mrla_mm import weights
 from mrla_mm.weights import read_checkpoint
 from mrla_mm.weights.provenance import trained_attention
 from mrla_mm.weights.states import PREPROCESSOR, find_state
