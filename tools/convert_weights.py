@@ -59,7 +59,7 @@ def main(argv=None):
     print(report.table())
     if left_out:
         print(f"left out, no place in this layout: {len(left_out)} tensors, first {', '.join(left_out[:3])}")
-    print(f"verified: both files give every tensor and the output for one image bit for bit\nwrote {path}")
+    print(f"verified: both files give every tensor bit for bit\nwrote {path}")
 
 
 if __name__ == "__main__":
