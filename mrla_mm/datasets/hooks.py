@@ -8,14 +8,11 @@ from torch.utils.data import DataLoader
 
 from mrla_mm.datasets.checks import check_datasets
 from mrla_mm.datasets.images import check_images_exist, check_objects, name_image_errors
-from mrla_mm.notices import collected, log_new
 
 
 @HOOKS.register_module()
 class DatasetCheckHook(Hook):
     """Checks data sets against files, model and image folders before a run, and names unreadable images during it.
-
-    What the checks warn of is in the run's log.
 
     Raises:
         InputError: before weights are loaded and the first batch is read; see `check_datasets`.
@@ -29,9 +26,7 @@ class DatasetCheckHook(Hook):
             if isinstance(loader, DataLoader):
                 built[phase] = loader.dataset
         if is_main_process():
-            with collected(silent=True) as warned:
-                check_datasets(runner.cfg, built)
-            log_new(runner, warned)
+            check_datasets(runner.cfg, built)
         for phase, dataset in built.items():
             if is_main_process():
                 check_images_exist(dataset, phase)
