@@ -50,8 +50,8 @@ def fill_in_reference(app, docname, source):
         return
     rooms = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py"))
     parts = [f"## `{room}`\n{reference_of(f'mrla_mm.{room}')}" for room in rooms]
-    roots = ("config", "inference", "export", "errors")
-    parts += [f"## `{name}`\n" + BLOCK.format(f"mrla_mm.{name}", "") for name in roots if (PACKAGE / f"{name}.py").exists()]
+    roots = [name for name in ("config", "inference", "export", "errors") if (PACKAGE / f"{name}.py").exists()]
+    parts += [f"## `{name}`\n" + BLOCK.format(f"mrla_mm.{name}", "") for name in roots]
     rows = ["| tool | |", "|---|---|"]
     for path in sorted(TOOLS.glob("*.py")):
         rows.append(f"| `{path.stem}` | {ast.get_docstring(ast.parse(path.read_text('utf-8'))).splitlines()[0]} |")
