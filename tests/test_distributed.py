@@ -77,7 +77,7 @@ def alive(pid):
     return True
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_processes_stop_together_and_end_with_one_that_dies(tmp_path):
     """SIGTERM to the launcher saves one checkpoint; a killed process ends the other with a message, in bounded time."""
     generate_shapes(tmp_path / "data", num_train=6, num_val=2, seed=0)

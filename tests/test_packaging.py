@@ -12,7 +12,7 @@ from .conftest import ROOT, tiny_options, write_coco
 from .docs_fences import fences
 from .test_smoke import scalars
 
-pytestmark = pytest.mark.smoke
+pytestmark = pytest.mark.slow
 
 
 def run(*argv, cwd, **variables):

@@ -17,7 +17,7 @@ from .conftest import ROOT, tiny_options
 from .docs_fences import commands
 
 REAL_COCO = ROOT.parent / "shared/data/coco_tiny"
-pytestmark = pytest.mark.smoke
+pytestmark = pytest.mark.slow
 
 
 def config_path(name):

@@ -8,7 +8,7 @@ from mmdet.models import ResNet
 from mmengine.registry import MODELS
 from torch import nn
 
-from mrla_mm.analysis.benchmark import kept_bytes
+from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import MRLAResNet, normed_conv
 from mrla_mm.ops import block_end
@@ -293,7 +293,7 @@ def test_what_is_kept_for_backward(variant, ratio, monkeypatch):
     plain = ResNet(50, **FUSED_END)
     plain.train()
     ours = build_drawn(50, variant).float()
-    kept = [kept_bytes(lambda model=model: sum(o.sum() for o in model(image)), model) for model in (ours, plain)]
+    kept = [saved_bytes(lambda model=model: sum(o.sum() for o in model(image)), model) for model in (ours, plain)]
     assert kept[0] < ratio * kept[1]
 
 
