@@ -124,8 +124,9 @@ def missing_torchcam():
 
 
 def load_tool(name):
-    """Return a command line tool as a module."""
-    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    """Return a command line tool as a module: its name in tools/, or its path below the repository."""
+    path = ROOT / (name if name.endswith(".py") else f"tools/{name}.py")
+    spec = importlib.util.spec_from_file_location(f"tool_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
