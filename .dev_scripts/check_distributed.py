@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Compare the gradients of DistributedDataParallel with those of one process on the same global batch.
 
-`python tools/check_distributed.py --processes 4` runs small backbones of every family and variant on the CPU, gloo
-between the processes: frozen stages, activation checkpointing, a static graph, and batch statistics exchanged between
-processes. `find_unused_parameters` stays off. The rows go to OUT/distributed.json; one over TOLERANCE ends it with 1.
+`python .dev_scripts/check_distributed.py --processes 4` runs small backbones of every family and variant on the CPU
+with gloo: frozen stages, activation checkpointing, a static graph, and batch statistics reduced over the processes.
+`find_unused_parameters` stays off. The rows go to OUT/distributed.json; an error above TOLERANCE exits with 1.
 """
 
 import argparse
@@ -28,85 +28,67 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import mrla_mm  # noqa: F401
 from mrla_mm import cli
 from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
-from mrla_mm.errors import InputError
 
-TOLERANCE = 1e-5  # of a parameter's largest gradient
-NEGLIGIBLE = 1e-7  # of the model's largest gradient: a parameter's that is meant to be zero
+TOLERANCE = 1e-5  # relative to a parameter's largest gradient
+NEGLIGIBLE = 1e-7  # relative to the model's largest gradient: smaller ones count as zero
 VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
-IMAGES, SIZE = 2, (49, 33)  # of each process
+IMAGES, SIZE = 2, (49, 33)  # per process
 RESNET = dict(type="MRLAResNet", depth=18, base_channels=16, strides=(1, 2, 2, 1), norm_eval=True)
-VIT = dict(
-    type="MRLAViT",
-    arch=dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64),
-    img_size=SIZE,
-    stage_blocks=2,
-    out_type="featmap",
-    out_indices=[1, 3],
-)
+TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
+VIT = dict(type="MRLAViT", arch=TINY, img_size=SIZE, stage_blocks=2, out_type="featmap", out_indices=[1, 3])
 OTHERS = (
-    dict(
-        type="MRLACeiT",
-        arch=dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64),
-        img_size=(64, 48),
-        stem_channels=16,
-        out_type="featmap",
-    ),
+    dict(type="MRLACeiT", arch={**TINY, "num_layers": 2}, img_size=(64, 48), stem_channels=16, out_type="featmap"),
     dict(type="MRLAPVTv2", drop_path_rate=0.0),
     dict(type="MRLAEfficientNet", arch="b0", drop_path_rate=0.0),
 )
 
 
 @MODELS.register_module()
-class ExchangedBatchNorm(_BatchNorm):
-    """What SyncBatchNorm computes, for the CPU, where torch refuses SyncBatchNorm: statistics of the global batch."""
+class AllReduceBatchNorm(_BatchNorm):
+    """SyncBatchNorm for the CPU, where torch refuses its own: statistics of the global batch."""
 
     def _check_input_dim(self, x):
         pass
 
     def forward(self, x):
-        """Normalise (B, C, H, W)."""
+        """Normalize (B, C, H, W)."""
         if not self.training:
             return super().forward(x)
         moments = torch.stack([x.mean((0, 2, 3)), x.square().mean((0, 2, 3))])
-        if dist.get_world_size() > 1:
-            moments = all_reduce(moments) / dist.get_world_size()
+        moments = all_reduce(moments) / dist.get_world_size()
         mean, variance = moments[0], moments[1] - moments[0].square()
         x = (x - mean[:, None, None]) * torch.rsqrt(variance + self.eps)[:, None, None]
         return x * self.weight[:, None, None] + self.bias[:, None, None]
 
 
 def cases(short: bool) -> Iterator[dict]:
-    """What is compared: a name, the backbone's config, and how it is wrapped."""
+    """Yield what is compared: a name, the backbone's config, and how it is wrapped."""
     for variant in VARIANTS:
         attention = dict(layer_attention=dict(type=variant, head_channels=16))
         yield dict(name=f"ResNet {variant}", **attention)
-        yield dict(name=f"ResNet {variant}, checkpoints", with_cp=True, **attention)
-        yield dict(name=f"ResNet {variant}, exchanged statistics", exchange=True, **attention)
+        yield dict(name=f"ResNet {variant}, checkpointing", with_cp=True, **attention)
+        yield dict(name=f"ResNet {variant}, batch statistics", sync=True, **attention)
         if short:
             continue
-        yield dict(name=f"ResNet {variant}, checkpoints, static graph", with_cp=True, static_graph=True, **attention)
-        yield dict(
-            name=f"ResNet {variant}, exchanged statistics, checkpoints", exchange=True, with_cp=True, **attention
-        )
+        yield dict(name=f"ResNet {variant}, checkpointing, static graph", with_cp=True, static_graph=True, **attention)
+        yield dict(name=f"ResNet {variant}, batch statistics, checkpointing", sync=True, with_cp=True, **attention)
     for stages in range(5):
         for variant in VARIANTS[:1] if short else VARIANTS:
             attention = dict(layer_attention=dict(type=variant, head_channels=16))
             yield dict(name=f"ResNet {variant}, {stages} frozen stages", frozen_stages=stages, **attention)
-    yield dict(name="ResNet-50 MRLALight, checkpoints, static graph", depth=50, with_cp=True, static_graph=True)
+    yield dict(name="ResNet-50 MRLALight, checkpointing, static graph", depth=50, with_cp=True, static_graph=True)
     for variant in VARIANTS[:2] if short else VARIANTS:
         model = dict(VIT, layer_attention=dict(type=variant, head_channels=16))
         yield dict(name=f"ViT {variant}", model=model)
-        yield dict(name=f"ViT {variant}, checkpoints, 1 frozen stage", model=model, with_cp=True, frozen_stages=1)
-    if short:
-        return
-    for model in OTHERS:
+        yield dict(name=f"ViT {variant}, checkpointing, 1 frozen stage", model=model, with_cp=True, frozen_stages=1)
+    for model in () if short else OTHERS:
         name = model["type"].removeprefix("MRLA")
         yield dict(name=name, model=model)
-        yield dict(name=f"{name}, checkpoints, static graph", model=model, with_cp=True, static_graph=True)
+        yield dict(name=f"{name}, checkpointing, static graph", model=model, with_cp=True, static_graph=True)
 
 
 class Detector(nn.Module):
-    """A backbone and the least that may follow it, which learns even if the whole backbone is frozen."""
+    """A backbone with a scale behind it, so that something trains even if the whole backbone is frozen."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -117,52 +99,46 @@ class Detector(nn.Module):
         return [self.scale * level for level in self.backbone(images)]
 
 
-def build(case: dict, exchange: bool) -> nn.Module:
-    """Build a case's model, its layer attention away from the identity it starts as.
+def build(case: dict, *, distributed: bool) -> nn.Module:
+    """Build a case's model, its branches moved away from the identity they start as.
 
-    Batch statistics make some gradients zero and others small differences of large numbers: those cases run in float64.
+    Batch statistics make some gradients zero and others small differences of large numbers: those cases use float64.
     """
     torch.manual_seed(0)
     settings = {key: case[key] for key in ("depth", "layer_attention", "with_cp", "frozen_stages") if key in case}
-    model = dict(case.get("model", RESNET), **settings)
-    if case.get("exchange"):
-        model |= dict(norm_eval=False, norm_cfg=dict(type="ExchangedBatchNorm" if exchange else "BN"))
+    model, sync = dict(case.get("model", RESNET), **settings), case.get("sync", False)
+    if sync:
+        model |= dict(norm_eval=False, norm_cfg=dict(type="AllReduceBatchNorm" if distributed else "BN"))
     backbone = MODELS.build(model).train()
     for module in backbone.modules():
         if isinstance(module, LayerAttentionResidual | TokenAttentionResidual):
             for name, child in module.named_children():
                 if name.endswith("norm"):
                     nn.init.uniform_(child.weight, 0.5, 1.0)
-    if not case.get("exchange"):
-        for module in backbone.modules():
-            if isinstance(module, _BatchNorm):
-                module.eval()
-    model = Detector(backbone)
-    return model.double() if case.get("exchange") else model
-
-
-def loss_of(level: torch.Tensor) -> torch.Tensor:
-    """Return a mean over the batch that no norm at the end makes constant."""
-    return (level.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, level.shape[1])).mean()
+        if isinstance(module, _BatchNorm) and not sync:
+            module.eval()
+    return Detector(backbone).double() if sync else Detector(backbone)
 
 
 def gradients(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    """Return the gradients of the loss; the second of two steps is where unused parameters would fail."""
+    """Return the gradients of the second of two steps, which is where unused parameters would fail."""
     images = images.to(next(model.parameters()).dtype)
     for _ in range(2):
         model.zero_grad()
-        sum(map(loss_of, model(images))).backward()
+        levels = model(images)
+        # Channels are weighted, or a norm at the end would make the loss constant.
+        sum((y.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, y.shape[1])).mean() for y in levels).backward()
     model = getattr(model, "module", model)
     return {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
 
 
 def compare(case: dict, rank: int, world: int) -> dict:
-    """Run a case with every process; return its row."""
+    """Run a case in every process; return its row."""
     torch.manual_seed(1)
     images = torch.randn(world * IMAGES, 3, *SIZE)
     began = time.monotonic()
     model = MMDistributedDataParallel(
-        build(case, exchange=True),
+        build(case, distributed=True),
         device_ids=None,
         broadcast_buffers=False,
         find_unused_parameters=False,
@@ -172,31 +148,20 @@ def compare(case: dict, rank: int, world: int) -> dict:
     row = dict(case=case["name"], parameters=len(shared), seconds=round(time.monotonic() - began, 2))
     if rank:
         return row
-    alone = gradients(build(case, exchange=False), images)
+    alone = gradients(build(case, distributed=False), images)
     row["without gradient"] = [name for name, value in shared.items() if value is None]
     if not row["without gradient"]:
         floor = NEGLIGIBLE * max(value.abs().max() for value in alone.values())
-        errors = {
-            name: float((value - alone[name]).abs().max() / alone[name].abs().max().clamp(min=floor))
-            for name, value in shared.items()
-        }
+        scales = {name: value.abs().max().clamp(min=floor) for name, value in alone.items()}
+        errors = {name: float((value - alone[name]).abs().max() / scales[name]) for name, value in shared.items()}
         row["worst"] = max(errors, key=errors.get)
         row["error"] = errors[row["worst"]]
     row["passed"] = shared.keys() == alone.keys() and row.get("error", 1) <= TOLERANCE
     return row
 
 
-def refusal() -> str:
-    """Return what torch says to SyncBatchNorm on the CPU."""
-    try:
-        nn.SyncBatchNorm(4).train()(torch.rand(2, 4, 3, 3))
-    except ValueError as error:
-        return str(error)
-    return "works"
-
-
 def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
-    """Be one of the processes."""
+    """Run all cases as one of the processes; the first one reports."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     rows = []
@@ -205,44 +170,32 @@ def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
         if rank == 0:
             error = rows[-1].get("error")
             print(f"{case['name']:60} {error if error is None else format(error, '.1e')}", flush=True)
-            if row_fault := rows[-1]["without gradient"]:
-                print("    without gradient:", *row_fault, flush=True)
+            if unused := rows[-1]["without gradient"]:
+                print("    without gradient:", *unused, flush=True)
     if rank == 0:
-        report = dict(
-            processes=world, tolerance=TOLERANCE, torch=torch.__version__, sync_batch_norm=refusal(), rows=rows
-        )
+        report = dict(processes=world, tolerance=TOLERANCE, torch=torch.__version__, rows=rows)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "distributed.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(f"torch on SyncBatchNorm on the CPU: {report['sync_batch_norm']}")
-        worst = max(row.get("error", float("inf")) for row in rows)
-        print(
-            f"{sum(row['passed'] for row in rows)} of {len(rows)} passed, {world} processes, largest error {worst:.1e}"
-        )
+        worst, passed = max(row.get("error", float("inf")) for row in rows), sum(row["passed"] for row in rows)
+        print(f"{passed} of {len(rows)} passed, {world} processes, largest error {worst:.1e}")
     dist.barrier()
     dist.destroy_process_group()
     if not all(row.get("passed", True) for row in rows):
         sys.exit(1)
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def main(argv: list[str] | None = None) -> None:
-    """Start the processes, forked so that they need not import anything, and wait for them."""
+    """Fork the processes, so that they need not import anything, and wait for them."""
     parser = argparse.ArgumentParser(prog="check_distributed.py", description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--short", action="store_true", help="fewer combinations")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/distributed"))
     args = parser.parse_args(argv)
-    if args.processes < 1:
-        raise InputError(f"--processes {args.processes}: give at least 1")
-    torch.multiprocessing.start_processes(
-        work, (args.processes, free_port(), args), nprocs=args.processes, start_method="fork"
-    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    arguments = (args.processes, port, args)
+    torch.multiprocessing.start_processes(work, arguments, nprocs=args.processes, start_method="fork")
 
 
 if __name__ == "__main__":

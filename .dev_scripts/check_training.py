@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Train several configs for a few hundred iterations in each precision, and print what they cost.
 
-`python tools/check_training.py --data-root data/coco` runs the three R50 light configs and one base config at full
-size on a GPU, from scratch: it needs no pretrained weights. Each row says whether the loss fell and stayed finite,
-images per second and peak memory; the rows also go to OUT/report.json and OUT/report.md.
+`python .dev_scripts/check_training.py --data-root data/coco` trains the three R50 light configs and one base config at
+full size from scratch. Each row says whether the loss fell and stayed finite, images per second and peak memory; the
+rows also go to OUT/report.json and OUT/report.md.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from mmengine.device import get_device
 
+import measure
 from mrla_mm import cli
-from mrla_mm.analysis import benchmark
 from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,10 +28,10 @@ DEFAULT_CONFIGS = (
     "mask_rcnn_r50_mrla_light_1x",
     "retinanet_r50_mrla_base_1x",
 )
-# What each adds to the command line of tools/train.py. fp16 needs a GPU, and many a CPU takes minutes a step in bf16.
+# Arguments of tools/train.py. fp16 needs a GPU; in bf16 many a CPU takes minutes per step.
 PRECISIONS = {"fp32": [], "fp16": ["--amp"], "bf16": ["--cfg-options", "optim_wrapper.type=BFloat16OptimWrapper"]}
 
-# From scratch on few images: nothing may stay frozen, and batch statistics are needed.
+# From scratch nothing may stay frozen, and batch statistics are needed.
 OVERRIDES = """_base_ = {base!r}
 model = dict(backbone=dict(init_cfg=None, frozen_stages=-1, norm_eval=False))
 train_cfg = dict(_delete_=True, type="IterBasedTrainLoop", max_iters={iters}, val_interval={iters} + 1)
@@ -58,7 +58,7 @@ def parse_args(argv):
 
 
 def train(name, precision, args):
-    """Train one config in a process of its own; return its row."""
+    """Train one config in a separate process; return its row."""
     work_dir = args.out / f"{name}_{precision}"
     work_dir.mkdir(parents=True, exist_ok=True)
     config = work_dir / "config.py"
@@ -72,7 +72,7 @@ def train(name, precision, args):
 
 
 def summarise(work_dir, batch_size):
-    """Read the newest log of a work directory: losses of the first and last tenth, speed without warm-up, memory."""
+    """Return what the newest log says: losses of the first and last tenth, speed without warm-up, memory."""
     logs = sorted(work_dir.glob("*/vis_data/scalars.json"))
     lines = [json.loads(line) for line in logs[-1].read_text().splitlines()] if logs else []
     steps = [line for line in lines if "loss" in line]
@@ -91,27 +91,22 @@ def summarise(work_dir, batch_size):
     }
 
 
-def report(rows, args):
-    """Write the rows as JSON and Markdown beside the versions they were measured with; return the Markdown."""
-    machine = benchmark.describe_machine(torch.device(get_device()), iters=args.iters, batch_size=args.batch_size)
-    return benchmark.write_report(args.out, machine, {"Training": rows})
-
-
 def main(argv=None):
     """Run every config in every precision.
 
     Raises:
-        InputError: one did not finish with a falling, finite loss.
+        InputError: a run did not finish with a finite loss that fell.
     """
     args = parse_args(argv)
     precisions = args.precisions or (list(PRECISIONS) if torch.cuda.is_available() else ["fp32"])
+    machine = measure.describe_machine(torch.device(get_device()), iters=args.iters, batch_size=args.batch_size)
     rows = []
     for name in args.configs:
         for precision in precisions:
             print(f"training {name} in {precision}, {args.iters} iterations ...", flush=True)
             rows.append(train(name, precision, args))
             print("   ", rows[-1], flush=True)
-            markdown = report(rows, args)
+            markdown = measure.write_report(args.out, machine, {"Training": rows})
     print(markdown)
     failed = [row for row in rows if not (row.get("finite") and row.get("fell") and row["exit"] == 0)]
     if failed:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Run the same tests on every stack that the package promises, each in a clean environment of its own.
 
-`python tools/matrix.py` makes the environments with uv below OUT, one after the other, runs the tests there, and
-removes each again (--keep keeps it): 6 GB of disk at a time. Results go to OUT/<stack>.json, the tests' output to
-OUT/<stack>.log, and the table of all results in OUT is printed. `--list` says what each stack is.
+`python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs the tests there and
+removes each again (--keep keeps it): 6 GB of disk at a time. Results go to OUT/<stack>.json, output to OUT/<stack>.log,
+and the table of all results in OUT is printed. `--list` shows what each stack is.
 """
 
 import argparse
@@ -22,38 +22,13 @@ from mrla_mm import cli
 from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-SMOKE = "tests/test_smoke.py::test_train_test_resume"
-TESTS = (
-    "tests/test_layering.py",
-    "tests/compat",
-    "tests/attention",
-    "tests/ops/test_fused.py::test_light_variants",
-    "tests/ops/test_fused.py::test_weighted_sum",
-    "tests/ops/test_fused.py::test_dispatch_gives_its_reasons",
-    "tests/backbones/test_resnet.py",
-    "tests/backbones/test_families.py",
-    "tests/weights/test_loading.py",
-    "tests/weights/test_files.py",
-    f"{SMOKE}[retinanet_r50_mrla_light_1x]",
-    f"{SMOKE}[faster_rcnn_r50_mrla_light_1x]",
-)
+TESTS = [f"tests/{name}" for name in ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")]
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
 OPENMMLAB = ("mmengine==0.10.7", "mmcv-lite==2.1.0", "mmdet==3.3.0", "mmpretrain==1.2.0")
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
 ONEDL_MMCV = "onedl-mmcv==2.3.6"
 SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools<81", "wheel")
-SHOWN = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "mmengine",
-    "mmcv-lite",
-    "mmcv",
-    "mmdet",
-    "mmpretrain",
-    *(name.split("==")[0] for name in ONEDL),
-    "onedl-mmcv",
-)
+SHOWN = ("torch", "torchvision", "numpy", "mmcv", *(name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)))
 
 
 class Stack(NamedTuple):
@@ -65,13 +40,13 @@ class Stack(NamedTuple):
 
 
 def locked(python):
-    """Return the stack of the lock file, installed as `make install` does it and with every hash checked."""
+    """Return the stack of the lock file, installed as `make install` does it, every hash checked."""
     return Stack(python, (("--require-hashes", "-r", "requirements/lock.txt"),), "pip")
 
 
-def with_torch(python, torch, torchvision, *others):
+def with_torch(python, torch, torchvision):
     """Return OpenMMLab's packages on another torch."""
-    return Stack(python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *others),))
+    return Stack(python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED),))
 
 
 STACKS = {
@@ -96,61 +71,52 @@ def parse_args(argv):
         prog="matrix.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stacks", nargs="*", metavar="STACK", help="stacks to run (default: all)")
-    parser.add_argument("--list", action="store_true", help="say what each stack is and stop")
+    parser.add_argument("--list", action="store_true", help="show what each stack is and stop")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="what pytest runs instead of the usual tests")
-    parser.add_argument(
-        "--find-links", type=Path, help="folder of wheels to take first, an already built mmcv among them"
-    )
+    parser.add_argument("--find-links", type=Path, help="folder of wheels to prefer, such as a compiled mmcv")
     parser.add_argument("--workers", type=int, default=2, help="processes that share the tests (default: 2)")
     parser.add_argument("--keep", action="store_true", help="keep each environment, and use it if it is there")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/matrix"))
     args = parser.parse_args(argv)
-    unknown = [name for name in args.stacks if name not in STACKS]
-    if unknown:
+    if unknown := [name for name in args.stacks if name not in STACKS]:
         raise InputError(f"stack {unknown[0]!r} is unknown; there are {', '.join(STACKS)}")
     return args
 
 
-def find_uv():
-    """Return the command of uv, of this environment or of the system.
-
-    Raises:
-        InputError: there is none.
-    """
-    found = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
-    if found is None:
-        raise InputError("the environments are made with uv, which is not installed: pip install uv")
-    return found
-
-
 def call(command, log, **variables):
-    """Run a command from the repository, its output in the log; the exit code."""
+    """Run a command from the repository with its output in the log; return the exit code."""
+    env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
     with log.open("a") as file:
         file.write(f"$ {' '.join(map(str, command))}\n")
         file.flush()
-        env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
         return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env={**env, **variables}).returncode
 
 
 def install(stack, env, args, log):
-    """Make a stack's environment, the package and the test tools in it; the first command that failed, or None."""
-    uv, python = find_uv(), env / "bin/python"
-    with_ = {
+    """Make a stack's environment with the package and the test tools; return the first command that failed, or None.
+
+    Raises:
+        InputError: uv is not installed.
+    """
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if uv is None:
+        raise InputError("the environments are made with uv, which is not installed: pip install uv")
+    python = env / "bin/python"
+    installers = {
         "uv": (uv, "pip", "install", "--quiet", "--python", python),
         "pip": (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
     }
-    extra = ("--find-links", str(args.find_links)) if args.find_links else ()
-    installs = [(*packages, *(extra if "--require-hashes" not in packages else ())) for packages in stack.installs]
-    if extra:  # a wheel at hand stands for the compilation
-        installs = [tuple(word for word in words if word not in ("--no-binary", "onedl-mmcv")) for words in installs]
+    installs = stack.installs
+    if args.find_links and stack.installer == "uv":  # a wheel at hand replaces the compilation
+        compiling = ("--no-binary", "onedl-mmcv")
+        installs = [("--find-links", args.find_links, *(w for w in words if w not in compiling)) for words in installs]
     commands = [
         (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
-        *((*with_[stack.installer], *packages) for packages in installs),
-        (*with_["uv"], *TEST_TOOLS),
-        (*with_["uv"], "--no-deps", "--no-build-isolation", "--editable", "."),
+        *((*installers[stack.installer], *packages) for packages in installs),
+        (*installers["uv"], *TEST_TOOLS),
+        (*installers["uv"], "--no-deps", "--no-build-isolation", "--editable", "."),
     ]
-    failed = (command for command in commands if call(command, log) != 0)
-    return next(failed, None)
+    return next((command for command in commands if call(command, log) != 0), None)
 
 
 def versions(env):
@@ -168,77 +134,63 @@ def counts(report):
     """Return how many tests of a JUnit report passed, failed and were skipped."""
     if not report.is_file():
         return {}
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    total = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
-    for suite in suites:
-        for key in total:
-            total[key] += int(suite.get(key, 0))
-    failed = total["failures"] + total["errors"]
-    return dict(passed=total["tests"] - failed - total["skipped"], failed=failed, skipped=total["skipped"])
+    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    total, failures, errors, skipped = (
+        sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
+    )
+    return dict(passed=total - failures - errors - skipped, failed=failures + errors, skipped=skipped)
 
 
 def run_stack(name, args):
-    """Install a stack, run the tests on it, and write down what came of it; whether all passed."""
+    """Install a stack, run the tests on it and write the result; return whether all passed."""
     stack, folder = STACKS[name], args.out.resolve()
     env, log, report = folder / f"env-{name}", folder / f"{name}.log", folder / f"{name}.xml"
     folder.mkdir(parents=True, exist_ok=True)
     for old in (log, report):
         old.unlink(missing_ok=True)
     result = dict(stack=name, date=str(date.today()), outcome="not installed")
-    begun = time.monotonic()
-    kept = args.keep and (env / "bin/pytest").is_file()
+    kept, began = args.keep and (env / "bin/pytest").is_file(), time.monotonic()
     failed = None if kept else install(stack, env, args, log)
-    result["install_s"] = None if kept else round(time.monotonic() - begun)
+    result["install_s"] = None if kept else round(time.monotonic() - began)
     if failed is None:
-        result["versions"] = versions(env)
-        begun = time.monotonic()
-        workers = ("-n", str(args.workers), "--dist", "worksteal") if args.workers > 1 else ()
-        command = (
-            env / "bin/python",
-            "-m",
-            "pytest",
-            "-q",
-            "--durations=8",
-            f"--junitxml={report}",
-            *workers,
-            *args.tests,
-        )
+        result["versions"], began = versions(env), time.monotonic()
+        command = [env / "bin/python", "-m", "pytest", "-q", "-m", "not slow", f"--junitxml={report}", *args.tests]
+        if args.workers > 1:
+            command += ["-n", str(args.workers), "--dist", "worksteal"]
         code = call(command, log, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
-        result |= dict(
-            outcome="passed" if code == 0 else "failed", test_s=round(time.monotonic() - begun), **counts(report)
-        )
+        result |= dict(outcome="failed" if code else "passed", test_s=round(time.monotonic() - began), **counts(report))
     else:
         result["command"] = " ".join(map(str, failed))
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
     if not args.keep:
         shutil.rmtree(env, ignore_errors=True)
-    print(
-        f"{name}: {result['outcome']}, {result.get('passed', 0)} passed, {result.get('failed', 0)} failed; {log}",
-        flush=True,
-    )
+    print(f"{name}: {result['outcome']}, {result.get('passed', 0)} passed; {log}", flush=True)
     return result["outcome"] == "passed"
 
 
 def table(folder):
-    """Return all results below a folder as a Markdown table."""
+    """Return all results in a folder as a Markdown table."""
     lines = [
         "| stack | versions | passed | failed | skipped | install, tests | date |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name in STACKS:
-        path = folder / f"{name}.json"
+    for path in (folder / f"{name}.json" for name in STACKS):
         if not path.is_file():
             continue
         found = json.loads(path.read_text())
         parts = ", ".join(f"{key} {value}" for key, value in found.get("versions", {}).items())
         numbers = " | ".join(str(found.get(key, found["outcome"])) for key in ("passed", "failed", "skipped"))
         seconds = ", ".join(f"{found[key]} s" if found.get(key) else "-" for key in ("install_s", "test_s"))
-        lines.append(f"| {name} | {parts} | {numbers} | {seconds} | {found['date']} |")
+        lines.append(f"| {found['stack']} | {parts} | {numbers} | {seconds} | {found['date']} |")
     return "\n".join(lines)
 
 
 def main(argv=None):
-    """Run the stacks of the given command line."""
+    """Run the stacks of the given command line.
+
+    Raises:
+        InputError: a stack did not install, or a test failed on it.
+    """
     args = parse_args(argv)
     if args.list:
         for name, stack in STACKS.items():
@@ -247,7 +199,6 @@ def main(argv=None):
                 print(f"  install {' '.join(packages)}")
         print(f"tests: {' '.join(args.tests)}")
         return
-    find_uv()
     failed = [name for name in args.stacks or STACKS if not run_stack(name, args)]
     print(table(args.out))
     if failed:
