@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw how alike the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
+"""Draw how similar the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
 
   visualize_query_similarity.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--compare CONFIG2 CHECKPOINT2]... [--out-dir DIR]
 
@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, outputs, picture_cli
+from mrla_mm import cli, picture_cli
 from mrla_mm.analysis import query_similarity
 
 
@@ -35,9 +35,6 @@ def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
     images = picture_cli.chosen_images(args)
-    picture, table = args.out_dir / "histograms.png", args.out_dir / "similarities.csv"
-    outputs.spare_inputs(images, [picture, table])
-    outputs.make_folder(args.out_dir)
     found = []
     for loaded in picture_cli.load_models(args):
         with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
@@ -45,9 +42,10 @@ def main(argv=None):
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
                 print(f"{loaded.name} [{number}/{len(images)}] {path.name}", flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
-    query_similarity.plot_histograms(found, picture)
-    query_similarity.write_csv(found, table)
-    print(f"{len(images)} image{'s' if len(images) > 1 else ''}, written: {picture}, {table}")
+    args.out_dir.mkdir(parents=True, exist_ok=True)
+    query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
+    query_similarity.write_csv(found, args.out_dir / "similarities.csv")
+    print(f"{len(images)} image(s), written: {args.out_dir}")
 
 
 if __name__ == "__main__":
