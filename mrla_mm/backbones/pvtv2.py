@@ -228,7 +228,7 @@ class MRLAPVTv2(PVTv2):
         if not self.init_cfg:
             for _, blocks, _ in self.layers:
                 for block in blocks:
-                    block.mrla.reset_scale()
+                    block.mrla.reset_zero_init()
 
     def run_block(
         self, block: PVTEncoderLayer, tokens: Tensor, grid: tuple[int, int], memory: Memory

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.arguments import (
@@ -28,7 +28,7 @@ from mrla_mm.arguments import (
     wholes,
 )
 from mrla_mm.attention import LayerAttentionResidual, Memory
-from mrla_mm.backbones.normed_conv import normed, projected
+from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
 
 RESNET_RULES = dict(
@@ -78,32 +78,14 @@ class _MRLABlock:
         return self._forward(x, memory)
 
     def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        shortcut = x if self.downsample is None else projected(self.downsample, x)
-        last = self.num_convs
-        for step in range(1, last):
-            x = self.relu(normed(self.conv(step), self.norm(step), x))
-            x = self.run_plugins(x, step)
-        x = self.run_plugins(normed(self.conv(last), self.norm(last), x), last)
-        if self.mrla.can_end_block(x, shortcut, self.relu):
-            return self.mrla.end_block(x, shortcut, memory)
-        return self.mrla(self.relu(x + shortcut), shortcut, memory)
-
-    def conv(self, step: int) -> nn.Module:
-        """Convolution of a step, counted from 1."""
-        return getattr(self, f"conv{step}")
-
-    def norm(self, step: int) -> nn.Module:
-        """Norm behind a convolution."""
-        return getattr(self, f"norm{step}")
-
-    def plugins_behind(self, step: int) -> list[str]:
-        """Names of the plugins that mmdet's block built behind a convolution."""
-        return getattr(self, f"after_conv{step}_plugin_names") if self.plugins else []
-
-    def run_plugins(self, x: Tensor, step: int) -> Tensor:
-        """Run the plugins behind a convolution, if any."""
-        names = self.plugins_behind(step)
-        return self.forward_plugin(x, names) if names else x
+        shortcut = x if self.downsample is None else run_downsample(self.downsample, x)
+        for step in range(1, self.num_convs + 1):
+            x = conv_bn(getattr(self, f"conv{step}"), getattr(self, f"norm{step}"), x)
+            if step < self.num_convs:
+                x = self.relu(x)
+            if self.plugins and (names := getattr(self, f"after_conv{step}_plugin_names")):
+                x = self.forward_plugin(x, names)
+        return self.mrla.forward_add_relu(x, shortcut, self.relu, memory)
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):

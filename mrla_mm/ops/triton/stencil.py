@@ -1,4 +1,8 @@
-"""The depthwise 3x3 convolution of fused layer attention as two Triton kernels that walk down the rows of a map.
+"""Passes over maps with a depthwise 3x3 convolution: two kernels that walk down the rows of a map.
+
+    apply            read x and the history, write y
+    grid_sums        read grad, x and the history
+    apply_backward   read grad, write the gradients of x and the history; through a ReLU also read x
 
 A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted by -1, 0 and 1
 columns, and what the next rows need of it stays in registers: three loads an element in place of nine, and no division
@@ -11,10 +15,11 @@ import math
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from mrla_mm.errors import InputError
+from mrla_mm.ops.coefficients import Coefficients, GridSums
+from mrla_mm.ops.triton.launch import PROGRAMS, launch, sample_stride, sum_spans
 
-PROGRAMS = 2048  # to fill a GPU with, where a map is large enough
 SHORTEST = 8  # rows of a span at least: each span loads two more
 TILE = 512  # elements of a tile, four to a thread
 
@@ -57,9 +62,9 @@ def load(pointers, inside, row, first, last):
 
 
 @triton.jit
-def load_shifted(spots, step, left, inside, right, row, H):
+def load_shifted(pixels, step, left, inside, right, row, H):
     """One row of the map as it is seen from the columns right of, at and left of each element."""
-    return load(spots - step, left, row, 0, H), load(spots, inside, row, 0, H), load(spots + step, right, row, 0, H)
+    return load(pixels - step, left, row, 0, H), load(pixels, inside, row, 0, H), load(pixels + step, right, row, 0, H)
 
 
 @triton.jit
@@ -70,15 +75,15 @@ def load_weight(taps, exists, tap: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def apply_kernel(
-    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, by_previous_ptr,
+    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, grad_previous_ptr,
     C, H, units, slope_stride, shift_stride, tiles, rows,
     TAPS: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr,
     SCALED: tl.constexpr, MASK: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also by_previous = slope x.
+    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also grad_previous = slope x.
 
-    MASK: out is 0 where the mask is not positive, and by_previous gets it added.
+    MASK: out is 0 where the mask is not positive, and grad_previous gets it added.
     """
     W = units * UNIT
     step = C if LAST else 1
@@ -86,8 +91,8 @@ def apply_kernel(
     channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
-    x, previous, mask, out, by_previous = (
-        x_ptr + start, previous_ptr + start, mask_ptr + start, out_ptr + start, by_previous_ptr + start
+    x, previous, mask, out, grad_previous = (
+        x_ptr + start, previous_ptr + start, mask_ptr + start, out_ptr + start, grad_previous_ptr + start
     )  # fmt: skip
     taps = taps_ptr + (sample * C + channels) * TAPS
     w4 = tl.load(taps + TAPS // 2, mask=exists, other=0.0)[:, None]
@@ -102,10 +107,10 @@ def apply_kernel(
         w6 = load_weight(taps, exists, 6, FLIP)
         w7 = load_weight(taps, exists, 7, FLIP)
         w8 = load_weight(taps, exists, 8, FLIP)
-        spots = x + (offsets + (begin - 1) * row_stride)
-        above_left, above, above_right = load_shifted(spots, step, left, inside, right, begin - 1, H)
-        spots = x + (offsets + begin * row_stride)
-        at_left, at, at_right = load_shifted(spots, step, left, inside, right, begin, H)
+        pixels = x + (offsets + (begin - 1) * row_stride)
+        above_left, above, above_right = load_shifted(pixels, step, left, inside, right, begin - 1, H)
+        pixels = x + (offsets + begin * row_stride)
+        at_left, at, at_right = load_shifted(pixels, step, left, inside, right, begin, H)
     if HISTORY or SCALED:
         slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)[:, None]
     total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
@@ -115,8 +120,8 @@ def apply_kernel(
     for row in range(begin, end):
         place = offsets + row * row_stride
         if TAPS == 9:
-            spots = x + (place + row_stride)
-            below_left, below, below_right = load_shifted(spots, step, left, inside, right, row + 1, H)
+            pixels = x + (place + row_stride)
+            below_left, below, below_right = load_shifted(pixels, step, left, inside, right, row + 1, H)
             total = shift + w0 * above_left
             total += w1 * above
             total += w2 * above_right
@@ -143,12 +148,12 @@ def apply_kernel(
         tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=inside)
         if SCALED:
             scaled = slope * centre + total if MASK else slope * centre
-            tl.store(by_previous + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
+            tl.store(grad_previous + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def sums_kernel(
-    grad_ptr, x_ptr, previous_ptr, by_taps_ptr, by_slope_ptr, by_shift_ptr,
+    grad_ptr, x_ptr, previous_ptr, grad_taps_ptr, grad_slope_ptr, grad_shift_ptr,
     B, C, H, units, tiles, rows,
     TAPS: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
@@ -160,15 +165,15 @@ def sums_kernel(
     channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
-    x, upon, previous = x_ptr + start, grad_ptr + start, previous_ptr + start
+    x, upstream, previous = x_ptr + start, grad_ptr + start, previous_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    s4, by_slope, by_shift = zero, zero, zero
+    s4, grad_slope, grad_shift = zero, zero, zero
     if TAPS == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
         for row in range(begin - 1, end + 1):  # of x, beside the rows of grad above, at and below it
             place = offsets + row * row_stride
-            below = load(upon + (place + row_stride), inside, row + 1, begin, end)
+            below = load(upstream + (place + row_stride), inside, row + 1, begin, end)
             x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
             s0 += below * x_left
             s1 += below * x_at
@@ -180,47 +185,40 @@ def sums_kernel(
             s7 += above * x_at
             s8 += above * x_right
             if HISTORY:
-                by_slope += at * load(previous + place, inside, row, begin, end)
+                grad_slope += at * load(previous + place, inside, row, begin, end)
             if SHIFT:
-                by_shift += at
+                grad_shift += at
             above = at
             at = below
     else:
         for row in range(begin, end):
             place = offsets + row * row_stride
-            at = load(upon + place, inside, row, begin, end)
+            at = load(upstream + place, inside, row, begin, end)
             s4 += at * load(x + place, inside, row, begin, end)
             if HISTORY:
-                by_slope += at * load(previous + place, inside, row, begin, end)
+                grad_slope += at * load(previous + place, inside, row, begin, end)
             if SHIFT:
-                by_shift += at
+                grad_shift += at
     place = (tl.program_id(2) * B + sample) * C + channels
-    by_taps = by_taps_ptr + place * TAPS
-    tl.store(by_taps + TAPS // 2, tl.sum(s4, axis=1), mask=exists)
+    grad_taps = grad_taps_ptr + place * TAPS
+    tl.store(grad_taps + TAPS // 2, tl.sum(s4, axis=1), mask=exists)
     if TAPS == 9:
-        tl.store(by_taps, tl.sum(s0, axis=1), mask=exists)
-        tl.store(by_taps + 1, tl.sum(s1, axis=1), mask=exists)
-        tl.store(by_taps + 2, tl.sum(s2, axis=1), mask=exists)
-        tl.store(by_taps + 3, tl.sum(s3, axis=1), mask=exists)
-        tl.store(by_taps + 5, tl.sum(s5, axis=1), mask=exists)
-        tl.store(by_taps + 6, tl.sum(s6, axis=1), mask=exists)
-        tl.store(by_taps + 7, tl.sum(s7, axis=1), mask=exists)
-        tl.store(by_taps + 8, tl.sum(s8, axis=1), mask=exists)
+        tl.store(grad_taps, tl.sum(s0, axis=1), mask=exists)
+        tl.store(grad_taps + 1, tl.sum(s1, axis=1), mask=exists)
+        tl.store(grad_taps + 2, tl.sum(s2, axis=1), mask=exists)
+        tl.store(grad_taps + 3, tl.sum(s3, axis=1), mask=exists)
+        tl.store(grad_taps + 5, tl.sum(s5, axis=1), mask=exists)
+        tl.store(grad_taps + 6, tl.sum(s6, axis=1), mask=exists)
+        tl.store(grad_taps + 7, tl.sum(s7, axis=1), mask=exists)
+        tl.store(grad_taps + 8, tl.sum(s8, axis=1), mask=exists)
     if HISTORY:
-        tl.store(by_slope_ptr + place, tl.sum(by_slope, axis=1), mask=exists)
+        tl.store(grad_slope_ptr + place, tl.sum(grad_slope, axis=1), mask=exists)
     if SHIFT:
-        tl.store(by_shift_ptr + place, tl.sum(by_shift, axis=1), mask=exists)
+        tl.store(grad_shift_ptr + place, tl.sum(grad_shift, axis=1), mask=exists)
 
 
-def check_size(x: torch.Tensor) -> None:
-    """Refuse maps in which an element's place within its sample is no 32-bit number."""
-    if math.prod(x.shape[1:]) >= 2**31:
-        raise InputError(f"maps of shape {tuple(x.shape)} have 2^31 or more elements a sample: use MRLA_OPS=folded")
-
-
-def rowwise(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
+def row_tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
     """Arguments of a launch that follow from a map's shape and layout, and its grid."""
-    check_size(x)
     batch, channels, height, width = x.shape
     if x.is_contiguous():
         block_w = min(64, triton.next_power_of_2(width))
@@ -229,8 +227,60 @@ def rowwise(x: torch.Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
         block_c = min(64, triton.next_power_of_2(channels))
         block_w = min(TILE // block_c, triton.next_power_of_2(width))
     groups, tiles = triton.cdiv(channels, block_c), triton.cdiv(width, block_w)
-    spans = max(1, PROGRAMS // max(batch * groups * tiles, 1))
+    spans = max(1, PROGRAMS // (batch * groups * tiles))
     rows = min(height, max(SHORTEST, math.ceil(height / spans)))
-    unit = next(unit for unit in (8, 4, 2, 1) if width % unit == 0)  # math.gcd would tie torch.compile to one width
+    unit = math.gcd(width, 8)
     arguments = dict(units=width // unit, tiles=tiles, rows=rows, LAST=not x.is_contiguous(), UNIT=unit)
     return dict(arguments, BLOCK_C=block_c, BLOCK_W=block_w), (batch, groups, tiles * triton.cdiv(height, rows))
+
+
+def apply(x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
+    """See `cpu.apply`."""
+    (taps, slope, shift), (blocks, grid) = coefficients, row_tiling(x)
+    launch(
+        apply_kernel, grid,
+        x, x if previous is None else previous, taps, taps if slope is None else slope,
+        taps if shift is None else shift, x, out, out, *x.shape[1:3],
+        slope_stride=sample_stride(slope), shift_stride=sample_stride(shift),
+        TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
+        SCALED=False, MASK=False, **blocks,
+    )  # fmt: skip
+
+
+def grid_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> GridSums:
+    """See `cpu.grid_sums`."""
+    (blocks, grid), history = row_tiling(x), previous is not None
+    grad_taps = torch.empty(grid[2], *x.shape[:2], size, dtype=torch.float32, device=x.device)
+    grad_slope, grad_shift = (
+        torch.empty(grad_taps.shape[:3], dtype=torch.float32, device=x.device) if there else grad_taps
+        for there in (history, shift)
+    )
+    launch(
+        sums_kernel, grid,
+        grad, x, previous if history else x, grad_taps, grad_slope, grad_shift, *x.shape[:3],
+        TAPS=size, HISTORY=history, SHIFT=shift, **blocks,
+    )  # fmt: skip
+    return GridSums(
+        sum_spans(grad_taps), sum_spans(grad_slope) if history else None, sum_spans(grad_shift) if shift else None
+    )
+
+
+def apply_backward(
+    grad: Tensor,
+    coefficients: Coefficients,
+    *,
+    residual: bool,
+    grad_x: Tensor,
+    grad_previous: Tensor | None = None,
+    positive: Tensor | None = None,
+) -> None:
+    """See `cpu.apply_backward`."""
+    (taps, slope, shift), (blocks, grid), scaled = coefficients, row_tiling(grad), grad_previous is not None
+    launch(
+        apply_kernel, grid,
+        grad, grad, taps, slope if scaled else taps, taps if shift is None else shift,
+        grad if positive is None else positive, grad_x, grad_previous if scaled else grad_x, *grad.shape[1:3],
+        slope_stride=sample_stride(slope), shift_stride=sample_stride(shift),
+        TAPS=taps.shape[-1], FLIP=True, RESIDUAL=residual, HISTORY=False, SHIFT=shift is not None,
+        SCALED=scaled, MASK=positive is not None, **blocks,
+    )  # fmt: skip
