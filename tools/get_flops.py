@@ -17,7 +17,8 @@ from mmengine.logging import MMLogger
 
 from mrla_mm import cli
 from mrla_mm.analysis.complexity import measure
-from mrla_mm.trained import build_model
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
 
 
 def parse_args(argv):
@@ -34,17 +35,15 @@ def parse_args(argv):
     parser.add_argument(
         "--device", choices=["meta", "cpu"], default="meta", help="cpu: compute with real values (default: meta)"
     )
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
-    )
+    cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 
 def count(name, args):
     """Return what a config's model has and does, and the shape of the image."""
-    cfg = cli.read_config(name, args.cfg_options)
+    cfg = read_config(name, args.cfg_options)
     shape = tuple(args.shape or ((800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)))
-    found = measure(build_model(cfg, name), shape, device=args.device)
+    found = measure(build_model(cfg), shape, device=args.device)
     for operator, calls in found.unknown.items():
         print(f"warning: the rule does not name {operator} ({calls} calls), which is not counted", file=sys.stderr)
     return found, shape

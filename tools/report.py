@@ -25,7 +25,7 @@ from mrla_mm.analysis.gallery import predict_and_compare
 from mrla_mm.analysis.logs import read_scalars, training_logs
 from mrla_mm.analysis.plots import draw_training_curves
 from mrla_mm.errors import InputError
-from mrla_mm.trained import load_model
+from mrla_mm.inference import load_model
 
 
 def parse_args(argv):
@@ -40,9 +40,7 @@ def parse_args(argv):
     parser.add_argument("--no-eval", action="store_true", help="do not evaluate the checkpoint")
     parser.add_argument("--images", type=int, default=12, help="pictures in the gallery (default: 12)")
     parser.add_argument("--score-thr", type=float, default=0.3, help="hide detections below it (default: 0.3)")
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
-    )
+    cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw what in an image supports a prediction: Grad-CAM and ScoreCAM of a backbone's last two stages.
+"""Draw what in an image supports a prediction: Grad-CAM and ScoreCAM of layers of the backbone.
 
   visualize_cam.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--class NAME] [--compare CONFIG2 CHECKPOINT2]...
 
@@ -15,7 +15,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 from matplotlib.figure import Figure
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, inference
 from mrla_mm.analysis import cams
 from mrla_mm.errors import InputError
 
@@ -25,10 +25,16 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="visualize_cam.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/cam")
-    picture_cli.add_compare_argument(parser)
+    inference.add_picture_arguments(parser, out_dir="work_dirs/cam")
+    inference.add_compare_argument(parser)
     parser.add_argument("--class", dest="class_name", metavar="NAME", help="name of a class, or its number from 0")
-    parser.add_argument("--layers", nargs="+", metavar="NAME", help="parts of the backbone (default: last two stages)")
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        default=["layer3", "layer4"],
+        metavar="NAME",
+        help="of the backbone (default: %(default)s)",
+    )
     parser.add_argument(
         "--max-channels", type=int, metavar="N", help="ScoreCAM runs the model once a channel: only the N most varied"
     )
@@ -47,9 +53,11 @@ def class_label(name, classes):
 def maps_of(loaded, prepared, target, args):
     """Yield the title and map of each method and layer."""
     sample = prepared.samples[0] if prepared.samples else None
-    for layer in args.layers or cams.stage_ends(loaded.model, prepared.inputs)[-2:]:
-        module = loaded.model.backbone.get_submodule(layer)
-        options = loaded.model, module, prepared.inputs, target, sample
+    parts = dict(loaded.model.backbone.named_modules())
+    for layer in args.layers:
+        if layer not in parts:
+            raise InputError(f"--layers {layer}: the backbone has no such part; give a stage, such as layer3")
+        options = loaded.model, parts[layer], prepared.inputs, target, sample
         yield f"Grad-CAM {layer}", cams.grad_cam(*options)
         yield f"ScoreCAM {layer}", cams.score_cam(*options, max_channels=args.max_channels)
 
@@ -57,19 +65,19 @@ def maps_of(loaded, prepared, target, args):
 def main(argv=None):
     """Explain the models' predictions in the images."""
     args = parse_args(argv)
-    images = picture_cli.chosen_images(args)
-    models = picture_cli.load_models(args)
+    images = inference.chosen_images(args)
+    models = inference.load_models(args)
     label = class_label(args.class_name, models[0].classes)
-    args.out_dir.mkdir(parents=True, exist_ok=True)
-    for path, out_file in picture_cli.paths_by_name(images, args.out_dir).items():
+    for path, out_file in inference.paths_by_name(images, args.out_dir).items():
         prepared = models[0].prepare(path)
         sample = prepared.samples[0] if prepared.samples else None
         target = cams.choose_target(models[0].model, prepared.inputs, sample, label)
         if target is None:
             print(f"{path.name}: nothing detected, nothing to explain", flush=True)
             continue
-        figure = Figure(figsize=(11, 2.5 * len(models)), layout="compressed")
-        grid = figure.subplots(len(models), 5, squeeze=False)
+        columns = 1 + 2 * len(args.layers)
+        figure = Figure(figsize=(2.2 * columns, 2.5 * len(models)), layout="compressed")
+        grid = figure.subplots(len(models), columns, squeeze=False)
         for row, loaded in zip(grid, models, strict=True):
             draw(row, loaded, loaded.prepare(path), target, args)
         figure.savefig(out_file, dpi=130)
@@ -88,7 +96,7 @@ def draw(row, loaded, prepared, target, args):
         row[0].plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="red")
     padded_height, padded_width = prepared.inputs.shape[2:]
     height, width = prepared.picture.shape[:2]
-    for axes, (title, cam) in zip(row[1:], maps_of(loaded, prepared, target, args), strict=False):
+    for axes, (title, cam) in zip(row[1:], maps_of(loaded, prepared, target, args), strict=True):
         extent = (0, padded_width, padded_height, 0)
         axes.imshow(cam.cpu(), cmap="turbo", alpha=0.55, extent=extent, interpolation="bilinear", vmin=0, vmax=1)
         axes.set(title=title, xlim=(0, width), ylim=(height, 0))

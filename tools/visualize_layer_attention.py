@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, inference
 from mrla_mm.analysis import layer_attention_plots as plots
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
@@ -24,7 +24,7 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="visualize_layer_attention.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/layer_attention")
+    inference.add_picture_arguments(parser, out_dir="work_dirs/layer_attention")
     parser.add_argument("--max-heads", type=int, default=16, help="heads to draw of each stage (default: 16)")
     return parser.parse_args(argv)
 
@@ -32,14 +32,13 @@ def parse_args(argv):
 def main(argv=None):
     """Run the model over the images, and draw what its layers attended to."""
     args = parse_args(argv)
-    images = picture_cli.chosen_images(args)
-    (loaded,) = picture_cli.load_models(args)
+    images = inference.chosen_images(args)
+    (loaded,) = inference.load_models(args)
     with torch.no_grad(), LayerAttentionRecorder(loaded.model) as recorder:
         for number, path in enumerate(images, 1):
             loaded.model.extract_feat(loaded.prepare(path).inputs)
             print(f"[{number}/{len(images)}] {path.name}", flush=True)
     stages = recorder.stages()
-    args.out_dir.mkdir(parents=True, exist_ok=True)
     plots.plot_overview(stages, args.out_dir / "overview.png")
     for number, stage in enumerate(stages, 1):
         plots.plot_stage(stage, number, args.out_dir / f"stage{number}.png", max_heads=args.max_heads)

@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, inference
 from mrla_mm.analysis import query_similarity
 
 
@@ -23,8 +23,8 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="visualize_query_similarity.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
-    picture_cli.add_compare_argument(parser)
+    inference.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
+    inference.add_compare_argument(parser)
     parser.add_argument(
         "--skip-first", action="store_true", help="leave out pairs with a stage's first layer, as the paper does"
     )
@@ -34,15 +34,14 @@ def parse_args(argv):
 def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
-    images = picture_cli.chosen_images(args)
+    images = inference.chosen_images(args)
     found = []
-    for loaded in picture_cli.load_models(args):
+    for loaded in inference.load_models(args):
         with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
             for number, path in enumerate(images, 1):
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
                 print(f"{loaded.name} [{number}/{len(images)}] {path.name}", flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
-    args.out_dir.mkdir(parents=True, exist_ok=True)
     query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
     query_similarity.write_csv(found, args.out_dir / "similarities.csv")
     print(f"{len(images)} image(s), written: {args.out_dir}")

@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 from matplotlib.figure import Figure
 
-from mrla_mm import cli, picture_cli
+from mrla_mm import cli, inference
 from mrla_mm.analysis.vit_attention import last_layer_attention
 from mrla_mm.errors import InputError
 
@@ -24,8 +24,8 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="visualize_vit_attention.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/vit_attention")
-    picture_cli.add_compare_argument(parser)
+    inference.add_picture_arguments(parser, out_dir="work_dirs/vit_attention")
+    inference.add_compare_argument(parser)
     parser.add_argument(
         "--patch", type=int, nargs=2, metavar=("ROW", "COL"), help="query patch, from 0 (default: the middle one)"
     )
@@ -52,10 +52,9 @@ def draw(panels, found, name, patch):
 def main(argv=None):
     """Run the models over the images, and draw where the query patch looks."""
     args = parse_args(argv)
-    images = picture_cli.chosen_images(args)
-    models = picture_cli.load_models(args)
-    args.out_dir.mkdir(parents=True, exist_ok=True)
-    for path, out_file in picture_cli.paths_by_name(images, args.out_dir).items():
+    images = inference.chosen_images(args)
+    models = inference.load_models(args)
+    for path, out_file in inference.paths_by_name(images, args.out_dir).items():
         prepared = [loaded.prepare(path) for loaded in models]
         found = [last_layer_attention(m.model.backbone, p.inputs) for m, p in zip(models, prepared, strict=True)]
         columns = 1 + max(weights.shape[1] for weights, _ in found)

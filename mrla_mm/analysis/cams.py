@@ -32,17 +32,9 @@ class Target(NamedTuple):
 
 
 def detect(model: nn.Module, images: Tensor, sample) -> list:
-    """Return the detections in each of a batch of images (B, 3, H, W), in their pixels, without masks."""
-    roi_head = getattr(model, "roi_head", None)
-    mask_head = getattr(roi_head, "mask_head", None)
-    if mask_head is not None:
-        roi_head.mask_head = None  # masks change no score and take most of the time
-    try:
-        samples = [copy.deepcopy(sample) for _ in images]
-        return [found.pred_instances for found in model.predict(images, samples, rescale=False)]
-    finally:
-        if mask_head is not None:
-            roi_head.mask_head = mask_head
+    """Return the detections in each of a batch of images (B, 3, H, W), in their pixels."""
+    samples = [copy.deepcopy(sample) for _ in images]
+    return [found.pred_instances for found in model.predict(images, samples, rescale=False)]
 
 
 @torch.no_grad()
@@ -75,20 +67,15 @@ def score(model: nn.Module, images: Tensor, target: Target, sample=None) -> Tens
     return torch.logit(torch.stack(best).clamp(1e-3, 1 - 1e-6))
 
 
-def first_map(output) -> Tensor:
-    """Return the tensor that a layer returns, alone or first in a tuple."""
-    return output if isinstance(output, Tensor) else output[0]
-
-
 def run_with_map(layer: nn.Module, function: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """Call a function that runs a layer; return its result and the map (1, K, h, w) that the layer returned."""
     kept = []
-    handle = layer.register_forward_hook(lambda module, args, output: kept.append(first_map(output)))
+    handle = layer.register_forward_hook(lambda module, args, output: kept.append(output))
     try:
         result = function()
     finally:
         handle.remove()
-    if not kept or kept[0].dim() != 4:
+    if not isinstance(kept[0], Tensor) or kept[0].dim() != 4:
         raise InputError(f"{type(layer).__name__} returns no feature map (B, C, H, W) to explain; choose another layer")
     return result, kept[0]
 
@@ -123,18 +110,3 @@ def score_cam(
     masks = F.interpolate(unit_range(maps)[:, None], size=images.shape[2:], mode="bilinear")  # (K, 1, H, W)
     scores = torch.cat([score(model, part * images, target, sample) for part in masks.split(16)])
     return unit_range(torch.einsum("k,khw->hw", (scores - base).softmax(0), maps).relu())
-
-
-@torch.no_grad()
-def stage_ends(model: nn.Module, images: Tensor) -> list[str]:
-    """Names of the backbone's children that return the last map of each resolution, finest first: its stages."""
-    last, handles = {}, []
-    for name, child in model.backbone.named_children():
-        parts = {f"{name}.{i}": part for i, part in enumerate(child)} if isinstance(child, nn.ModuleList) else {}
-        for path, part in (parts or {name: child}).items():
-            hook = lambda module, args, out, path=path: last.__setitem__(first_map(out).shape[2:], path)  # noqa: E731
-            handles.append(part.register_forward_hook(hook))
-    model.extract_feat(images)
-    for handle in handles:
-        handle.remove()
-    return [last[grid] for grid in sorted(last, key=lambda grid: -grid.numel()) if len(grid) == 2 and grid.numel() > 1]

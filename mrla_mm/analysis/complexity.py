@@ -21,7 +21,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrla_mm.errors import InputError
 
-NAIVE = "reference"  # the value of MRLA_OPS for plain PyTorch
 FREE = frozenset(
     """
     abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max
@@ -50,6 +49,7 @@ FREE = frozenset(
     zeros zeros_like _local_scalar_dense _to_copy _unsafe_view
     """.split()
 )
+MATRIX_PRODUCTS, ADDED_MATRIX_PRODUCTS = ("mm", "bmm", "mv", "dot"), ("addmm", "baddbmm", "addmv")
 PRODUCTS = ("mul", "div", "addcmul", "addcdiv", "square", "pow", "lerp", "reciprocal")
 ACTIVATIONS = ("gelu", "silu", "mish", "leaky_relu", "hardsigmoid", "_softmax", "_safe_softmax")
 POOLING = ("mean", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d")
@@ -63,19 +63,11 @@ PER_RESULT = {
 }
 
 
-def deformable_convolution(args: tuple, out: Tensor) -> int:
-    """Multiply-adds of a deformable convolution, and four to sample each value it reads."""
-    weight = args[1]
-    samples = out.numel() // weight.shape[0] * args[0].shape[1] * math.prod(weight.shape[2:])
-    return out.numel() * math.prod(weight.shape[1:]) + 4 * samples
-
-
 SPECIAL = {
     # a transposed convolution uses each weight once per element of its input
     "convolution": lambda args, out: (args[0] if args[6] else out).numel() * math.prod(args[1].shape[1:]),
-    "deform_conv2d": deformable_convolution,
-    **dict.fromkeys(("mm", "bmm", "mv", "dot"), lambda args, out: out.numel() * args[0].shape[-1]),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda args, out: out.numel() * args[1].shape[-1]),
+    **dict.fromkeys(MATRIX_PRODUCTS, lambda args, out: out.numel() * args[0].shape[-1]),
+    **dict.fromkeys(ADDED_MATRIX_PRODUCTS, lambda args, out: out.numel() * args[1].shape[-1]),
     **dict.fromkeys(("var", "var_mean", "std", "linalg_vector_norm"), lambda args, out: args[0].numel()),
     "native_layer_norm": lambda args, out: out.numel() * (2 if args[2] is None else 3),
     "native_group_norm": lambda args, out: out.numel() * (2 if args[1] is None else 3),
@@ -84,15 +76,13 @@ SPECIAL = {
 
 def kind_of(name: str, args: tuple) -> str:
     """Return the kind of work an operator does."""
-    if name == "convolution" and args[8] > 1 and args[1].shape[1] == 1:
-        return "depthwise convolutions"
-    if name in ("convolution", "deform_conv2d"):
-        return "convolutions"
-    if name in ("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv"):
+    if name == "convolution":
+        return "depthwise convolutions" if args[8] > 1 and args[1].shape[1] == 1 else "convolutions"
+    if name in MATRIX_PRODUCTS + ADDED_MATRIX_PRODUCTS:
         return "matrix products"
-    if "norm" in name:
-        return "norms"
-    return "elementwise products" if name in PRODUCTS else "activations, pooling, resizing"
+    if name in PRODUCTS:
+        return "elementwise products"
+    return "norms" if "norm" in name else "activations, pooling, resizing"
 
 
 class OperationCounter(TorchDispatchMode):
@@ -183,8 +173,7 @@ class TokenAttentionCounter(TorchFunctionMode):
             self.counter.paused = False
 
 
-@dataclass(frozen=True)
-class Complexity:
+class Complexity(NamedTuple):
     """What a model has and does.
 
     Attributes:
@@ -206,28 +195,27 @@ class Complexity:
 
     def by_kind(self) -> Counter[str]:
         """Multiply-adds by kind of operator."""
-        counts = Counter()
-        for (_, kind), count in self.operations.items():
-            counts[kind] += count
-        return counts
+        return sum((Counter({kind: count}) for (_, kind), count in self.operations.items()), Counter())
 
     def by_module(self, max_depth: int | None = None) -> dict[str, tuple[int, int]]:
         """Parameters and multiply-adds of each module with its submodules, down to a depth; "" is the whole model."""
-        table: dict[str, list[int]] = {"": [0, 0]}
-        entries = [(name, 0, count) for name, count in self.parameters.items()]
-        entries += [(name, 1, count) for (name, _), count in self.operations.items()]
-        for name, column, count in entries:
+        table = {"": (0, 0)}
+        entries = [(name, (count, 0)) for name, count in self.parameters.items()]
+        entries += [(name, (0, count)) for (name, _), count in self.operations.items()]
+        for name, (parameters, operations) in entries:
             parts = name.split(".") if name else []
             for depth in range(len(parts[:max_depth]) + 1):
-                table.setdefault(".".join(parts[:depth]), [0, 0])[column] += count
-        return {name: (row[0], row[1]) for name, row in table.items()}
+                key = ".".join(parts[:depth])
+                before = table.get(key, (0, 0))
+                table[key] = before[0] + parameters, before[1] + operations
+        return table
 
 
 @contextmanager
 def naive_operators() -> Iterator[None]:
     """Let layer attention run as plain PyTorch operators, which can be counted."""
     before = os.environ.get("MRLA_OPS", "")
-    os.environ["MRLA_OPS"] = NAIVE
+    os.environ["MRLA_OPS"] = "naive"
     try:
         yield
     finally:

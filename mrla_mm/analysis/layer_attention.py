@@ -119,16 +119,6 @@ class LayerAttentionRecorder(BranchRecorder):
     Attributes:
         last: a layer's weights for the last batch, by branch name: one tensor for each layer up to this one,
             broadcastable to (B, C, H, W).
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
-        >>> from mrla_mm.backbones import MRLAResNet
-        >>> backbone = MRLAResNet(50, layer_attention=dict(type="MRLABase")).eval()
-        >>> with torch.no_grad(), LayerAttentionRecorder(backbone) as recorder:
-        ...     _ = backbone(torch.rand(1, 3, 64, 64))
-        >>> [tuple(stage.weights.shape) for stage in recorder.stages()]
-        [(8, 3, 3), (16, 4, 4), (32, 6, 6), (64, 3, 3)]
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -156,21 +146,21 @@ class LayerAttentionRecorder(BranchRecorder):
 
     def stages(self) -> list[StageScores]:
         """Return the mean scores of each stage over all images so far, in the order in which the stages ran."""
-        return [self._mean(names) for names in self.stage_names]
-
-    def _mean(self, names: list[str]) -> StageScores:
-        attention = self.branches[names[0]].attention
-        weights = torch.full((attention.heads, len(names), len(names)), torch.nan)
-        for index, name in enumerate(names):
-            weights[:, index, : index + 1] = (self._sums[name] / self._images[name]).cpu()
-        return StageScores(type(attention).__name__, tuple(names), weights)
+        found = []
+        for names in self.stage_names:
+            attention = self.branches[names[0]].attention
+            weights = torch.full((attention.heads, len(names), len(names)), torch.nan)
+            for index, name in enumerate(names):
+                weights[:, index, : index + 1] = (self._sums[name] / self._images[name]).cpu()
+            found.append(StageScores(type(attention).__name__, tuple(names), weights))
+        return found
 
     def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
         """Add a layer's weights to the sums."""
         attention, pooled = branch.attention, global_average(x)
         earlier = [] if attention.first_in_stage else self._stage
         if isinstance(attention, MRLALight):
-            weights = light_weights(branch, pooled, earlier, self._history_tokens, tuple(x.shape[2:]))
+            weights = light_weights(attention, pooled, earlier, self._history_scale(branch, earlier, x))
         else:
             weights = softmax_weights(attention, pooled, earlier)
         self._stage = [*earlier, Layer(branch, pooled, out, weights)]
@@ -178,6 +168,14 @@ class LayerAttentionRecorder(BranchRecorder):
         per_head = [w.mean((2, 3)).unflatten(1, (attention.heads, -1)).mean(-1).expand(len(x), -1) for w in weights]
         self._sums[name] = self._sums.get(name, 0) + torch.stack(per_head, -1).double().sum(0)  # (G, t)
         self._images[name] = self._images.get(name, 0) + len(x)
+
+    def _history_scale(self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor) -> Tensor | float:
+        """Return the factor of the last layer's output in the history of MRLA-light, before lambda."""
+        if branch.attention.previous != "shortcut" or not earlier:
+            return 0.0 if branch.attention.previous == "none" else 1.0
+        if isinstance(branch, TokenAttentionResidual):
+            return to_map(norm_scale(branch.history_norm, self._history_tokens), tuple(x.shape[2:]))
+        return norm_scale(earlier[-1].branch.norm, earlier[-1].out)
 
 
 def per_channel(score: Tensor, attention: LayerAttention) -> Tensor:
@@ -200,27 +198,16 @@ def softmax_weights(attention: LayerAttention, pooled: Tensor, earlier: list[Lay
 
 
 def light_weights(
-    branch: LayerAttentionResidual,
-    pooled: Tensor,
-    earlier: list[Layer],
-    history_tokens: Tensor | None,
-    grid: tuple[int, int],
+    attention: MRLALight, pooled: Tensor, earlier: list[Layer], history_scale: Tensor | float
 ) -> list[Tensor]:
     """Weights of MRLA-light: its own gate, and beta times the weights of the layer before."""
-    attention = branch.attention
     gate = pooled.new_ones(len(pooled), attention.heads)
     if attention.gated:
         gate = light_gate(attention.project_query(pooled), attention.project_key(pooled))
     gate = per_channel(gate, attention)
     if not earlier:
         return [gate]
-    beta = pooled.new_zeros(()) if attention.previous == "none" else pooled.new_ones(())
-    if attention.previous == "shortcut" and isinstance(branch, TokenAttentionResidual):
-        beta = to_map(norm_scale(branch.history_norm, history_tokens), grid)
-    elif attention.previous == "shortcut":
-        beta = norm_scale(earlier[-1].branch.norm, earlier[-1].out)
-    if attention.history_scale is not None:
-        beta = beta * attention.history_scale[:, None, None]
+    beta = history_scale if attention.history_scale is None else history_scale * attention.history_scale[:, None, None]
     return [*(beta * weight for weight in earlier[-1].weights), gate]
 
 

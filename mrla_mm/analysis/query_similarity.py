@@ -41,18 +41,7 @@ class StageSimilarity(NamedTuple):
 
 
 class QueryRecorder(BranchRecorder):
-    """Record how similar the queries of consecutive layers are.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.analysis.query_similarity import QueryRecorder
-        >>> from mrla_mm.backbones import MRLAResNet
-        >>> backbone = MRLAResNet(50, layer_attention=dict(type="MRLABase")).eval()
-        >>> with torch.no_grad(), QueryRecorder(backbone) as recorder:
-        ...     _ = backbone(torch.rand(2, 3, 64, 64))
-        >>> [tuple(stage.values.shape) for stage in recorder.stages()]
-        [(2, 2, 8), (2, 3, 16), (2, 5, 32), (2, 2, 64)]
-    """
+    """Record how similar the queries of consecutive layers are."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)

@@ -3,9 +3,10 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import Logger
+from typing import NamedTuple
 
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
@@ -18,6 +19,14 @@ from mrla_mm.errors import InputError
 
 # Parts of a model whose `num_classes` does not count the classes of the data set.
 OTHER_HEADS = {"rpn_head", "backbone", "semantic_head", "data_preprocessor"}
+
+
+class CocoFile(NamedTuple):
+    """What is kept of an annotation file: names of its categories, its number of annotations, and those skipped."""
+
+    categories: list[str]
+    annotations: int
+    skipped: Counter[str]
 
 
 @HOOKS.register_module()
@@ -41,7 +50,7 @@ class DatasetCheckHook(Hook):
         if not is_main_process():
             return
         model = getattr(runner.model, "module", runner.model)
-        files: dict[str, Mapping] = {}
+        files: dict[str, CocoFile] = {}
         labels = {}
         for phase in ("train", "val", "test"):
             dataset = getattr(getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None)
@@ -71,34 +80,36 @@ def leaf_datasets(dataset: object) -> Iterator[object]:
 
 
 def check_dataset(
-    dataset: BaseDataset, model: nn.Module, phase: str, files: dict[str, Mapping], logger: Logger
+    dataset: BaseDataset, model: nn.Module, phase: str, files: dict[str, CocoFile], logger: Logger
 ) -> list[str]:
-    """Check one data set and return its class names in the order of their labels; `files` keeps what is parsed."""
+    """Check one data set; return its class names in the order of their labels. `files` keeps what has been read."""
     dataset.full_init()
-    infos = [dataset.get_data_info(index) for index in range(len(dataset))]
-    check_images([info.get("img_path") for info in infos], dataset, phase)
+    paths, has_objects, detection = [], False, False
+    for index in range(len(dataset)):
+        info = dataset.get_data_info(index)
+        paths.append(info.get("img_path"))
+        detection |= "instances" in info
+        has_objects |= bool(info.get("instances"))
+    check_images(paths, dataset, phase)
     classes = list(dataset.metainfo.get("classes") or ())
-    if "thing_classes" not in dataset.metainfo:
+    if "thing_classes" not in dataset.metainfo:  # panoptic heads count things and stuff apart
         check_heads(model, len(classes), phase)
-    if phase == "train" and infos and "instances" in infos[0] and not any(info["instances"] for info in infos):
+    if phase == "train" and detection and not has_objects:
         raise InputError(
-            f"{phase} data: none of the {len(infos)} images of {dataset.ann_file} has an object to train on; check "
+            f"{phase} data: none of the {len(paths)} images of {dataset.ann_file} has an object to train on; check "
             "that class names equal the file's categories, and that boxes are [x, y, width, height] in pixels"
         )
     if not is_coco(dataset) or not os.path.isfile(dataset.ann_file):
         return list(getattr(dataset, "folder_to_idx", None) or classes)
     path = os.path.realpath(dataset.ann_file)
     if path not in files:
-        with open(path, "rb") as file:
-            files[path] = json.load(file)
-    names = check_categories([c["name"] for c in files[path]["categories"]], classes, dataset.ann_file, logger)
-    if phase == "train":
-        skipped = count_skipped(files[path], classes, (dataset.filter_cfg or {}).get("min_size", 0))
-        if skipped:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
-            total = len(files[path]["annotations"])
-            logger.info(f"{dataset.ann_file}: training skips {skipped.total()} of {total} objects: {reasons}")
-    return names
+        files[path] = read_coco(path, classes, (dataset.filter_cfg or {}).get("min_size", 0))
+    found = files[path]
+    if phase == "train" and found.skipped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
+        total = f"{found.skipped.total()} of {found.annotations}"
+        logger.info(f"{dataset.ann_file}: training skips {total} objects: {reasons}")
+    return check_categories(found.categories, classes, dataset.ann_file, logger)
 
 
 def is_coco(dataset: BaseDataset) -> bool:
@@ -161,12 +172,14 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: str
     return labels
 
 
-def count_skipped(content: Mapping, classes: Sequence[str], min_size: float) -> Counter[str]:
-    """Count the annotations that mmdet does not train on, by reason."""
+def read_coco(path: str, classes: Sequence[str], min_size: float) -> CocoFile:
+    """Read a COCO annotation file, and count the objects that mmdet does not train on by reason."""
+    with open(path, "rb") as file:
+        content = json.load(file)
     images = {image["id"]: image for image in content["images"]}
     wanted = {category["id"] for category in content["categories"] if category["name"] in classes}
     skipped = Counter()
-    for annotation in content["annotations"]:
+    for annotation in content.get("annotations", ()):
         image = images.get(annotation["image_id"])
         if image is None:
             skipped["on images that are not listed"] += 1
@@ -183,4 +196,5 @@ def count_skipped(content: Mapping, classes: Sequence[str], min_size: float) -> 
             skipped["outside their image"] += 1
         elif min(image["width"], image["height"]) < min_size:
             skipped[f"on images smaller than filter_cfg.min_size={min_size}"] += 1
-    return skipped
+    names = [category["name"] for category in content["categories"]]
+    return CocoFile(names, len(content.get("annotations", ())), skipped)
