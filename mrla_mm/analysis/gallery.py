@@ -103,7 +103,8 @@ def write_gallery(
 
 def contact_sheet(pictures: Iterable[str | Path], out_file: str | Path, *, columns: int = 2, width: int = 800) -> Path:
     """Put pictures on one sheet, row by row, each scaled to the same width in pixels."""
-    tiles = [mmcv.imrescale(mmcv.imread(str(path)), (width, 10**6)) for path in pictures]
+    tiles = [mmcv.imread(str(path)) for path in pictures]
+    tiles = [mmcv.imresize(tile, (width, round(len(tile) * width / tile.shape[1]))) for tile in tiles]
     bands = []
     for start in range(0, len(tiles), columns):
         row = tiles[start : start + columns]
