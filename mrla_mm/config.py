@@ -115,12 +115,12 @@ def unknown_key(cfg: Config, option: str) -> str | None:
         return None if keys[0] in TOP_LEVEL else f"--cfg-options {option} has no effect: {used}"
     if not isinstance(node, Mapping) or key == "_delete_" or (not path and key in TOP_LEVEL):
         return None  # mmengine refuses it or reads it
-    here = ".".join(path)
-    near = [".".join([*path, each]) for each in difflib.get_close_matches(key, map(str, node), n=1)]
+    here, known = ".".join(path), [str(each) for each in node if each != "_scope_"]
+    near = [".".join([*path, each]) for each in difflib.get_close_matches(key, known, n=1)]
     if not near and len(path) == len(keys) - 1:
         anywhere = {name.rpartition(".")[2]: name for name in dotted_names(root)}
         near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1)]
-    hint = f"the nearest is {near[0]}" if near else f"it has {', '.join(map(str, node))}"
+    hint = f"the nearest is {near[0]}" if near else f"it has {', '.join(known)}"
     return f"--cfg-options {option} may have no effect: {here or 'the config'} has no {key!r}; {hint}"
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,25 @@ import mrla_mm  # noqa: F401
 torch.set_num_threads(1)  # on tensors this small more threads only wait for each other
 torch.backends.cudnn.allow_tf32 = False  # results are compared with float64's: single precision must be just that
 ROOT = Path(__file__).parents[1]
+
+
+
+def mend_triton_interpreter():
+    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element; numpy >= 2.4 refuses."""
+    from triton.runtime import interpreter
+
+    original = getattr(interpreter, "_patch_lang_tensor", None)
+
+    def patch(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    if original is not None:
+        interpreter._patch_lang_tensor = patch
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_triton_interpreter()
 
 
 def write_coco(root, images=6, size=(96, 64), names=None):

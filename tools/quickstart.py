@@ -36,7 +36,7 @@ from mrla_mm.errors import InputError
 TOOLS = Path(__file__).resolve().parent
 CONFIG = TOOLS.parent / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 # What a newcomer wants to see of the tools' output; all of it is in the log file of each step.
-SHOWN = re.compile(r"Epoch\((train|val)\)|Average (Precision|Recall)|error:")
+SHOWN = re.compile(r"Epoch\((train|val|test)\)|error:")
 LOG_PREFIX = re.compile(r"^\S+ \S+ - mmengine - INFO - ")
 MAX_THREADS = 4  # a model this small gains nothing from more
 PICTURES = 12

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mrla_mm.errors import InputError
 from mrla_mm.ops.coefficients import Affine, Gate, LightWeights, cat_chunks, take
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.reference import without_autocast
@@ -25,7 +26,13 @@ def dense_format(x: Tensor) -> torch.memory_format:
 
 
 def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
-    """Tensor in the precision and layout of x; itself if it has both already."""
+    """Tensor in the precision and layout of x; itself if it has both already.
+
+    Raises:
+        InputError: it is of another shape than x.
+    """
+    if tensor.shape != x.shape:
+        raise InputError(f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}")
     return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
 
 

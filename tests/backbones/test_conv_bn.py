@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import MRLAResNet, normed_conv
-from mrla_mm.backbones.normed_conv import folds, normed, projected
+from mrla_mm.backbones import MRLAResNet
+from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD, can_fold_bn, conv_bn, run_downsample
 
 CONVOLUTIONS = {
     "1x1": dict(kernel_size=1, bias=False),
@@ -23,8 +23,8 @@ CONVOLUTIONS = {
 @pytest.fixture(autouse=True)
 def folded(monkeypatch):
     """Take the folded path on a CPU, for maps however small."""
-    monkeypatch.setenv("MRLA_OPS", "folded")
-    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", 0)
+    monkeypatch.setenv("MRLA_OPS", "fused")
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
 
 
 def draw(options=None, **norm_options):
@@ -55,26 +55,26 @@ def in_steps(conv, norm, x):
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
 def test_values_and_gradients(kind, affine):
     conv, norm, x = draw(CONVOLUTIONS[kind], affine=affine)
-    assert folds(conv, norm, x)
-    for found, expected in zip(outcome(normed, conv, norm, x), outcome(in_steps, conv, norm, x), strict=True):
+    assert can_fold_bn(conv, norm, x)
+    for found, expected in zip(outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_shapes_alone(monkeypatch):
     """On the meta device, for which PyTorch has no autocast."""
-    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cuda", 0)
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cuda", 0)
     conv, norm, x = (each.to("meta") for each in draw())
-    assert folds(conv, norm, x)
-    assert normed(conv, norm, x).shape == (2, 12, 10, 12)
+    assert can_fold_bn(conv, norm, x)
+    assert conv_bn(conv, norm, x).shape == (2, 12, 10, 12)
 
 
 def test_frozen_weights_take_no_gradient():
     conv, norm, x = draw()
     norm.requires_grad_(False)
     conv.weight.requires_grad_(False)
-    (_, found), (_, expected) = outcome(normed, conv, norm, x), outcome(in_steps, conv, norm, x)
+    (_, found), (_, expected) = outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x)
     torch.testing.assert_close(found, expected)
-    assert not normed(conv, norm, x).requires_grad
+    assert not conv_bn(conv, norm, x).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -85,7 +85,7 @@ def test_less_precision_loses_no_more_than_step_by_step(autocast, dtype):
     rough = torch.float32 if autocast else dtype
     conv, norm, x = conv.to(rough), norm.to(rough), x.to(rough)
     with torch.autocast("cpu", dtype, enabled=autocast):
-        found, steps = outcome(normed, conv, norm, x), outcome(in_steps, conv, norm, x)
+        found, steps = outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x)
     assert found[0].dtype == steps[0].dtype == dtype
     for ours, theirs, wanted in zip(found, steps, exact, strict=True):
         errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
@@ -115,7 +115,7 @@ def test_the_norms_own_gradients_where_the_mean_is_large(autocast):
         return torch.autograd.grad(out, list(modules[1].parameters()), cotangent.to(out.dtype))
 
     exact = gradients(in_steps, torch.float64)
-    found, steps = gradients(normed, torch.bfloat16), gradients(in_steps, torch.bfloat16)
+    found, steps = gradients(conv_bn, torch.bfloat16), gradients(in_steps, torch.bfloat16)
     for ours, theirs, wanted in zip(found, steps, exact, strict=True):
         errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
         assert errors[0] < 3 * errors[1]  # 18 times, if a bias of the convolution took the gradient
@@ -141,50 +141,39 @@ def patched(module):
         lambda conv, norm: nn.utils.parametrizations.spectral_norm(conv),
     ],
 )
-def test_what_somebody_listens_to_or_exchanged_runs_step_by_step(change):
+def test_hooks_and_replaced_forwards_are_respected(change):
     conv, norm, x = draw()
-    assert folds(conv, norm, x)
+    assert can_fold_bn(conv, norm, x)
     change(conv, norm)
-    assert not folds(conv, norm, x)
+    assert not can_fold_bn(conv, norm, x)
     twin = copy.deepcopy((conv, norm))
-    torch.testing.assert_close(normed(conv, norm, x), in_steps(*twin, x), rtol=0, atol=0)
+    torch.testing.assert_close(conv_bn(conv, norm, x), in_steps(*twin, x), rtol=0, atol=0)
 
 
 def test_where_it_saves_nothing(monkeypatch):
     conv, norm, x = draw()
-    assert not folds(conv, norm, x[:, :, :5, :5])  # 216 numbers, and 864 weights
-    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", 2 * 12 * 9 * 12 + 1)
-    assert not folds(conv, norm, x)
-    monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", 2 * 12 * 9 * 12)
-    assert folds(conv, norm, x)
-    monkeypatch.setenv("MRLA_OPS", "reference")
-    assert not folds(conv, norm, x)
+    assert not can_fold_bn(conv, norm, x[:, :, :5, :5])  # 216 numbers, and 864 weights
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 2 * 12 * 9 * 12 + 1)
+    assert not can_fold_bn(conv, norm, x)
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 2 * 12 * 9 * 12)
+    assert can_fold_bn(conv, norm, x)
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    assert not can_fold_bn(conv, norm, x)
 
 
-def test_projections(monkeypatch):
+@pytest.mark.parametrize("change", [hooked, patched])
+def test_downsample(change):
     conv, norm, x = draw()
-    runs = []
-    monkeypatch.setattr(normed_conv, "normed", lambda *args: runs.append(args) or normed(*args))
     pool = nn.AvgPool2d(2)
-    for modules, folding in (
-        (nn.Sequential(conv, norm), True),
-        (nn.Sequential(pool, conv, norm), True),
-        (nn.Sequential(conv), False),
-        (pool, False),
-    ):
-        runs.clear()
-        torch.testing.assert_close(projected(modules, x), modules(x))
-        assert bool(runs) == folding
-    for change in (hooked, patched):
-        changed = nn.Sequential(conv, norm)
+    for modules in (nn.Sequential(conv, norm), nn.Sequential(pool, conv, norm), nn.Sequential(conv), pool):
+        torch.testing.assert_close(run_downsample(modules, x), modules(x))
+        changed = copy.deepcopy(modules)
         change(changed)
-        runs.clear()
-        torch.testing.assert_close(projected(changed, x), changed(x))
-        assert not runs
+        torch.testing.assert_close(run_downsample(changed, x), changed(x))
 
 
 @pytest.mark.parametrize("name", ["conv2", "bn3", "downsample", "relu", "mrla", "mrla.attention", "mrla.norm"])
-def test_a_blocks_module_whose_forward_was_exchanged_is_called(name):
+def test_a_replaced_forward_is_called(name):
     """As mmengine's activation_checkpointing exchanges it."""
     backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
     module, calls = backbone.layer1[0].get_submodule(name), []
@@ -196,18 +185,17 @@ def test_a_blocks_module_whose_forward_was_exchanged_is_called(name):
     assert len(calls) == (3 if name == "relu" else 1)
 
 
-def test_a_listener_to_all_modules_hears_all():
+def test_a_hook_on_all_modules_is_called_for_all():
     backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
-    heard = set()
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *rest: heard.add(module))
+    called = set()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *rest: called.add(module))
     try:
         backbone(torch.randn(1, 3, 64, 64))
     finally:
         handle.remove()
     kinds = nn.Conv2d | nn.BatchNorm2d | LayerAttentionResidual
-    values = {block.mrla.attention.value for layer in backbone.res_layers for block in getattr(backbone, layer)}
-    expected = {module for module in backbone.modules() if isinstance(module, kinds)} - values  # they are but weights
-    assert expected <= heard
+    expected = {module for module in backbone.modules() if isinstance(module, kinds)}
+    assert expected <= called
 
 
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
@@ -216,13 +204,13 @@ def test_tracing_makes_no_choice_of_its_own(monkeypatch):
     conv, norm, x = draw()
     for module in (conv, norm):
         module.requires_grad_(False)  # a trace takes them for constants
-    traced = torch.jit.trace(lambda x: normed(conv, norm, x), x)
+    traced = torch.jit.trace(lambda x: conv_bn(conv, norm, x), x)
     torch.testing.assert_close(traced(x[:1]), in_steps(conv, norm, x[:1]))
 
 
-@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
-def test_a_backbone_runs_them_all(variant, monkeypatch):
-    """Same outputs and gradients whether ResNet-50 folds norms and fuses its blocks' ends or runs step by step."""
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", "MLA"])
+def test_a_backbone_computes_the_same_on_every_path(variant, monkeypatch):
+    """Same outputs and gradients whether ResNet-50 folds norms and fuses the ends of its blocks or runs naively."""
     torch.manual_seed(0)
     options = dict(base_channels=16, zero_init_residual=False, norm_eval=True, zero_init_attention=False)
     backbone = MRLAResNet(50, dict(type=variant, head_channels=16), **options).double().train()
@@ -230,18 +218,12 @@ def test_a_backbone_runs_them_all(variant, monkeypatch):
         nn.init.uniform_(norm.weight, 0.3, 0.8)
         nn.init.normal_(norm.running_mean, std=0.1)
         nn.init.uniform_(norm.running_var, 0.5, 2)
-    runs, found = [], []
-    original = normed_conv.frozen
-    monkeypatch.setattr(normed_conv, "frozen", lambda norm: runs.append(norm) or original(norm))
-    image = torch.randn(2, 3, 256, 256).double()
-    for least in (0, 2**60):
-        monkeypatch.setitem(normed_conv.LEAST_NUMBERS, "cpu", least)
-        if least:
-            monkeypatch.setattr(LayerAttentionResidual, "can_end_block", lambda self, *args: False)
+    image, found = torch.randn(2, 3, 96, 96).double(), []
+    for path in ("fused", "naive"):
+        monkeypatch.setenv("MRLA_OPS", path)
         outputs = backbone(image)
         backbone.zero_grad()
         sum(out.square().mean() for out in outputs).backward()
         found.append([*outputs, *(p.grad for p in backbone.parameters())])
-    assert len(runs) == 53 - 1 - 12  # the stem's is mmdet's to run, and the last stage has more weights than numbers
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected)

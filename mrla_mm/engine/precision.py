@@ -11,9 +11,9 @@ from torch import nn
 
 @OPTIM_WRAPPERS.register_module()
 class BFloat16OptimWrapper(OptimWrapper):
-    """Trains in mixed precision with bfloat16 on the device the model is on, a CPU or any other.
+    """Trains in mixed precision with bfloat16 on whatever device the model is on.
 
-    bfloat16 has the range of float32, so no loss is scaled. Takes the arguments of mmengine's ``OptimWrapper``.
+    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's ``OptimWrapper``.
     """
 
     @contextmanager
