@@ -1,26 +1,16 @@
 """Parameters and multiply-adds of detectors, classifiers and backbones, from their configs alone.
 
-The unit is one multiply-add (G = 10^9), for one image and a model in eval mode:
-
-    convolution, matrix product    every multiply-add, depthwise and grouped convolutions included
-    attention over tokens          q k^T, the product with v, and two products a score (scale and softmax)
-    batch norm                     1 an element
-    layer and group norm           2 an element (square and scale), 3 with weights
-    product, quotient, square      1 an element; gates, lambda and weighted sums over layers are such products
-    GELU, SiLU, softmax            1 an element
-    mean, average pooling          1 a result
-    interpolation                  bilinear 4, bicubic 16 a result
-
-Additions, comparisons, exponentials and data movement are free. Two-stage detectors get as many proposals as their
-test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter has no elementwise
-products and no scaled_dot_product_attention, which is most of what layer attention adds.
+The unit is one multiply-add, for one image and a model in eval mode. Every multiply-add and every elementwise product,
+quotient or square counts, as `RULE` has it; additions, comparisons, exponentials and data movement are free. Attention
+over tokens is q k^T, the product with v, and two products a score. Two-stage detectors get as many proposals as their
+test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter leaves out elementwise
+products and scaled_dot_product_attention, much of what layer attention costs.
 """
 
 import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -31,75 +21,57 @@ from mmdet.structures import DetDataSample
 from mmengine.model import BaseModel
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrla_mm.errors import InputError
 
-FREE = frozenset(
-    """
+FREE = """
     abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max
     clamp_min clone constant_pad_nd contiguous copy cos cumsum elu embedding empty empty_like empty_permuted
-    empty_strided eq erf exp eye fill flip floor full full_like gather ge gt index index_put index_select isfinite isnan
-    le lift_fresh linspace log log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max max_pool2d
-    max_pool2d_with_indices maximum min minimum native_dropout ne neg new_empty new_empty_strided new_full new_ones
-    new_zeros nonzero ones ones_like rand randn reflection_pad2d relu repeat repeat_interleave resize roll round rsqrt
-    rsub scalar_tensor scatter select_scatter set sigmoid sign sin slice_scatter sort split_with_sizes_copy sqrt stack
-    sub sum tanh threshold topk tril triu unbind uniform upsample_nearest1d upsample_nearest2d view_copy where zero
-    zeros zeros_like _local_scalar_dense _to_copy _unsafe_view
-    """.split()
-)
-MATRIX_PRODUCTS, ADDED_MATRIX_PRODUCTS = ("mm", "bmm", "mv", "dot"), ("addmm", "baddbmm", "addmv")
-PRODUCTS = ("mul", "div", "addcmul", "addcdiv", "square", "pow", "lerp", "reciprocal")
-ACTIVATIONS = ("gelu", "silu", "mish", "leaky_relu", "hardsigmoid", "_softmax", "_safe_softmax")
-POOLING = ("mean", "avg_pool2d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-BATCH_NORMS = (
-    "native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-    "_batch_norm_no_update", "batch_norm",
-)  # fmt: skip
-PER_RESULT = {
-    **dict.fromkeys((*PRODUCTS, *ACTIVATIONS, *POOLING, *BATCH_NORMS), 1),
-    **dict(hardswish=2, upsample_bilinear2d=4, grid_sampler_2d=4, upsample_bicubic2d=16),
+    empty_strided eq erf exp eye fill flip floor full full_like gather ge gt index index_put index_select isfinite
+    isnan le lift_fresh linspace log log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max
+    max_pool2d max_pool2d_with_indices maximum min minimum native_dropout ne neg new_empty new_empty_strided new_full
+    new_ones new_zeros nonzero ones ones_like rand randn reflection_pad2d relu repeat repeat_interleave resize roll
+    round rsqrt rsub scalar_tensor scatter select_scatter set sigmoid sign sin slice_scatter sort
+    split_with_sizes_copy sqrt stack sub sum tanh threshold topk tril triu unbind uniform upsample_nearest1d
+    upsample_nearest2d view_copy where zero zeros zeros_like _local_scalar_dense _to_copy _unsafe_view
+"""
+
+
+def convolution(args: tuple, out: Tensor) -> int:
+    """Multiply-adds of a convolution; a transposed one uses each weight once per element of its input."""
+    return (args[0] if args[6] else out).numel() * math.prod(args[1].shape[1:])
+
+
+OTHER = "activations, pooling, resizing"
+RULE = {  # operators, kind of work, multiply-adds from the arguments and the first result
+    "convolution _convolution": ("convolutions", convolution),
+    "mm bmm mv dot": ("matrix products", lambda args, out: out.numel() * args[0].shape[-1]),
+    "addmm baddbmm addmv": ("matrix products", lambda args, out: out.numel() * args[1].shape[-1]),
+    "mul div addcmul addcdiv square pow lerp reciprocal": ("elementwise products", lambda args, out: out.numel()),
+    "native_batch_norm cudnn_batch_norm batch_norm _batch_norm_no_update _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training": ("norms", lambda args, out: out.numel()),
+    "native_layer_norm": ("norms", lambda args, out: out.numel() * (2 if args[2] is None else 3)),
+    "native_group_norm": ("norms", lambda args, out: out.numel() * (2 if args[1] is None else 3)),
+    "var var_mean std linalg_vector_norm": ("norms", lambda args, out: args[0].numel()),
+    "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean avg_pool2d adaptive_avg_pool2d "
+    "_adaptive_avg_pool2d": (OTHER, lambda args, out: out.numel()),
+    "hardswish": (OTHER, lambda args, out: 2 * out.numel()),
+    "upsample_bilinear2d grid_sampler_2d": (OTHER, lambda args, out: 4 * out.numel()),
+    "upsample_bicubic2d": (OTHER, lambda args, out: 16 * out.numel()),
 }
-
-
-SPECIAL = {
-    # a transposed convolution uses each weight once per element of its input
-    "convolution": lambda args, out: (args[0] if args[6] else out).numel() * math.prod(args[1].shape[1:]),
-    **dict.fromkeys(MATRIX_PRODUCTS, lambda args, out: out.numel() * args[0].shape[-1]),
-    **dict.fromkeys(ADDED_MATRIX_PRODUCTS, lambda args, out: out.numel() * args[1].shape[-1]),
-    **dict.fromkeys(("var", "var_mean", "std", "linalg_vector_norm"), lambda args, out: args[0].numel()),
-    "native_layer_norm": lambda args, out: out.numel() * (2 if args[2] is None else 3),
-    "native_group_norm": lambda args, out: out.numel() * (2 if args[1] is None else 3),
-}
-
-
-def kind_of(name: str, args: tuple) -> str:
-    """Return the kind of work an operator does."""
-    if name == "convolution":
-        return "depthwise convolutions" if args[8] > 1 and args[1].shape[1] == 1 else "convolutions"
-    if name in MATRIX_PRODUCTS + ADDED_MATRIX_PRODUCTS:
-        return "matrix products"
-    if name in PRODUCTS:
-        return "elementwise products"
-    return "norms" if "norm" in name else "activations, pooling, resizing"
+COUNTED = {name: rule for names, rule in RULE.items() for name in names.split()}
+NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count the multiply-adds of the operators that run inside.
+    """Count the multiply-adds of the operators that run inside; layer attention runs unfused under its hooks.
 
     Attributes:
         counts: multiply-adds by (name of the module that ran the operator, kind of operator).
         unknown: number of calls of operators that the rule does not name.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.analysis.complexity import OperationCounter
-        >>> layer = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
-        >>> with torch.no_grad(), OperationCounter(layer) as counter:
-        ...     _ = layer(torch.rand(1, 8, 10, 10))
-        >>> sum(counter.counts.values())
-        7200
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -136,17 +108,15 @@ class OperationCounter(TorchDispatchMode):
         if self.paused or is_view or not isinstance(first, Tensor) or not first.is_floating_point():
             return out
         name = func._schema.name.split("::")[1]
-        name = "convolution" if name == "_convolution" else name if name in FREE else name.rstrip("_")
-        count = 0
-        if name in SPECIAL:
-            count = SPECIAL[name](args, first)
-        elif name in PER_RESULT:
-            count = PER_RESULT[name] * first.numel()
-        elif name in ("add", "sub", "rsub") and kwargs.get("alpha", 1) != 1:
-            count = first.numel()
-        elif name not in FREE:
+        name = name if name in COUNTED or name in NOT_COUNTED else name.rstrip("_")
+        kind, count = COUNTED.get(name, ("elementwise products", lambda args, out: 0))
+        if name.endswith("convolution") and args[8] > 1 and args[1].shape[1] == 1:
+            kind = "depthwise convolutions"
+        if name in ("add", "sub", "rsub") and kwargs.get("alpha", 1) != 1:
+            count = lambda args, out: out.numel()  # noqa: E731
+        elif name not in COUNTED and name not in NOT_COUNTED:
             self.unknown[func._schema.name] += 1
-        self.counts[self.module[-1], kind_of(name, args)] += count
+        self.counts[self.module[-1], kind] += count(args, first)
         return out
 
 
@@ -211,17 +181,6 @@ class Complexity(NamedTuple):
         return table
 
 
-@contextmanager
-def naive_operators() -> Iterator[None]:
-    """Let layer attention run as plain PyTorch operators, which can be counted."""
-    before = os.environ.get("MRLA_OPS", "")
-    os.environ["MRLA_OPS"] = "naive"
-    try:
-        yield
-    finally:
-        os.environ["MRLA_OPS"] = before
-
-
 def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -> Complexity:
     """Count parameters and multiply-adds of a model for one image.
 
@@ -234,7 +193,7 @@ def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -
         InputError: the model needs values, which meta tensors do not have.
     """
     model = model.eval().to(device)
-    with torch.no_grad(), naive_operators(), OperationCounter(model) as counter:
+    with torch.no_grad(), OperationCounter(model) as counter:
         try:
             run(model, torch.zeros(1, 3, *shape, device=device))
         except RuntimeError as error:
@@ -264,16 +223,12 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
     if model.with_rpn:
         model.rpn_head(features)
     limit = (model.test_cfg.get("rpn") or {}).get("max_per_img", 1000)
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, SingleRoIExtractor):
-                module.forward = region_shapes(module)
-                stack.callback(delattr, module, "forward")
+    extractors = [module for module in model.modules() if isinstance(module, SingleRoIExtractor)]
+    for module in extractors:  # regions have a shape without being pooled
+        shape = module.out_channels, *_pair(module.roi_layers[0].output_size)
+        module.forward = lambda features, rois, *args, shape=shape: features[0].new_zeros(len(rois), *shape)
+    try:
         model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
-
-
-def region_shapes(extractor: SingleRoIExtractor):
-    """Return a forward that gives the regions' shapes without pooling them."""
-    size = extractor.roi_layers[0].output_size
-    size = (size, size) if isinstance(size, int) else tuple(size)
-    return lambda features, rois, *args: features[0].new_zeros(len(rois), extractor.out_channels, *size)
+    finally:
+        for module in extractors:
+            del module.forward

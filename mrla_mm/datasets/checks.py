@@ -17,8 +17,8 @@ from torch import nn
 
 from mrla_mm.errors import InputError
 
-# Parts of a model whose `num_classes` does not count the classes of the data set.
-OTHER_HEADS = {"rpn_head", "backbone", "semantic_head", "data_preprocessor"}
+# Heads whose `num_classes` does not count the classes of the data set.
+OTHER_HEADS = {"rpn_head", "semantic_head"}
 
 
 class CocoFile(NamedTuple):
@@ -33,49 +33,42 @@ class CocoFile(NamedTuple):
 class DatasetCheckHook(Hook):
     """Check the data sets that a run has built, before its first batch.
 
-    * Every image of an annotation file exists and is not empty.
-    * A COCO file has every class of the data set. mmdet drops the others, and numbers the rest in the file's order.
-    * Training and validation number their classes alike.
-    * `num_classes` of every head is the number of classes.
-    * There is an object to train on; those that are skipped are counted in the log.
-
-    Each annotation file is parsed once, by the main process.
+    Every image exists and is not empty; a COCO file has every class of the data set (mmdet drops the others, and
+    numbers the rest in the file's order); training and validation number their classes alike; `num_classes` of every
+    head is their number; there is an object to train on. The log gets the number of objects that training skips.
 
     Raises:
         InputError: naming the first fault found.
     """
 
     def before_run(self, runner: Runner) -> None:
-        """Check every data set of the run."""
+        """Check every data set of the run, in the main process; each annotation file is parsed once."""
         if not is_main_process():
             return
         model = getattr(runner.model, "module", runner.model)
-        files: dict[str, CocoFile] = {}
-        labels = {}
+        files, labels = {}, {}
         for phase in ("train", "val", "test"):
             dataset = getattr(getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None)
             for leaf in leaf_datasets(dataset):
-                if not isinstance(leaf, BaseDataset):
-                    continue
                 labels.setdefault(phase, check_dataset(leaf, model, phase, files, runner.logger))
-        if labels.get("train") and labels.get("val") and labels["train"] != labels["val"]:
-            pairs = zip(labels["train"], labels["val"], strict=False)
-            first = next((a_b for a_b in pairs if a_b[0] != a_b[1]), ("", ""))
+        train, val = (labels.get(phase) or [] for phase in ("train", "val"))
+        if train and val and train != val:
+            first = next((pair for pair in zip(train, val, strict=False) if pair[0] != pair[1]), ("", ""))
             raise InputError(
-                f"training and validation data number their classes differently ({len(labels['train'])} and "
-                f"{len(labels['val'])} classes, first difference {first[0]!r} and {first[1]!r}): give both annotation "
-                "files the same categories, or both folders the same classes, in the same order"
+                f"training and validation data number their classes differently ({len(train)} and {len(val)} classes, "
+                f"first difference {first[0]!r} and {first[1]!r}): give both annotation files the same categories, or "
+                "both folders the same classes, in the same order"
             )
 
 
-def leaf_datasets(dataset: object) -> Iterator[object]:
-    """Yield the data sets inside wrappers that repeat, mix or concatenate them."""
+def leaf_datasets(dataset: object) -> Iterator[BaseDataset]:
+    """Yield mmengine's data sets inside wrappers that repeat, mix or concatenate them."""
     if hasattr(dataset, "datasets"):
         for part in dataset.datasets:
             yield from leaf_datasets(part)
     elif hasattr(dataset, "dataset"):
         yield from leaf_datasets(dataset.dataset)
-    elif dataset is not None:
+    elif isinstance(dataset, BaseDataset):
         yield dataset
 
 
@@ -141,12 +134,9 @@ def has_content(path: str) -> bool:
 
 def check_heads(model: nn.Module, classes: int, phase: str) -> None:
     """Raise InputError if a head has another number of classes."""
-    sizes = {name: getattr(module, "num_classes", None) for name, module in model.named_modules()}
-    wrong = [
-        f"{name}.num_classes={size}"
-        for name, size in sizes.items()
-        if isinstance(size, int) and size != classes and "head" in name and not OTHER_HEADS & set(name.split("."))
-    ]
+    sizes = {name: getattr(module, "num_classes", classes) for name, module in model.named_modules()}
+    heads = {name: size for name, size in sizes.items() if "head" in name and not OTHER_HEADS & set(name.split("."))}
+    wrong = [f"{name}.num_classes={size}" for name, size in heads.items() if size != classes]
     if classes and wrong:
         raise InputError(
             f"the {phase} data has {classes} classes, but the model has {', '.join(wrong)}: set num_classes of every "
