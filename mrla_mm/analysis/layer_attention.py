@@ -15,7 +15,6 @@ import warnings
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mrla_mm.attention import (
@@ -29,7 +28,7 @@ from mrla_mm.attention import (
 )
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.errors import InputError
-from mrla_mm.ops import global_average, light_gate, softmax_scores
+from mrla_mm.ops import feature_map, global_average, light_gate, softmax_scores
 
 VARIANTS = (MRLALight, LinearRLA, MLA, MRLABase)
 
@@ -71,12 +70,12 @@ class BranchRecorder:
     def __init__(self, model: nn.Module) -> None:
         found = {name: module for name, module in model.named_modules() if isinstance(module, LayerAttentionResidual)}
         self.branches = {name: branch for name, branch in found.items() if self.supports(branch.attention)}
-        kinds = ", ".join(sorted({type(b.attention).__name__ for n, b in found.items() if n not in self.branches}))
+        unknown = {type(branch.attention).__name__ for name, branch in found.items() if name not in self.branches}
+        if unknown:
+            kinds = ", ".join(sorted(unknown))
+            warnings.warn(f"{type(self).__name__} cannot record {kinds}: these layers are left out", stacklevel=2)
         if not self.branches:
-            what = f"{kinds}, which {type(self).__name__} does not support" if kinds else "none"
-            raise InputError(f"{type(model).__name__} has no layer attention to record (found: {what})")
-        if kinds:
-            warnings.warn(f"{type(self).__name__} does not support {kinds}: these layers are left out", stacklevel=2)
+            raise InputError(f"{type(model).__name__} has no layer attention that {type(self).__name__} can record")
         self.stage_names: list[list[str]] = []
         self._handles = []
 
@@ -190,7 +189,7 @@ def softmax_weights(attention: LayerAttention, pooled: Tensor, earlier: list[Lay
     keys = [maker.project_key(layer.pooled) for maker, layer in zip(makers, earlier, strict=True)]
     keys.append(attention.project_key(pooled))
     if isinstance(attention, LinearRLA):
-        products = torch.stack([((F.elu(query) + 1) * (F.elu(key) + 1)).sum(-1) for key in keys], -1)
+        products = torch.stack([(feature_map(query) * feature_map(key)).sum(-1) for key in keys], -1)
         scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
     else:
         scores = softmax_scores(query, keys)  # (B, G, t)

@@ -164,7 +164,7 @@ def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
         own = resnet("Own")
     finally:
         MODELS.module_dict.pop("Own")
-    with pytest.raises(InputError, match="Own"):
+    with pytest.raises(InputError, match="record"), pytest.warns(UserWarning, match="Own"):
         LayerAttentionRecorder(own)
     with pytest.warns(UserWarning, match="Own"), LayerAttentionRecorder(nn.ModuleList([own, resnet("MLA")])) as both:
         own(picture)
