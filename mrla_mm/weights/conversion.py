@@ -14,8 +14,6 @@ from mrla_mm.weights.provenance import type_name
 from mrla_mm.weights.publishing import pack, save_published, stem_of
 from mrla_mm.weights.states import BACKBONE, find_state, sample
 
-TARGETS = ("mrla_mm", "release")
-
 
 def convert(
     location: str | Path,
