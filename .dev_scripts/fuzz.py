@@ -15,15 +15,18 @@ from mrla_mm import backbones
 
 VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
 NORMS = [dict(type="BN"), dict(type="BN", requires_grad=False), dict(type="GN", num_groups=2)]
-YES_NO = [True, False]
 VIT = dict(arch=[dict(embed_dims=16, num_layers=4, num_heads=2, feedforward_channels=16)], img_size=[(64, 32), 64])
 CHOICES = {
-    "MRLAResNet": dict(depth=[18, 50], base_channels=[4, 8], norm_cfg=NORMS, norm_eval=YES_NO, with_cp=YES_NO)
+    "MRLAResNet": dict(
+        depth=[18, 50], base_channels=[4, 8], norm_cfg=NORMS, norm_eval=[True, False], with_cp=[True, False]
+    )
     | dict(frozen_stages=[-1, 1], dilations=[(1, 1, 1, 1), (1, 1, 2, 4)], strides=[(1, 2, 2, 2), (1, 2, 1, 1)]),
-    "MRLAViT": VIT | dict(stage_blocks=[1, 2, 4], with_cls_token=YES_NO, out_type=["featmap"]),
-    "MRLACeiT": VIT | dict(stem_channels=[8, 16], norm_eval=YES_NO, out_type=["featmap"]),
+    "MRLAViT": VIT | dict(stage_blocks=[1, 2, 4], with_cls_token=[True, False], out_type=["featmap"]),
+    "MRLACeiT": VIT | dict(stem_channels=[8, 16], norm_eval=[True, False], out_type=["featmap"]),
     "MRLAPVTv2": dict(embed_dims=[8, 16], num_layers=[(1, 1, 1, 1), (2, 1, 1, 1)], frozen_stages=[0, 1]),
-    "MRLAEfficientNet": dict(out_indices=[(2,), (2, 3)], norm_eval=YES_NO, with_cp=YES_NO, norm_cfg=NORMS),
+    "MRLAEfficientNet": dict(
+        out_indices=[(2,), (2, 3)], norm_eval=[True, False], with_cp=[True, False], norm_cfg=NORMS
+    ),
 }
 
 

@@ -120,8 +120,8 @@ def unknown_key(cfg: Config, option: str) -> str | None:
     if not near and len(path) == len(keys) - 1:
         anywhere = {name.rpartition(".")[2]: name for name in dotted_names(root)}
         near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1)]
-    hint = f"the nearest is {near[0]}" if near else f"it has {', '.join(known)}"
-    return f"--cfg-options {option} may have no effect: {here or 'the config'} has no {key!r}; {hint}"
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    return f"--cfg-options {option} adds a new key, {here or 'the config'} has no {key!r}; {hint}"
 
 
 def dotted_names(node: object, prefix: str = "") -> Iterator[str]:
