@@ -3,8 +3,6 @@
 
   get_flops.py CONFIG [--shape H W] [--compare CONFIG2]   one model by module, or how a second one differs
   get_flops.py --paper                                    the models of the paper's tables beside its figures
-  get_flops.py --resolution                               what MRLA-light adds to CeiT-T, by image size
-  get_flops.py --depth                                    MLA, base and light by the depth of a stage
 
 The unit is the multiply-add: every multiply-add and every elementwise product counts one.
 """
@@ -19,13 +17,9 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 from mmengine.logging import MMLogger
 
 from mrla_mm import cli, outputs
-from mrla_mm.analysis import complexity, paper, sweeps
-from mrla_mm.analysis.benchmark import as_markdown
+from mrla_mm.analysis import complexity, paper
 from mrla_mm.errors import InputError
 from mrla_mm.trained import build_model
-
-SIZES = (224, 256, 288, 320, 384, 448, 512, 640)
-DEPTHS = (1, 2, 4, 6, 8, 12, 16, 23, 36)
 
 
 def parse_args(argv):
@@ -44,8 +38,6 @@ def parse_args(argv):
     )
     parser.add_argument("--paper", action="store_true", help="every model of the paper's tables that the package has")
     parser.add_argument("--only", metavar="TEXT", help="with --paper: models whose name contains this")
-    parser.add_argument("--resolution", action="store_true", help="what MRLA-light adds to CeiT-T, by image size")
-    parser.add_argument("--depth", action="store_true", help="MLA, base and light by the depth of a stage")
     parser.add_argument(
         "--out-dir", type=Path, default=Path("work_dirs/complexity"), help="folder for tables and plots"
     )
@@ -53,8 +45,8 @@ def parse_args(argv):
         "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
     )
     args = parser.parse_args(argv)
-    if sum([args.config is not None, args.paper, args.resolution, args.depth]) != 1:
-        raise InputError("give a CONFIG, or one of --paper, --resolution and --depth")
+    if (args.config is not None) == args.paper:
+        raise InputError("give a CONFIG or --paper")
     if args.only and not args.paper:
         raise InputError("--only chooses among the models of --paper")
     if args.shape and min(args.shape) < 1:
@@ -64,6 +56,14 @@ def parse_args(argv):
     if args.compare and args.config is None:
         raise InputError("--compare needs a CONFIG to compare with")
     return args
+
+
+def as_markdown(rows):
+    """Rows as a Markdown table; the columns are the keys in order of appearance."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [[row.get(column, "") for column in columns] for row in rows]
+    shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in cells]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *shown])
 
 
 def build(name, options=None):
@@ -123,32 +123,6 @@ def show_paper(args):
     write(args.out_dir / "paper.md", f"{complexity.RULE}\n\n{as_markdown(lines)}\n\n{paper.NOTES}")
 
 
-def show_resolution(args):
-    """Print, write and draw what MRLA-light adds to CeiT-T by image size: the paper's complexity figure."""
-    plain, attended = (f"mrla_mm::imagenet/ceit_tiny{suffix}_8xb128.py" for suffix in ("", "_mrla_light"))
-    points = sweeps.by_resolution(lambda: build(plain)[0], lambda: build(attended)[0], SIZES)
-    slope, offset, explained = complexity.fit_line(*zip(*points, strict=True))
-    rows = [
-        {"image": f"{size} x {size}", "pixels": str(pixels), "added [G]": f"{added:.5f}"}
-        for size, (pixels, added) in zip(SIZES, points, strict=True)
-    ]
-    fit = f"fitted line: {slope * 1e9:.2f} multiply-adds a pixel {offset * 1e9:+,.0f}; R^2 = {explained:.7f}"
-    picture = sweeps.plot_resolution(points, args.out_dir / "resolution.png", title="MRLA-light on CeiT-T")
-    write(args.out_dir / "resolution.md", f"{complexity.RULE}\n\n{as_markdown(rows)}\n\n{fit}\n", picture)
-
-
-def show_depth(args):
-    """Print, write and draw MLA, base and light by the depth of a stage."""
-    series = sweeps.by_depth(DEPTHS)
-    rows = [
-        {"layers": str(depth)} | {f"{name} [G]": f"{points[index][1]:.4f}" for name, points in series.items()}
-        for index, depth in enumerate(DEPTHS)
-    ]
-    title = "layer attention in a stage of T layers, 1024 x 14 x 14"
-    picture = sweeps.plot_depth(series, args.out_dir / "depth.png", title=title)
-    write(args.out_dir / "depth.md", f"{complexity.RULE}\n\n{title}\n\n{as_markdown(rows)}\n", picture)
-
-
 def write(path, text, *pictures):
     """Print a text and write it to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,10 +138,6 @@ def main(argv=None):
         outputs.make_folder(args.out_dir)
     if args.paper:
         show_paper(args)
-    elif args.resolution:
-        show_resolution(args)
-    elif args.depth:
-        show_depth(args)
     else:
         show_config(args)
 

@@ -166,7 +166,7 @@ def test_a_browser_shows_it_offline(page, tmp_path):
     assert re.findall(r"<h2>(.*?)</h2>", dumped.stdout) == re.findall(r"<h2>(.*?)</h2>", page.read_text())
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_predictions_are_made_and_kept(run_tool, work_dir, capsys):
     assert cli.run(load_tool("report").main, [str(work_dir), "--images", "1"]) == 0
     said = capsys.readouterr().out
