@@ -15,6 +15,7 @@ from mmengine.runner import Runner
 
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
+from mrla_mm.version import __version__, commit
 
 
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def load_config(args: argparse.Namespace) -> Config:
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner, or the class that the config's `runner_type` names; on a CPU, torchrun's processes use gloo."""
     unknown_options = cfg.pop("option_warnings", ())
+    cfg.provenance = dict(version=__version__, commit=commit())
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
         unused = cfg.get("find_unused_parameters", False)

@@ -119,7 +119,7 @@ def unknown_key(cfg: Config, option: str) -> str | None:
     near = [".".join([*path, each]) for each in difflib.get_close_matches(key, known, n=1)]
     if not near and len(path) == len(keys) - 1:
         anywhere = {name.rpartition(".")[2]: name for name in dotted_names(root)}
-        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1)]
+        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1, cutoff=0.8)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"--cfg-options {option} adds a new key, {here or 'the config'} has no {key!r}; {hint}"
 
