@@ -9,25 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mrla_mm.config import read_config
+from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
 from mrla_mm.version import __version__, commit
-
-
-def add_option_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --cfg-options."""
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=DictAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b], without spaces",
-    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,8 +14,7 @@ from mmengine.device import get_device
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-from mrla_mm.cli import add_option_argument
-from mrla_mm.config import read_config
+from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, read_checkpoint
 
