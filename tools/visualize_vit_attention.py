@@ -42,7 +42,7 @@ def draw(panels, found, name, patch):
     maps = weights[0, :, extra + row * width + column, extra:].unflatten(-1, (height, width)).cpu()
     extent = (-0.5, width - 0.5, height - 0.5, -0.5)
     for number, axes in enumerate(panels[: len(maps) + 1]):
-        axes.imshow(picture, extent=extent)
+        axes.imshow(picture.mean(-1) if number else picture, cmap="gray", extent=extent)
         axes.set_title(f"head {number}, max {maps[number - 1].max():.3f}" if number else name, fontsize=7)
         axes.plot(column, row, "s", color="red", fillstyle="none")
         if number:
