@@ -61,11 +61,9 @@ def scaled(target, seen, picture):
 def maps_of(loaded, prepared, target, args):
     """Yield the title and map of each method and layer."""
     sample = prepared.samples[0] if prepared.samples else None
-    parts = dict(loaded.model.backbone.named_modules())
     for layer in args.layers:
-        if layer not in parts:
-            raise InputError(f"--layers {layer}: the backbone has no such part; give a stage, such as layer3")
-        options = loaded.model, parts[layer], prepared.inputs, target, sample
+        module = loaded.model.backbone.get_submodule(layer)
+        options = loaded.model, module, prepared.inputs, target, sample
         yield f"Grad-CAM {layer}", cams.grad_cam(*options)
         yield f"ScoreCAM {layer}", cams.score_cam(*options, max_channels=args.max_channels)
 
@@ -94,6 +92,9 @@ def main(argv=None):
     images = inference.chosen_images(args)
     models = inference.load_models(args)
     label = class_label(args.class_name, models[0].classes)
+    for loaded in models:
+        if missing := set(args.layers) - {name for name, _ in loaded.model.backbone.named_modules()}:
+            raise InputError(f"--layers: the backbone of {loaded.name} has no {missing.pop()}; give a stage of it")
     for path, out_file in inference.paths_by_name(images, args.out_dir).items():
         ready = [loaded.prepare(path) for loaded in models]
         sample = ready[0].samples[0] if ready[0].samples else None

@@ -64,10 +64,10 @@ def test_class_activation_maps(run_tool, models, images, tmp_path):
     weak = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]  # random weights detect nothing above 0.05
     arguments = [DETECTOR, models / "detector.pth", images, "--out-dir", tmp_path / "out", *weak]
     compare = ["--compare", DETECTOR, models / "detector.pth"]
-    code, err = run_tool("visualize_cam", *arguments, *compare, "--layers", "layer3", "--max-channels", 4)
+    few = ["--layers", "layer3", "--max-channels", 2, "--max-images", 1]
+    code, err = run_tool("visualize_cam", *arguments, *compare, *few)
     assert code == 0, err
-    for name in ("a.png", "b.png"):
-        check_picture(tmp_path / "out" / name)
+    check_picture(tmp_path / "out/a.png")
     code, err = run_tool("visualize_cam", *arguments, "--class", "unicorn")
     assert code == 2 and "unicorn" in err
     code, err = run_tool("visualize_cam", *arguments)
