@@ -1,23 +1,26 @@
-# Every target installs what it needs into .venv; PYTHON picks the interpreter (3.10 to 3.12) the environment is made with,
+# Every target installs what it needs into .venv. PYTHON is the interpreter (3.10 to 3.12) the environment is made with,
 # WORKERS the number of processes that share the tests.
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes
 
-.PHONY: install install-dev quickstart test lint bench torture fuzz matrix licenses lock docs clean
+.PHONY: install install-dev quickstart test test-all lint size docs bench crash matrix lock clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
-	@echo "Installing the locked torch, mmdet and the rest into $(VENV), 5 GB: 2.5 minutes when measured, in which pip says nothing"
+	@echo "Installing the locked torch, mmdet and the rest into $(VENV): 5 GB, some minutes in which pip is silent"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lock.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) -r requirements/lock.txt
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@echo "Installing what tests, lint and documentation need into $(VENV)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(PIP) -r requirements/dev.txt
 	touch $@
 
 install: $(VENV)/.installed
@@ -27,38 +30,38 @@ install-dev: $(VENV)/.installed-dev
 quickstart: install
 	$(BIN)/python tools/quickstart.py
 
-test: install-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test: install-dev  # about five minutes on two cores
+	$(PYTEST) -m "not slow"
+
+test-all: install-dev  # the slow rest
+	$(PYTEST) -m slow
 
 lint: install-dev
 	$(BIN)/ruff check .
-	$(BIN)/pylint --jobs 1 mrla_mm tools tests
+	$(BIN)/pylint --jobs 1 mrla_mm tools tests .dev_scripts/*.py
+
+size: install
+	$(BIN)/python .dev_scripts/size.py
 
 docs: install-dev  # Sphinx needs Python 3.11 or newer
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
 
 bench: install
-	$(BIN)/python tools/benchmark.py
+	$(BIN)/python .dev_scripts/benchmark.py
 
-torture: install
-	$(BIN)/python tools/torture.py
-	$(BIN)/python tools/check_distributed.py --processes 2
-	$(BIN)/python tools/check_distributed.py --processes 4
-
-fuzz: install-dev
-	MRLA_FUZZ=$(or $(EFFORT),20) $(BIN)/python -m pytest tests/robustness
+crash: install
+	$(BIN)/python .dev_scripts/crash_test.py
+	$(BIN)/python .dev_scripts/check_distributed.py --processes 2
+	$(BIN)/python .dev_scripts/check_distributed.py --processes 4
 
 matrix: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/python tools/matrix.py
-
-licenses: install-dev
-	$(BIN)/python tools/licenses.py --out docs/licenses.md
+	$(PIP) uv
+	$(BIN)/python .dev_scripts/matrix.py
 
 lock: install
-	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes requirements/lock.in -o requirements/lock.txt
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes requirements/dev.in -o requirements/dev.txt
+	$(PIP) uv
+	$(COMPILE) requirements/lock.in -o requirements/lock.txt
+	$(COMPILE) requirements/dev.in -o requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) work_dirs build dist docs/_build *.egg-info

@@ -1,25 +1,31 @@
-"""Every config builds, says what the paper says, and has the paper's number of parameters."""
+"""Every config builds, has the paper's settings, and has the paper's number of parameters."""
 
+import math
 import re
-from pathlib import Path
+from functools import partial
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
-from mmcv.cnn.bricks import DropPath
+import torchvision
+import yaml
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
-from torch import nn
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
 
-from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import MRLAResNet
+from mrla_mm import backbones
+from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
+from mrla_mm.necks import SimpleFeaturePyramid
 
-CONFIGS = Path(__file__).parents[1] / "configs"
-DETECTORS = ("retinanet", "faster_rcnn", "mask_rcnn")
-SCHEDULE_1X = [
-    *(f"{detector}_{depth}_1x" for detector in DETECTORS for depth in ("r50", "r101")),
-    *(f"{d}_{depth}_mrla_{v}_1x" for d in DETECTORS for depth in ("r50", "r101") for v in ("light", "base")),
-    *(f"{detector}_r152_mrla_light_1x" for detector in DETECTORS),
-]
+from .conftest import ROOT
+
+CONFIGS = ROOT / "configs"
+FILES = {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in sorted(CONFIGS.rglob("*.py"))}
+NAMES = [name for name in FILES if not name.startswith("_base_")]
+DETECTORS = [name for name in NAMES if "/" not in name]
+QUICKSTARTS = [name for name in NAMES if name.startswith("quickstart/")]
+CLASSIFIERS = [name for name in NAMES if name.startswith("imagenet/")]
 
 # Trainable parameters in millions: Tables 2 and 3 of the paper, which leave out the frozen stem and first stage.
 PAPER_MILLIONS = {
@@ -39,131 +45,259 @@ PAPER_MILLIONS = {
     "mask_rcnn_r101_1x": 63.17,
     "mask_rcnn_r101_mrla_light_1x": 63.54,
 }
+# All parameters with the 1000-class head, which the paper's 3.4 M of PVTv2-B0 leave out.
+PARAMETERS = {
+    "resnet50_8xb32": 25_557_032,
+    "resnet50_mla_8xb32": 25_723_348,
+    "resnet50_mrla_light_coslr_lbs_8xb32": 25_738_452,
+    "resnet50_mrla_light_8xb32": 25_738_452,
+    "resnet50_mrla_base_8xb32": 25_723_348,
+    "resnet101_mrla_light_8xb32": 44_939_646,
+    "resnet101_mrla_base_8xb32": 44_907_134,
+    "resnet152_mrla_light_8xb32": 60_767_784,
+    "resnet152_mrla_base_8xb32": 60_719_912,
+    "deit_tiny_8xb128": 5_717_416,
+    "deit_tiny_mrla_light_8xb128": 5_749_792,
+    "deit_tiny_mrla_base_8xb128": 5_742_880,
+    "deit_small_8xb128": 22_050_664,
+    "deit_small_mrla_light_8xb128": 22_115_296,
+    "deit_base_8xb128": 86_567_656,
+    "deit_base_mrla_light_8xb128": 86_696_800,
+    "ceit_tiny_8xb128": 6_354_600,
+    "ceit_tiny_mrla_light_8xb128": 6_386_976,
+    "ceit_small_8xb128": 24_200_232,
+    "ceit_small_mrla_light_8xb128": 24_264_864,
+    "pvtv2_b0_8xb128": 3_409_760 + 257_000,
+    "pvtv2_b0_mrla_light_8xb128": 3_424_160 + 257_000,
+    "pvtv2_b0_mrla_base_8xb128": 3_421_088 + 257_000,
+    "pvtv2_b1_8xb128": 13_496_000 + 513_000,
+    "pvtv2_b1_mrla_light_8xb128": 13_524_744 + 513_000,
+    "efficientnet_b0_8xb96": 5_288_548,
+    "efficientnet_b0_mrla_light_8xb96": 5_300_902,
+    "efficientnet_b0_mrla_base_8xb96": 5_299_878,
+    "efficientnet_b1_8xb96": 7_794_184,
+    "efficientnet_b1_mrla_light_8xb96": 7_815_996,
+    "efficientnet_b1_mrla_base_8xb96": 7_814_188,
+}
+# By family: the backbone, channels of a head, and how many blocks have attention, by size.
+FAMILIES = {
+    "r": ("MRLAResNet", 32, {"50": 16, "101": 33, "152": 50}),
+    "deit": ("MRLAViT", 16, dict.fromkeys("tsb", 12)),
+    "ceit": ("MRLACeiT", 16, dict.fromkeys("ts", 12)),
+    "pvtv2": ("MRLAPVTv2", 16, dict.fromkeys(("b0", "b1"), 8)),
+    "efficientnet": ("MRLAEfficientNet", 8, {"b0": 9, "b1": 16}),
+}
+SIZES = {"t": "tiny", "s": "small", "b": "base"}
+VARIANTS = {"mrla_light": "MRLALight", "mrla_base": "MRLABase", "mla": "MLA", None: None}
+PATTERN = re.compile(
+    r"(?:(retinanet|faster_rcnn|mask_rcnn|imagenet/)_?)(r|deit|ceit|pvtv2|efficientnet)(?:esnet)?_?(\d+|b[01]|[tsb])[a-z]*"
+    r"(?:_(mrla_light|mrla_base|mla))?(?:_coslr_lbs)?_(?:1x|8xb\d+)"
+)
 
 
-def load(name: str) -> Config:
-    return Config.fromfile(CONFIGS / f"{name}.py")
+def parse(name):
+    """Host, family, size and variant that a config's name says."""
+    match = PATTERN.fullmatch(name)
+    assert match, f"{name}: name the config like the others"
+    return SimpleNamespace(host=match[1], family=match[2], size=match[3], variant=VARIANTS[match[4]])
 
 
-def build(cfg: Config):
-    from mmdet.registry import MODELS
+def load(name):
+    return Config.fromfile(FILES[name])
 
-    init_default_scope("mmdet")
-    with torch.device("meta"):  # shapes are all that matters here
+
+def build(cfg):
+    """The model without memory for its weights; the hosts read their drop path rates from `torch.linspace`."""
+    init_default_scope(cfg.default_scope)
+    with torch.device("meta"), patch.object(torch, "linspace", partial(torch.linspace, device="cpu")):
         return MODELS.build(cfg.model)
 
 
-def test_the_list_is_complete():
-    assert {path.stem for path in CONFIGS.glob("*_r[0-9]*_1x.py")} == set(SCHEDULE_1X)
+def check_attention(backbone, said, drop_path):
+    """The backbone has the variant in the name, in every block, with the right heads and the branch's drop path."""
+    ours, head_channels, blocks = FAMILIES[said.family]
+    residuals = (LayerAttentionResidual, TokenAttentionResidual)
+    branches = [module for module in backbone.modules() if isinstance(module, residuals)]
+    if said.variant is None:
+        assert not branches and type(backbone).__name__ != ours
+        return
+    assert type(backbone) is getattr(backbones, ours)
+    assert len(branches) == blocks[said.size]
+    for branch in branches:
+        assert type(branch.attention).__name__ == said.variant
+        assert branch.attention.channels // branch.attention.heads == head_channels
+    assert getattr(branches[-1].drop_path, "drop_prob", 0) == pytest.approx(drop_path)
 
 
-@pytest.mark.parametrize("name", SCHEDULE_1X)
-def test_config_builds_with_the_papers_settings_and_parameters(name):
-    cfg = load(name)
-    optimizer = cfg.optim_wrapper.optimizer
-    assert (optimizer.type, optimizer.momentum, optimizer.weight_decay) == ("SGD", 0.9, 1e-4)
-    assert optimizer.lr == (0.01 if name.startswith("retinanet") else 0.02)
-    assert cfg.train_cfg.max_epochs == 12
-    assert cfg.param_scheduler[-1].milestones == [8, 11]
-    assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
-    assert [step.scale for step in cfg.train_dataloader.dataset.pipeline if step.type == "Resize"] == [(1333, 800)]
-    assert cfg.custom_imports.imports == ["mrla_mm"]
-
-    model = build(cfg)
-    depth = int(re.search(r"_r(\d+)_", name)[1])
-    assert model.backbone.depth == depth
-    assert model.backbone.init_cfg["checkpoint"] == f"torchvision://resnet{depth}"
-    branches = [m for m in model.modules() if isinstance(m, LayerAttentionResidual)]
-    if "mrla" not in name:
-        assert not branches
-    else:
-        assert isinstance(model.backbone, MRLAResNet)
-        variant = "MRLALight" if "light" in name else "MRLABase"
-        assert {type(b.attention).__name__ for b in branches} == {variant}
-        assert {b.attention.channels // b.attention.heads for b in branches} == {32}
-        assert len(branches) == sum(model.backbone.stage_blocks)
-        assert model.backbone.attention_drop_path == 0
-    if name in PAPER_MILLIONS:
-        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
-        assert trainable == pytest.approx(PAPER_MILLIONS[name], abs=0.02)
+def check_schedule(cfg, epochs, batch):
+    assert cfg.train_cfg.max_epochs == epochs
+    assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=batch)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.py")), ids=lambda p: p.relative_to(CONFIGS).as_posix())
-def test_configs_are_thin(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
+def steps_of(loader):
+    return {step.type: step for step in loader.dataset.pipeline}
 
 
-def roots():
-    """Configs that do not inherit from one beside them, which has its checkpoint hook from there."""
-    for path in sorted(set(CONFIGS.rglob("*.py")) - set(CONFIGS.glob("_base_/*"))):
-        if not path.read_text(encoding="utf-8").count('_base_ = "./'):
-            yield path
-
-
-@pytest.mark.parametrize("path", roots(), ids=lambda p: p.stem)
-def test_checkpoints_are_atomic(path):
-    assert Config.fromfile(path).default_hooks.checkpoint.type == "AtomicCheckpointHook"
-
-
-def test_heads_of_16_channels_as_the_published_base_weights_have():
-    cfg = load("retinanet_r50_mrla_base_1x")
-    cfg.merge_from_dict({"model.backbone.layer_attention.head_channels": 16})
-    assert build(cfg).backbone.layer1[0].mrla.attention.heads == 16
-
-
-RESNET_RECIPES = {
-    "resnet50_8xb32": (50, None, 25_557_032),
-    "resnet50_mla_8xb32": (50, "MLA", 25_723_348),
-    "resnet50_mrla_light_coslr_lbs_8xb32": (50, "MRLALight", 25_738_452),
-    "resnet50_mrla_light_8xb32": (50, "MRLALight", 25_738_452),
-    "resnet50_mrla_base_8xb32": (50, "MRLABase", 25_723_348),
-    "resnet101_mrla_light_8xb32": (101, "MRLALight", 44_939_646),
-    "resnet101_mrla_base_8xb32": (101, "MRLABase", None),
-    "resnet152_mrla_light_8xb32": (152, "MRLALight", 60_767_784),
-    "resnet152_mrla_base_8xb32": (152, "MRLABase", None),
-}
-
-
-def own(part: dict) -> dict:
+def own(part):
     """A part of a config without the scope that mmengine notes in what comes from another package."""
     return {key: value for key, value in part.items() if key != "_scope_"}
 
 
-def test_the_list_of_resnet_recipes_is_complete():
-    assert {path.stem for path in (CONFIGS / "imagenet").glob("resnet*.py")} == set(RESNET_RECIPES)
+def test_every_config_is_listed_for_the_package_manager():
+    """In the metafiles that mim and `package::` names read, which also shows that no config got lost."""
+    files = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
+    models = [model for file in files for model in yaml.safe_load((ROOT / file).read_text())["Models"]]
+    assert sorted(model["Config"] for model in models) == sorted(f"configs/{name}.py" for name in NAMES)
+    assert {name.removeprefix("imagenet/") for name in CLASSIFIERS} == set(PARAMETERS)
+    assert set(PAPER_MILLIONS) < set(DETECTORS)
 
 
-@pytest.mark.parametrize("name", RESNET_RECIPES)
-def test_resnet_recipe_is_the_papers(name):
-    """Appendix B.1: 100 epochs of SGD from 0.1 on 256 images, decay 1e-4, steps of 30; only layer attention dropped."""
-    from mmpretrain.registry import MODELS
+def test_configs_are_thin():
+    assert [name for name, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
 
-    depth, variant, parameters = RESNET_RECIPES[name]
-    cfg = load(f"imagenet/{name}")
+
+@pytest.mark.parametrize("name", QUICKSTARTS)
+def test_quickstart(name):
+    """Learns from scratch: nothing is frozen."""
+    cfg = load(name)
+    assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
+    model = build(cfg)
+    assert cfg.model.backbone.get("init_cfg") is None and all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_detector(name, monkeypatch):
+    """1x schedule on COCO (App. B.3): SGD for ResNet and EfficientNet, AdamW for transformers."""
+    cfg, said = load(name), parse(name)
+    check_schedule(cfg, epochs=12, batch=16)
+    assert cfg.param_scheduler[-1].milestones == [8, 11]
+    assert steps_of(cfg.train_dataloader)["Resize"].scale == (1333, 800)
+    assert cfg.custom_imports.imports == ["mrla_mm"]
+    assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
+    optimizer = cfg.optim_wrapper.optimizer
+    if said.family in ("r", "efficientnet"):
+        lr = 0.01 if said.host == "retinanet" else 0.02
+        assert own(optimizer) == dict(type="SGD", lr=lr, momentum=0.9, weight_decay=1e-4)
+    else:
+        decay = 1e-4 if said.family == "pvtv2" else 0.05
+        assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ("AdamW", 1e-4, decay)
+        assert "momentum" not in optimizer
+
+    model = build(cfg)
+    transformer = said.family in ("deit", "ceit")
+    check_attention(model.backbone, said, drop_path=0.1 if transformer or said.family == "pvtv2" else 0)
+    if name in PAPER_MILLIONS:
+        trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+        assert trainable == pytest.approx(PAPER_MILLIONS[name], abs=0.02)
+    if transformer:
+        assert cfg.optim_wrapper.constructor == "LayerDecayOptimWrapperConstructor"
+        assert type(model.neck) is SimpleFeaturePyramid
+    check_checkpoint(model.backbone.init_cfg, said)
+
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    model.eval()
+    levels = model.neck(model.backbone(torch.empty(1, 3, 128, 256, device="meta")))
+    strides = (model.bbox_head if said.host == "retinanet" else model.rpn_head).prior_generator.strides
+    assert [tuple(level.shape[2:]) for level in levels] == [
+        (max(128 // stride, 1), max(256 // stride, 2)) for stride, _ in strides
+    ]
+
+
+def check_checkpoint(init_cfg, said):
+    """Pretrained weights are of the right size; those that nobody publishes come from our own recipes."""
+    assert init_cfg["type"] == "Pretrained"
+    checkpoint = init_cfg["checkpoint"]
+    if said.family == "r":
+        assert checkpoint == f"torchvision://resnet{said.size}"
+    elif said.family == "efficientnet":
+        assert checkpoint == f"torchvision://efficientnet_{said.size}.imagenet1k_v1"
+        assert torchvision.models.get_weight(f"EfficientNet_{said.size.upper()}_Weights.IMAGENET1K_V1")
+    else:
+        assert SIZES.get(said.size, said.size) in checkpoint
+        if checkpoint.startswith("work_dirs/"):
+            recipe = checkpoint.split("/")[1]
+            assert recipe in PARAMETERS and ("mrla" in recipe) == (said.variant is not None)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_imagenet_recipe(name):
+    """Appendix B.1, by family; nothing starts as an identity, nothing is frozen."""
+    cfg, said = load(name), parse(name)
+    model = build(cfg)
+    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name.removeprefix("imagenet/")]
+    assert all(p.requires_grad for p in model.parameters())
+    assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
+    check_attention(model.backbone, said, drop_path={"r": 0.2, "efficientnet": 0}.get(said.family, 0.1))
+    recipe = {"r": resnet_recipe, "efficientnet": efficientnet_recipe}.get(said.family, transformer_recipe)
+    recipe(cfg, name, model)
+
+
+def resnet_recipe(cfg, name, model):
+    """100 epochs of SGD from 0.1 on 256 images, decay 1e-4, steps of 30; only layer attention is dropped."""
+    check_schedule(cfg, epochs=100, batch=256)
     assert own(cfg.optim_wrapper.optimizer) == dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
-    assert cfg.train_cfg.max_epochs == 100 and cfg.train_dataloader.batch_size == 32
-    assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=256)
-    kinds = [step.type for step in cfg.train_dataloader.dataset.pipeline]
-    assert kinds == ["LoadImageFromFile", "RandomResizedCrop", "RandomFlip", "PackInputs"]
+    assert list(steps_of(cfg.train_dataloader)) == [
+        "LoadImageFromFile",
+        "RandomResizedCrop",
+        "RandomFlip",
+        "PackInputs",
+    ]
     cosine = "coslr" in name
     if cosine:
         assert own(cfg.param_scheduler) == dict(type="CosineAnnealingLR", T_max=100, by_epoch=True, begin=0, end=100)
     else:
         assert own(cfg.param_scheduler) == dict(type="MultiStepLR", by_epoch=True, milestones=[30, 60, 90], gamma=0.1)
     assert cfg.model.head.loss.type == ("LabelSmoothLoss" if cosine else "CrossEntropyLoss")
-    init_default_scope("mmpretrain")
-    with torch.device("cpu" if variant is None else "meta"):
-        model = MODELS.build(cfg.model).train()
-    assert parameters is None or sum(p.numel() for p in model.parameters()) == parameters
-    branches = [m for m in model.modules() if isinstance(m, LayerAttentionResidual)]
-    drops = {m.drop_prob for m in model.modules() if isinstance(m, DropPath) and m.drop_prob}
-    if variant is None:
-        assert not branches and not drops
-        return
-    assert model.backbone.depth == depth and {type(b.attention).__name__ for b in branches} == {variant}
-    assert all(b.drop_path.drop_prob == 0.2 for b in branches) and drops == {0.2}
-    assert len([m for m in model.modules() if isinstance(m, DropPath) and m.drop_prob]) == len(branches)
-    assert {b.attention.channels // b.attention.heads for b in branches} == {32}
-    assert all(p.requires_grad for p in model.parameters()) and all(
-        m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d)
-    )
+    if parse(name).variant:
+        assert model.backbone.norm_eval is False and cfg.model.backbone.zero_init_attention is False
+
+
+def transformer_recipe(cfg, name, model):
+    """300 epochs of AdamW from 1e-3 on 1024 images, five of warm-up, with DeiT's augmentation."""
+    check_schedule(cfg, epochs=300, batch=1024)
+    assert cfg.train_dataloader.batch_size * 8 == 1024
+    optimizer = cfg.optim_wrapper.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ("AdamW", pytest.approx(1e-3), 0.05)
+    warm_up, decay = cfg.param_scheduler
+    assert (warm_up.end, decay.type, decay.begin, decay.end) == (5, "CosineAnnealingLR", 5, 300)
+    assert cfg.train_dataloader.sampler == dict(type="RepeatAugSampler", num_repeats=3)
+    steps = steps_of(cfg.train_dataloader)
+    assert "RandAugment" in steps and steps["RandomErasing"].erase_prob == 0.25
+    assert cfg.model.train_cfg.augments == [dict(type="Mixup", alpha=0.8), dict(type="CutMix", alpha=1.0)]
+    assert cfg.model.head.loss == dict(type="LabelSmoothLoss", label_smooth_val=0.1, mode="original")
+    assert cfg.model.backbone.drop_path_rate == 0.1 and not cfg.model.backbone.get("zero_init_attention", False)
+
+
+def efficientnet_recipe(cfg, name, model):
+    """350 epochs of RMSProp on 768 images, 0.97 of the rate every 2.4 epochs, AutoAugment, drop path and dropout."""
+    check_schedule(cfg, epochs=350, batch=768)
+    assert cfg.train_dataloader.batch_size * 8 == 768
+    optimizer = dict(type="RMSprop", lr=0.048, alpha=0.9, momentum=0.9, eps=0.0316, weight_decay=4e-5)
+    assert cfg.optim_wrapper.optimizer == optimizer
+    warm_up, decay = cfg.param_scheduler
+    assert (warm_up.type, warm_up.end, decay.gamma) == ("LinearLR", 5, 0.97)
+    for epoch in range(350):
+        assert sum(milestone <= epoch for milestone in decay.milestones) == math.floor(epoch / 2.4 + 1e-9)
+    assert cfg.model.backbone.drop_path_rate == 0.2 and cfg.model.neck.drop_rate == 0.2
+    norms = [module for module in model.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert {(norm.momentum, norm.eps) for norm in norms} == {(0.01, 1e-3)}
+    pixels, steps = (240 if "b1" in name else 224), steps_of(cfg.train_dataloader)
+    assert steps["RandomResizedCrop"].scale == pixels and steps["AutoAugment"].policies == "imagenet"
+    steps = steps_of(cfg.val_dataloader)
+    assert (steps["ResizeEdge"].scale, steps["CenterCrop"].crop_size) == (pixels + 32, pixels)
+
+
+def test_layer_decay_of_a_detector():
+    """Each block learns at 0.75 of the rate of the block behind it; what has one dimension does not decay."""
+    cfg = load("mask_rcnn_deit_t_mrla_light_1x")
+    model = build(cfg)
+    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
+    by_name = {group["param_name"]: group for group in groups}
+    assert set(by_name) == {key for key, parameter in model.named_parameters() if parameter.requires_grad}
+    for key, group in by_name.items():
+        block = re.match(r"backbone\.layers\.(\d+)\.", key)
+        embedding = re.match(r"backbone\.(cls_token|pos_embed|patch_embed)", key)
+        behind = 12 - int(block[1]) if block else 13 if embedding else 0
+        assert group["lr"] == pytest.approx(1e-4 * 0.75**behind), key
+        free = group["params"][0].dim() == 1 or key.endswith(("cls_token", "pos_embed"))
+        assert group["weight_decay"] == (0 if free else 0.05), key

@@ -1,5 +1,5 @@
 # Faster R-CNN on ResNet-18 with MRLA-light, from scratch on eight COCO images at reduced size: a detector that is wired
-# right learns them by heart. Make the annotation file with tools/coco_subset.py.
+# right learns them by heart. Make the annotation file with .dev_scripts/coco_subset.py.
 _base_ = "../faster_rcnn_r50_mrla_light_1x.py"
 
 norm_cfg = dict(type="GN", num_groups=8)  # eight images are too few for batch statistics

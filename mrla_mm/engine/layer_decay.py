@@ -34,8 +34,8 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
             backbone = getattr(module, "backbone", None)
             if not hasattr(backbone, "get_layer_depth"):
                 raise InputError(
-                    f"{type(backbone).__name__} cannot say how deep its parameters are; drop optim_wrapper.constructor, "
-                    "or use a backbone such as MRLAViT"
+                    f"{type(backbone).__name__} cannot say how deep its parameters are; drop "
+                    "optim_wrapper.constructor, or use a backbone such as MRLAViT"
                 )
             get_layer_depth = partial(backbone.get_layer_depth, prefix=f"{prefix}backbone.")
         super().add_params(params, module, prefix, get_layer_depth, **kwargs)

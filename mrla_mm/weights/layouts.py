@@ -1,7 +1,7 @@
 """Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name what our backbones hold.
 
-A backbone's `key_layout` names the layout of its published files. Renaming is one-to-one and leaves our own names alone,
-so a file of the release converts to ours and back to the same bytes.
+A backbone's `key_layout` names the layout of its published files. Renaming is one-to-one and leaves our own names
+alone, so a file of the release converts to ours and back to the same bytes.
 """
 
 import re

@@ -91,8 +91,9 @@ class LoadReport:
         """Return the error for a file that does not fit: how much matches, what does not, and what it probably is."""
         total = len(self.matched) + sum(map(len, (self.fresh, self.additional, self.missing, self.mismatched)))
         return InputError(
-            f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was loaded: {len(self.matched)} "
-            f"of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}. {self.likely_reason()}"
+            f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was loaded: "
+            f"{len(self.matched)} of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}. "
+            f"{self.likely_reason()}"
         )
 
     def likely_reason(self) -> str:

@@ -20,7 +20,7 @@ def quickstart(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_it_trains_then_resumes_then_keeps_what_is_there(tmp_path):
     first = quickstart(tmp_path)
     assert first.returncode == 0, first.stderr

@@ -10,7 +10,7 @@ from mrla_mm.weights import read_checkpoint
 
 from ..conftest import ROOT, tiny_options, write_class_folders
 
-pytestmark = pytest.mark.smoke
+pytestmark = pytest.mark.slow
 RECIPE = ROOT / "configs/imagenet/resnet50_mrla_light_8xb32.py"
 DETECTOR = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
 NARROW = [

@@ -1,0 +1,271 @@
+#!/usr/bin/env python
+"""Measure what layer attention costs: `python .dev_scripts/benchmark.py [SUITE ...] [options]`.
+
+Suites (default: goals, oom, branch, depth):
+  goals     step time and memory of light on ResNet-50 and base on ResNet-101 against the plain backbone
+  oom       MLA, base and light on ResNet-50 and -101, the paper's memory table: step time and memory
+  branch    the light branch alone: achieved share of the memory bandwidth
+  depth     one stage of T layers: growth of time and memory with T
+  backbone  the ResNet that --depth, --attention and --norm name
+  compiled  the same under torch.compile
+  detector  the detector that --config names, at 800 x 1344
+
+Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions, as MRLAResNet folds
+its own); naive, fused and triton. Before a path is timed, its loss and gradients are compared with the naive path's.
+Memory is, on a GPU, the peak allocated during the step beyond what was allocated before; on a CPU, the bytes of all
+tensors saved for backward.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+
+import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
+
+# isort: split
+import torch
+from torch import nn
+
+import measure
+from mrla_mm import cli
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.config import read_config
+from mrla_mm.errors import InputError
+from steps import (
+    PATHS,
+    Step,
+    build_backbone,
+    build_detector,
+    check_paths,
+    fold_norms,
+    randomize_zero_init,
+    set_path,
+    usable_paths,
+)
+
+ATTENTION = {"light": "MRLALight", "base": "MRLABase", "mla": "MLA", "linear": "LinearRLA"}
+STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and stride
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="benchmark.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="what to measure, see above")
+    parser.add_argument("--config", help="suite detector: config file, or package::name of a packed one")
+    parser.add_argument("--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth")
+    parser.add_argument("--attention", choices=ATTENTION, default="light", help="likewise: variant")
+    parser.add_argument("--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics")
+    parser.add_argument("--paths", nargs="+", choices=PATHS, help="default: all that can run here")
+    parser.add_argument("--batch-size", type=int, help="default: 8 on a CPU, 64 on a GPU; 2 for a detector")
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="default: 224 224; a detector 800 1344")
+    parser.add_argument("--rounds", type=int, default=7, help="timed repeats")
+    parser.add_argument("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    parser.add_argument(
+        "--clock",
+        choices=measure.CLOCKS,
+        default="wall",
+        help="cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)",
+    )
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for report.json and .md")
+    args = parser.parse_args(argv)
+    args.suites = args.suites or ["goals", "oom", "branch", "depth"]
+    if unknown := [suite for suite in args.suites if suite not in SUITES]:
+        raise InputError(f"suite {unknown[0]!r} is unknown; use some of {', '.join(SUITES)}")
+    if "detector" in args.suites and not args.config:
+        raise InputError("the suite detector needs --config")
+    args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    args.batch_size = args.batch_size or (2 if args.config else 64 if args.device.type == "cuda" else 8)
+    args.size = args.size or ([800, 1344] if args.config else [224, 224])
+    return args
+
+
+def measure_model(title, make_plain, make_ours, args, *, paths=None, detector=False):
+    """Time and weigh the paths of one model against the plain one; return a row per path."""
+    plain, ours = (Step(make(), args, detector=detector) for make in (make_plain, make_ours))
+    paths = paths or usable_paths(args.device, args.paths)
+    errors = check_paths(ours, paths)
+    steps = {"plain": plain}
+    if folded := fold_norms(Step(make_plain(), args, detector=detector)):
+        steps["plain, BN folded"] = folded
+    steps |= dict.fromkeys(paths, ours)
+    return rows_of(title, steps, args, errors)
+
+
+def rows_of(title, steps, args, errors, warm_up=1):
+    """Time steps in rounds, each by the path of its name; return a row per step."""
+
+    def run(name):
+        set_path(name)
+        return steps[name]()
+
+    timed = {name: (lambda name=name: run(name)) for name in steps}
+    options = dict(device=args.device, clock=args.clock, warm_up=warm_up, title=title)
+    seconds = measure.time_rounds(timed, args.rounds, **options)
+    rows = []
+    for name, step in steps.items():
+        set_path(name)
+        median, ratios = statistics.median(seconds[name]), measure.ratios(seconds[name], seconds["plain"])
+        row = {"model": title, "path": name, "ms": 1e3 * median, "images/s": args.batch_size / median}
+        row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
+        row |= {"MiB": round(step.memory() / 2**20), "error": errors.get(name, "")}
+        rows.append(row)
+        row["memory ratio"] = row["MiB"] / max(rows[0]["MiB"], 1)
+    return rows
+
+
+def measure_resnet(depth, kind, norm, args, **options):
+    """Rows of one variant on one ResNet."""
+    makers = [lambda name=name: build_backbone(depth, name, norm) for name in (None, ATTENTION[kind])]
+    return measure_model(f"R{depth} {kind}, {norm} statistics", *makers, args, **options)
+
+
+def goals(args):
+    """Light on ResNet-50 with frozen and batch statistics, base and light on ResNet-101."""
+    rows = measure_resnet(50, "light", "frozen", args) + measure_resnet(50, "light", "batch", args)
+    fast = usable_paths(args.device, args.paths)[-1:]
+    for kind in ("base", "light"):
+        rows += measure_resnet(101, kind, "frozen", args, paths=fast)
+    return {"Goals": rows}
+
+
+def oom(args):
+    """Reproduce the paper's memory table: quadratic MLA, base and light as the network gets deeper."""
+    rows, fast = [], usable_paths(args.device, args.paths)[-1:]
+    for depth in (50, 101):
+        for kind in ("mla", "base", "light"):
+            rows += measure_resnet(depth, kind, "frozen", args, paths=fast)[kind != "mla" :]
+    return {"MLA, base and light on deeper networks": rows}
+
+
+def backbone(args):
+    """The ResNet that the command line describes."""
+    return {"Backbone": measure_resnet(args.depth, args.attention, args.norm, args)}
+
+
+def compiled(args):
+    """The ResNet that the command line describes, under torch.compile, where layer attention runs the naive path."""
+    torch.compiler.reset()
+    steps = {
+        name: Step(build_backbone(args.depth, kind, args.norm), args, compiled=True)
+        for name, kind in (("plain", None), ("naive", ATTENTION[args.attention]))
+    }
+    title = f"R{args.depth} {args.attention}, {args.norm} statistics, compiled"
+    return {"torch.compile": rows_of(title, steps, args, {}, warm_up=2)}
+
+
+def detector(args):
+    """The detector of a config against the same detector with a plain ResNet."""
+    cfg = read_config(args.config, {})
+    makers = [lambda plain=plain: build_detector(cfg, plain=plain) for plain in (True, False)]
+    return {"Detector": measure_model(Path(args.config).stem, *makers, args, detector=True)}
+
+
+def branch(args):
+    """Compare the light branch of each stage with the bytes it cannot avoid: 3 maps forward, 5 backward."""
+    bandwidth = measure.copy_bandwidth(args.device)
+    dtype = torch.float16 if args.amp and args.device.type == "cuda" else torch.float32
+    rows = []
+    for channels, stride in STAGES:
+        shape = (args.batch_size, channels, args.size[0] // stride, args.size[1] // stride)
+        layer = LayerAttentionResidual(dict(type="MRLALight"), channels, norm_cfg=dict(type="BN"))
+        layer = randomize_zero_init(layer).to(args.device).eval()
+        x, shortcut, grad = (torch.randn(shape, device=args.device, dtype=dtype) for _ in range(3))
+        inputs = [x.requires_grad_(), shortcut.requires_grad_(), *layer.parameters()]
+
+        def run(path, layer=layer, inputs=inputs, grad=grad):
+            set_path(path)
+            return torch.autograd.grad(layer(inputs[0], inputs[1])[0], inputs, grad)
+
+        steps = {path: (lambda path=path, run=run: run(path)) for path in usable_paths(args.device, args.paths)}
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            expected = run("naive")[:2]
+            for path, step in steps.items():
+                measure.check_parity(path, step()[:2], expected, 1e-2 if dtype == torch.float16 else 1e-4)
+        title = "x".join(map(str, shape))
+        options = dict(device=args.device, clock=args.clock, queued=True, title=title)
+        for path, found in measure.time_rounds(steps, 3 * args.rounds, **options).items():
+            median = statistics.median(found)
+            share = 8 * x.nbytes / bandwidth / median
+            rows.append({"map": title, "path": path, "ms": 1e3 * median, "share of bandwidth": share})
+    return {f"Light branch, copy bandwidth {bandwidth / 1e9:.1f} GB/s": rows}
+
+
+class Stage(nn.Module):
+    """T residual branches with nothing between them and frozen statistics."""
+
+    def __init__(self, kind, depth, channels):
+        super().__init__()
+        cfg = dict(type=ATTENTION[kind])
+        self.layers = nn.ModuleList(
+            LayerAttentionResidual(cfg, channels, norm_cfg=dict(type="BN"), first_in_stage=t == 0) for t in range(depth)
+        )
+        randomize_zero_init(self)
+
+    def train(self, mode=True):
+        """Keep the statistics frozen."""
+        return super().train(False)
+
+    def forward(self, x):
+        """Run the layers on one map; its gradient is computed too."""
+        x, memory = x.requires_grad_(), None
+        for layer in self.layers:
+            x, memory = layer(x, x, memory)
+        return (x,)
+
+
+class StageStep(Step):
+    """Step of a stage on maps of ResNet-101's third, 1024 channels at a 16th of the image's size."""
+
+    def draw(self, batch, height, width):
+        """Draw random maps."""
+        return torch.randn(batch, 1024, height // 16, width // 16, device=self.args.device)
+
+
+def depth(args, depths=(4, 8, 16, 23)):
+    """Growth of time and memory with the depth of a stage, and the fitted exponents."""
+    rows = []
+    for kind in ("light", "base", "mla"):
+        found = []
+        for count in depths:
+            step = StageStep(Stage(kind, count, 1024), args)
+            set_path(path := usable_paths(args.device, args.paths)[-1])
+            title = f"stage of {count} {kind} layers, {path}"
+            options = dict(device=args.device, clock=args.clock, title=title)
+            seconds = statistics.median(measure.time_rounds({path: step}, args.rounds, **options)[path])
+            found.append((count, seconds, max(step.memory(), 1)))
+        sizes, times, memories = zip(*found, strict=True)
+        growth = [f"T^{measure.fit_exponent(sizes, amounts):.2f}" for amounts in (times, memories)]
+        for count, seconds, memory in found:
+            row = {"model": kind, "path": path, "T": count, "ms": 1e3 * seconds, "MiB": round(memory / 2**20)}
+            rows.append(row | {"time grows as": growth[0], "memory grows as": growth[1]})
+    return {"Growth with the depth of a stage": rows}
+
+
+SUITES = {suite.__name__: suite for suite in (goals, oom, branch, depth, backbone, compiled, detector)}
+
+
+def main(argv=None):
+    """Run the suites; write the report after each, print it at the end."""
+    args = parse_args(argv)
+    settings = dict(batch=args.batch_size, size="x".join(map(str, args.size)), rounds=args.rounds, clock=args.clock)
+    settings |= dict(precision="autocast" if args.amp else "float32")
+    asked, tables, text = os.environ.get("MRLA_OPS"), {}, ""
+    try:
+        for suite in args.suites:
+            tables |= SUITES[suite](args)
+            text = measure.write_report(args.out, measure.describe_machine(args.device, **settings), tables)
+    finally:
+        os.environ.pop("MRLA_OPS", None)
+        if asked is not None:
+            os.environ["MRLA_OPS"] = asked
+    print(text)
+    print(f"report.md and report.json are in {args.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

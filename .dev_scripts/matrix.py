@@ -1,0 +1,209 @@
+#!/usr/bin/env python
+"""Run the same tests on every stack that the package promises, each in a clean environment of its own.
+
+`python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs the tests there and
+removes each again (--keep keeps it): 6 GB of disk at a time. Results go to OUT/<stack>.json, output to OUT/<stack>.log,
+and the table of all results in OUT is printed. `--list` shows what each stack is.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from mrla_mm import cli
+from mrla_mm.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = [f"tests/{name}" for name in ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")]
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+OPENMMLAB = ("mmengine==0.10.7", "mmcv-lite==2.1.0", "mmdet==3.3.0", "mmpretrain==1.2.0")
+ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
+ONEDL_MMCV = "onedl-mmcv==2.3.6"
+SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools<81", "wheel")
+SHOWN = ("torch", "torchvision", "numpy", "mmcv", *(name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)))
+
+
+class Stack(NamedTuple):
+    """A Python version, and the arguments of one install command after the other, by uv or by pip."""
+
+    python: str
+    installs: tuple[tuple[str, ...], ...]
+    installer: str = "uv"
+
+
+def locked(python):
+    """Return the stack of the lock file, installed as `make install` does it, every hash checked."""
+    return Stack(python, (("--require-hashes", "-r", "requirements/lock.txt"),), "pip")
+
+
+def with_torch(python, torch, torchvision):
+    """Return OpenMMLab's packages on another torch."""
+    return Stack(python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED),))
+
+
+STACKS = {
+    "lock-py310": locked("3.10"),
+    "lock-py311": locked("3.11"),
+    "lock-py312": locked("3.12"),
+    "torch-oldest": with_torch("3.10", "2.6.0", "0.21.0"),
+    "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
+    "onedl": Stack(
+        "3.11",
+        (
+            ("torch==2.11.0", "torchvision==0.26.0", "ninja", *SHARED, *ONEDL),
+            ("--no-build-isolation", "--no-binary", "onedl-mmcv", ONEDL_MMCV),  # compiles its ops against this torch
+        ),
+    ),
+}
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="matrix.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stacks", nargs="*", metavar="STACK", help="stacks to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="show what each stack is and stop")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="what pytest runs instead of the usual tests")
+    parser.add_argument("--find-links", type=Path, help="folder of wheels to prefer, such as a compiled mmcv")
+    parser.add_argument("--workers", type=int, default=2, help="processes that share the tests (default: 2)")
+    parser.add_argument("--keep", action="store_true", help="keep each environment, and use it if it is there")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/matrix"))
+    args = parser.parse_args(argv)
+    if unknown := [name for name in args.stacks if name not in STACKS]:
+        raise InputError(f"stack {unknown[0]!r} is unknown; there are {', '.join(STACKS)}")
+    return args
+
+
+def call(command, log, **variables):
+    """Run a command from the repository with its output in the log; return the exit code."""
+    env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    with log.open("a") as file:
+        file.write(f"$ {' '.join(map(str, command))}\n")
+        file.flush()
+        return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env={**env, **variables}).returncode
+
+
+def install(stack, env, args, log):
+    """Make a stack's environment with the package and the test tools; return the first command that failed, or None.
+
+    Raises:
+        InputError: uv is not installed.
+    """
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    if uv is None:
+        raise InputError("the environments are made with uv, which is not installed: pip install uv")
+    python = env / "bin/python"
+    installers = {
+        "uv": (uv, "pip", "install", "--quiet", "--python", python),
+        "pip": (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+    }
+    installs = stack.installs
+    if args.find_links and stack.installer == "uv":  # a wheel at hand replaces the compilation
+        compiling = ("--no-binary", "onedl-mmcv")
+        installs = [("--find-links", args.find_links, *(w for w in words if w not in compiling)) for words in installs]
+    commands = [
+        (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
+        *((*installers[stack.installer], *packages) for packages in installs),
+        (*installers["uv"], *TEST_TOOLS),
+        (*installers["uv"], "--no-deps", "--no-build-isolation", "--editable", "."),
+    ]
+    return next((command for command in commands if call(command, log) != 0), None)
+
+
+def versions(env):
+    """Return the installed versions of the packages that make a stack."""
+    code = (
+        "import importlib.metadata as m, json, platform, sys;"
+        "have = {d.metadata['Name'].lower(): d.version for d in m.distributions()};"
+        "print(json.dumps({'python': platform.python_version(), **{n: have[n] for n in sys.argv[1:] if n in have}}))"
+    )
+    done = subprocess.run([env / "bin/python", "-c", code, *SHOWN], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def counts(report):
+    """Return how many tests of a JUnit report passed, failed and were skipped."""
+    if not report.is_file():
+        return {}
+    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
+    total, failures, errors, skipped = (
+        sum(int(suite.get(key, 0)) for suite in suites) for key in ("tests", "failures", "errors", "skipped")
+    )
+    return dict(passed=total - failures - errors - skipped, failed=failures + errors, skipped=skipped)
+
+
+def run_stack(name, args):
+    """Install a stack, run the tests on it and write the result; return whether all passed."""
+    stack, folder = STACKS[name], args.out.resolve()
+    env, log, report = folder / f"env-{name}", folder / f"{name}.log", folder / f"{name}.xml"
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in (log, report):
+        old.unlink(missing_ok=True)
+    result = dict(stack=name, date=str(date.today()), outcome="not installed")
+    kept, began = args.keep and (env / "bin/pytest").is_file(), time.monotonic()
+    failed = None if kept else install(stack, env, args, log)
+    result["install_s"] = None if kept else round(time.monotonic() - began)
+    if failed is None:
+        result["versions"], began = versions(env), time.monotonic()
+        command = [env / "bin/python", "-m", "pytest", "-q", "-m", "not slow", f"--junitxml={report}", *args.tests]
+        if args.workers > 1:
+            command += ["-n", str(args.workers), "--dist", "worksteal"]
+        code = call(command, log, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+        result |= dict(outcome="failed" if code else "passed", test_s=round(time.monotonic() - began), **counts(report))
+    else:
+        result["command"] = " ".join(map(str, failed))
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
+    if not args.keep:
+        shutil.rmtree(env, ignore_errors=True)
+    print(f"{name}: {result['outcome']}, {result.get('passed', 0)} passed; {log}", flush=True)
+    return result["outcome"] == "passed"
+
+
+def table(folder):
+    """Return all results in a folder as a Markdown table."""
+    lines = [
+        "| stack | versions | passed | failed | skipped | install, tests | date |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in (folder / f"{name}.json" for name in STACKS):
+        if not path.is_file():
+            continue
+        found = json.loads(path.read_text())
+        parts = ", ".join(f"{key} {value}" for key, value in found.get("versions", {}).items())
+        numbers = " | ".join(str(found.get(key, found["outcome"])) for key in ("passed", "failed", "skipped"))
+        seconds = ", ".join(f"{found[key]} s" if found.get(key) else "-" for key in ("install_s", "test_s"))
+        lines.append(f"| {found['stack']} | {parts} | {numbers} | {seconds} | {found['date']} |")
+    return "\n".join(lines)
+
+
+def main(argv=None):
+    """Run the stacks of the given command line.
+
+    Raises:
+        InputError: a stack did not install, or a test failed on it.
+    """
+    args = parse_args(argv)
+    if args.list:
+        for name, stack in STACKS.items():
+            print(f"{name}: Python {stack.python}")
+            for packages in stack.installs:
+                print(f"  install {' '.join(packages)}")
+        print(f"tests: {' '.join(args.tests)}")
+        return
+    failed = [name for name in args.stacks or STACKS if not run_stack(name, args)]
+    print(table(args.out))
+    if failed:
+        raise InputError(f"{', '.join(failed)} did not pass; the logs in {args.out} say why")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,105 @@
+"""Detectors and classifiers of every family train a step that reaches every parameter, and predict."""
+
+import pytest
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import InstanceData
+
+from .test_configs import load, parse
+
+TINY_ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
+TINY = {  # by family: arguments of the backbone, channels for the neck, channels for the classifier's head
+    "deit": (dict(arch=TINY_ARCH, img_size=32), 32, 32),
+    "ceit": (dict(arch=TINY_ARCH, img_size=32, stem_channels=8), 32, 32),
+    "pvtv2": (dict(embed_dims=16, num_heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2)), [16, 32, 32, 64], 64),
+    "efficientnet": (dict(), [24, 40, 112, 320], 1280),
+}
+
+
+def draw_image(height, width):
+    """An uint8 image with one box, and mask, of class 1, as the data loader returns it."""
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+
+    image = torch.randint(0, 60, (3, height, width), dtype=torch.uint8)
+    image[:, 8:40, 8:48] = 220
+    mask = torch.zeros(1, height, width, dtype=torch.uint8)
+    mask[:, 8:40, 8:48] = 1
+    sample = DetDataSample(metainfo=dict(img_shape=(height, width), ori_shape=(height, width), scale_factor=(1, 1)))
+    box, label = torch.tensor([[8.0, 8.0, 48.0, 40.0]]), torch.tensor([1])
+    sample.gt_instances = InstanceData(bboxes=box, labels=label, masks=BitmapMasks(mask.numpy(), height, width))
+    return image, sample
+
+
+def train(cfg, batch):
+    """Build a model and train it two steps; return it, its last loss, and the parameters that did not change.
+
+    One step is not enough: layer attention gets its first gradient when the norm behind it has left zero.
+    """
+    torch.manual_seed(0)
+    init_default_scope(cfg.default_scope)
+    model = MODELS.build(cfg.model)
+    model.init_weights()
+    optim_wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
+    before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
+    for _ in range(2):
+        losses = model.train_step(batch, optim_wrapper)
+    unchanged = {key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])}
+    return model, losses["loss"].item(), unchanged
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "retinanet_deit_t_mrla_light_1x",
+        "mask_rcnn_deit_t_mrla_base_1x",
+        "retinanet_ceit_t_mrla_light_1x",
+        "mask_rcnn_pvtv2_b0_mrla_base_1x",
+        "retinanet_efficientnet_b0_mrla_light_1x",
+    ],
+)
+def test_detector_on_two_aspect_ratios(name):
+    cfg, (backbone, channels, _) = load(name), TINY[parse(name).family]
+    cfg.model.backbone.update(**backbone, init_cfg=None)
+    cfg.model.neck.in_channels = channels
+    if name.startswith("mask_rcnn"):
+        cfg.model.roi_head.bbox_head.fc_out_channels = 32
+        cfg.model.train_cfg.rpn_proposal.max_per_img = cfg.model.test_cfg.rpn.max_per_img = 32
+        cfg.model.train_cfg.rcnn.sampler.num = 16
+    images, samples = zip(*(draw_image(*size) for size in ((64, 112), (96, 56))), strict=True)
+    batch = dict(inputs=list(images), data_samples=list(samples))
+    model, loss, unchanged = train(cfg, batch)
+    assert 0 < loss < 100
+    assert not {key for key in unchanged if key.startswith(("backbone", "neck")) and ".mrla.attention." not in key}
+    model.eval()
+    with torch.no_grad():
+        results = model.test_step(batch)
+    assert [result.batch_input_shape for result in results] == [(96, 128)] * 2
+    assert all(torch.isfinite(result.pred_instances.bboxes).all() for result in results)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deit_tiny_mrla_light_8xb128",
+        "ceit_tiny_mrla_light_8xb128",
+        "pvtv2_b0_mrla_base_8xb128",
+        "efficientnet_b0_mrla_light_8xb96",
+    ],
+)
+def test_classifier(name):
+    """From scratch no branch starts at zero: everything but what layer decay leaves behind learns at once."""
+    from mmpretrain.structures import DataSample
+
+    cfg, (backbone, _, channels) = load(f"imagenet/{name}"), TINY[parse(f"imagenet/{name}").family]
+    cfg.model.backbone.update(backbone)
+    cfg.model.head.update(in_channels=channels, num_classes=5)
+    cfg.model.data_preprocessor = dict(num_classes=5)
+    samples = [DataSample().set_gt_label(label) for label in (0, 3)]
+    images = [torch.randint(0, 255, (3, 64, 64), dtype=torch.uint8) for _ in samples]
+    model, loss, unchanged = train(cfg, dict(inputs=images, data_samples=samples))
+    assert 0 < loss < 20
+    assert not {key for key in unchanged if key.endswith(("mrla.norm.weight", "proj.weight"))}
+    scales = [p for key, p in model.named_parameters() if key.endswith("mrla.norm.weight")]
+    assert all(scale.mean() > 0.5 for scale in scales)
