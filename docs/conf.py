@@ -1,10 +1,10 @@
 """Sphinx configuration: Markdown pages and an API reference from docstrings; `make docs` builds docs/_build."""
 
 import ast
-import re
+import importlib
 from pathlib import Path
 
-import mrla_mm  # the stand-in ops must be in place before autodoc imports what imports mmdet
+import mrla_mm  # the stand-in operators must be in place before autodoc imports what imports mmdet
 
 project = "mrla_mm"
 author = "the mrla_mm contributors"
@@ -20,39 +20,46 @@ html_static_path = ["_static"]
 html_css_files = ["width.css"]
 html_show_copyright = False
 
-myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_enable_extensions = ["dollarmath", "amsmath"]
 myst_heading_anchors = 3
 
 default_role = "literal"  # `name` in a docstring is code
 napoleon_use_rtype = False
 napoleon_use_ivar = True  # autodoc already describes the fields of a named tuple
-autodoc_inherit_docstrings = False  # what a host's class says about itself is in the host's documentation
+autodoc_inherit_docstrings = False  # the host documents what its classes do
 autodoc_default_options = {"member-order": "bysource", "show-inheritance": True}
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
-
-def list_tools(app, docname, source):
-    """Fill in the list of command line tools, from the first line of each."""
-    if docname == "api/tools":
-        rows = ["| tool | |", "|---|---|"]
-        for path in sorted((Path(app.srcdir).parent / "tools").glob("*.py")):
-            summary = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))).splitlines()[0]
-            rows.append(f"| `{path.stem}` | {summary} |")
-        source[0] = re.sub(r"<!-- list of tools: .*? -->", "\n".join(rows), source[0])
+PACKAGE, TOOLS = Path(mrla_mm.__file__).parent, Path(__file__).parent.parent / "tools"
+BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 
 
-def list_analysis(app, docname, source):
-    """Fill in the reference of every module of the analysis."""
-    if docname == "api/analysis":
-        names = sorted(path.stem for path in Path(mrla_mm.__file__).parent.glob("analysis/[a-z]*.py"))
-        block = "## `{0}`\n\n```{{eval-rst}}\n.. automodule:: mrla_mm.analysis.{0}\n   :members:\n```\n"
-        source[0] = re.sub(r"<!-- list of modules: .*? -->", "\n".join(map(block.format, names)), source[0])
+def reference_of(room):
+    """Return the reference of a package: what it exports, or its modules if it exports nothing."""
+    if hasattr(importlib.import_module(room), "__all__"):
+        return BLOCK.format(room, "   :imported-members:\n")
+    modules = sorted((PACKAGE / room.partition(".")[2]).glob("[a-z]*.py"))
+    return "".join(f"\n### `{path.stem}`\n" + BLOCK.format(f"{room}.{path.stem}", "") for path in modules)
+
+
+def fill_in_reference(app, docname, source):
+    """List the rooms, the modules at the root and the tools, so that the page needs no list of its own."""
+    if docname != "api/index":
+        return
+    rooms = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py"))
+    parts = [f"## `{room}`\n{reference_of(f'mrla_mm.{room}')}" for room in rooms]
+    roots = [name for name in ("config", "inference", "export", "errors") if (PACKAGE / f"{name}.py").exists()]
+    parts += [f"## `{name}`\n" + BLOCK.format(f"mrla_mm.{name}", "") for name in roots]
+    rows = ["| tool | |", "|---|---|"]
+    for path in sorted(TOOLS.glob("*.py")):
+        rows.append(f"| `{path.stem}` | {ast.get_docstring(ast.parse(path.read_text('utf-8'))).splitlines()[0]} |")
+    source[0] = source[0].replace("<!-- rooms -->", "\n".join(parts)).replace("<!-- tools -->", "\n".join(rows))
 
 
 def keep_formulas(app, what, name, obj, options, lines):
-    """Take indented paragraphs of a docstring, which are formulas and tables in plain text, as they stand."""
+    """Keep indented paragraphs of a docstring, formulas and tables in plain text, as they are."""
     for number in range(len(lines) - 1, 0, -1):
         line, above = lines[number], lines[number - 1]
         if line.startswith(" ") and not above.strip():
@@ -63,6 +70,5 @@ def keep_formulas(app, what, name, obj, options, lines):
 
 def setup(app):
     """Register what this file adds to Sphinx."""
-    app.connect("source-read", list_tools)
-    app.connect("source-read", list_analysis)
+    app.connect("source-read", fill_in_reference)
     app.connect("autodoc-process-docstring", keep_formulas, priority=400)  # before Napoleon reads the sections

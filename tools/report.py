@@ -1,41 +1,31 @@
 #!/usr/bin/env python
 """Write the report of a training run as one page of HTML that opens offline: `python tools/report.py WORK_DIR`.
 
-Run facts, training curves, AP by epoch, ground truth beside predictions, AP by size and class, error breakdown,
-precision-recall curves and confusion matrix. Config, checkpoint and logs are found in the work directory. Predictions
-are those of --results, or of WORK_DIR/report/predictions.pkl, which tools/test.py is run for unless it has those of
-the checkpoint and config.
+Run facts, training curves, AP by epoch and by class, and ground truth beside predictions. Config, checkpoint and logs
+are found in the work directory. AP by class needs an evaluation of the checkpoint; --no-eval takes it from the last
+validation, if the config's evaluator has classwise=True.
 """
 
 import argparse
-import contextlib
-import io
-import os
-import re
-import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import date
+from html import escape
 from pathlib import Path
 
 import mrla_mm
-from mrla_mm import cli, outputs
-from mrla_mm.errors import InputError
 
 # isort: split
-from mmdet.datasets import CocoDataset
+import numpy as np
 from mmdet.registry import DATASETS
-from mmengine.registry import init_default_scope
-from pycocotools.coco import COCO
 
-from mrla_mm.analysis import report, work_dirs
-from mrla_mm.analysis.coco_results import read_detections
-from mrla_mm.analysis.html_page import page
-from mrla_mm.analysis.logs import read_scalars
-from mrla_mm.datasets.checks import check_annotations, class_names, dataset_class, is_coco
-from mrla_mm.datasets.config_parts import is_local, placed_datasets
-from mrla_mm.trained import read_contents
-
-TEST_TOOL = Path(__file__).resolve().with_name("test.py")
+from mrla_mm import cli
+from mrla_mm.analysis import report
+from mrla_mm.analysis.gallery import predict_and_compare
+from mrla_mm.analysis.logs import read_scalars, training_logs
+from mrla_mm.analysis.plots import draw_training_curves
+from mrla_mm.errors import InputError
+from mrla_mm.inference import load_model
 
 
 def parse_args(argv):
@@ -43,140 +33,76 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("work_dir", help="work directory of the run")
+    parser.add_argument("work_dir", type=Path, help="work directory of the run")
     parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: WORK_DIR/report/report.html")
     parser.add_argument("--config", help="instead of the one in the work directory")
     parser.add_argument("--checkpoint", help="instead of the best or last one in the work directory")
-    parser.add_argument("--results", help="predictions: from tools/test.py --out FILE.pkl, or JSON in COCO's format")
-    parser.add_argument("--compare", nargs="+", default=[], metavar="WORK_DIR", help="further runs for the curves")
+    parser.add_argument("--no-eval", action="store_true", help="do not evaluate the checkpoint")
     parser.add_argument("--images", type=int, default=12, help="pictures in the gallery (default: 12)")
-    parser.add_argument(
-        "--score-thr", type=float, default=0.3, help="weaker detections are left out of gallery and confusion matrix"
-    )
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
-    )
-    args = parser.parse_args(argv)
-    if args.images < 1:
-        raise InputError(f"--images {args.images}: give a positive number")
-    if not 0 <= args.score_thr <= 1:
-        raise InputError(f"--score-thr {args.score_thr}: give a number from 0 to 1")
-    return args
+    parser.add_argument("--score-thr", type=float, default=0.3, help="hide detections below it (default: 0.3)")
+    cli.add_option_argument(parser)
+    return parser.parse_args(argv)
 
 
-def load_config(run, args):
-    """Return the run's config with the overrides.
-
-    Raises:
-        InputError: there is none in the work directory, and none was given.
-    """
-    if args.config is None and run.config is None:
-        raise InputError(f"work directory {run.folder} holds no config: give it with --config")
-    args.config = str(args.config or run.config)
-    args.launcher, args.local_rank, args.work_dir = "none", 0, str(run.folder)
-    return cli.load_config(args)
-
-
-def predictions(run, cfg, checkpoint, args):
-    """Return the file of the predictions, made by tools/test.py unless it has those of this checkpoint and config."""
-    if args.results:
-        return Path(args.results)
-    if checkpoint is None:
-        raise InputError(f"{run.folder} holds no checkpoint to predict with: give --checkpoint or --results")
-    lacking = [key for key in ("test_cfg", "test_evaluator") if not cfg.get(key)]
-    if lacking:
-        raise InputError(
-            f"the config has no {' and no '.join(lacking)}, without which nothing is predicted: give --results"
-        )
-    results = run.folder / "report/predictions.pkl"
-    origin, made_of = results.with_name("predictions.txt"), f"{checkpoint.resolve()}\n{cfg.pretty_text}"
-    fresh = results.is_file() and results.stat().st_mtime >= checkpoint.stat().st_mtime
-    if fresh and origin.is_file() and origin.read_text(encoding="utf-8") == made_of:
-        print(f"predictions of {results} kept")
-        return results
-    results.parent.mkdir(parents=True, exist_ok=True)
-    config, part = results.with_name("config.py"), results.with_name("part.pkl")
-    cfg.dump(config)
-    print(f"predicting with {checkpoint}, every image of the config's test data set ...", flush=True)
-    command = [sys.executable, str(TEST_TOOL), str(config), str(checkpoint), "--out", str(part)]
-    root = str(Path(mrla_mm.__file__).parents[1])
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])))
-    command += ["--work-dir", str(results.with_name("test"))]
-    if "logger" in cfg.get("default_hooks", {}):
-        command += ["--cfg-options", "default_hooks.logger.interval=5"]
-    said = ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
-        for line in run.stdout:
-            said += line
-            if progress := re.search(r"\[ *\d+/\d+\] +eta: [\d:]+", line):
-                print(f"  {progress.group()}", flush=True)
-    if run.returncode:
-        reason = re.findall(r"^error: (.*)", said, re.MULTILINE) or [said[-2000:]]
-        raise InputError(f"tools/test.py ended with code {run.returncode}: {reason[-1]}")
-    origin.unlink(missing_ok=True)
-    part.replace(results)
-    origin.write_text(made_of, encoding="utf-8")
-    return results
+def find_run(args):
+    """Return the folder of a run, its logs, config and checkpoint; the quick start keeps its run in `train`."""
+    folder = next((path for path in (args.work_dir, args.work_dir / "train") if training_logs(path)), None)
+    if folder is None:
+        raise InputError(f"{args.work_dir} has no training log (*/vis_data/scalars.json)")
+    by_time = lambda pattern: sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)  # noqa: E731
+    config = args.config or next(iter(by_time("*.py")[::-1]), None)
+    checkpoint = args.checkpoint or next(iter((by_time("best_*.pth") or by_time("*.pth"))[::-1]), None)
+    for what, path in (("config", config), ("checkpoint", checkpoint)):
+        if path is None:
+            raise InputError(f"{folder} has no {what}: give it with --{what}")
+    return folder, training_logs(folder), str(config), str(checkpoint)
 
 
-def read_dataset(cfg):
-    """Return the test data set of the config, its annotations, and the file of each image.
-
-    Raises:
-        InputError: the config has no test data in COCO's format, or its annotation file is missing or broken.
-    """
-    loader = cfg.get("test_dataloader")
-    if not loader:
-        raise InputError("the config has no test_dataloader, whose data set the report is about: give another --config")
-    init_default_scope(cfg.get("default_scope", "mmdet"))
-    for place, leaf in placed_datasets(cfg, "test"):
-        kind = dataset_class(leaf)
-        if not (isinstance(kind, type) and issubclass(kind, CocoDataset)):
-            raise InputError(f"the test data set is a {leaf.get('type')}: the report knows COCO-format ones")
-        if is_coco(leaf) and is_local(leaf):
-            needed = ("images", "annotations", "categories")
-            check_annotations(leaf, class_names(leaf), "test", needed=needed, place=place)
-    with contextlib.redirect_stdout(io.StringIO()):
-        dataset = DATASETS.build(loader["dataset"])
-        if not hasattr(dataset, "cat_ids"):
-            raise InputError(f"the test data set is a {type(dataset).__name__}: the report knows COCO-format ones")
-        truth = COCO(dataset.ann_file)
-    infos = (dataset.get_data_info(index) for index in range(len(dataset)))
-    return dataset, truth, {info["img_id"]: Path(info["img_path"]) for info in infos}
+def evaluate(cfg, checkpoint, work_dir):
+    """Evaluate a checkpoint on the test set; return the metrics, AP of each class included."""
+    evaluators = [cfg.test_evaluator] if isinstance(cfg.test_evaluator, Mapping) else cfg.test_evaluator
+    for evaluator in evaluators:
+        if evaluator.type == "CocoMetric":
+            evaluator.classwise = True
+    cfg.load_from, cfg.resume, cfg.work_dir, cfg.launcher = checkpoint, False, str(work_dir), "none"
+    return cli.build_runner(cfg).test()
 
 
-def read_runs(run, others):
-    """Return the records of a run by its name, and those of the runs to compare it with by theirs."""
-    records = {run.name: read_scalars(run.logs)}
-    for other in map(work_dirs.find_run, others):
-        records[str(other.folder) if other.name in records else other.name] = read_scalars(other.logs)
-    return records
+def gallery(model, cfg, count, score_thr):
+    """Return images spread evenly over the test set, ground truth on the left, predictions on the right."""
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    model.cfg = cfg
+    indices = sorted({round(index) for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset)))})
+    found = predict_and_compare(model, dataset, indices, score_thr)
+    pictures = [report.figure(picture, name) for name, picture in found]
+    note = f"{len(pictures)} of {len(dataset)} images, predictions that score at least {score_thr}."
+    return f"<p>{note}</p>{''.join(pictures)}"
 
 
 def main(argv=None):
     """Write the report."""
     args = parse_args(argv)
-    run = work_dirs.find_run(args.work_dir)
-    out = outputs.make_place(args.out or run.folder / "report/report.html", "--out")
-    cfg = load_config(run, args)
-    checkpoint = Path(args.checkpoint) if args.checkpoint else run.checkpoint
-    about_checkpoint = {}
-    if checkpoint is not None:
-        contents = read_contents(checkpoint)
-        about_checkpoint = work_dirs.checkpoint_facts(checkpoint, contents.meta, contents.state)
-    records = read_runs(run, args.compare)
-    dataset, truth, images = read_dataset(cfg)
-    results = predictions(run, cfg, checkpoint, args)
-    found = read_detections(results, truth, category_ids=dataset.cat_ids, classes=dataset.metainfo["classes"])
-    facts = work_dirs.run_facts(run, cfg, *records[run.name]) | about_checkpoint | work_dirs.environment(run)
-    sections = report.training_sections(facts, cfg.pretty_text, *records[run.name])
-    if args.compare:
-        sections.insert(2, report.comparison_section(records))
-    print("evaluating ...", flush=True)
-    sections += report.detection_sections(found, images, dataset.metainfo, limit=args.images, score_thr=args.score_thr)
-    source = args.results or (checkpoint or results).name
-    subtitle = f"Predictions of {source}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
-    out.write_text(page(run.name, subtitle, sections), encoding="utf-8")
+    folder, logs, config, checkpoint = find_run(args)
+    out = args.out or folder / "report/report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    train, val = read_scalars(logs)
+    model, cfg, _ = load_model(config, checkpoint, options=args.cfg_options)
+    facts = [{"": name, " ": text} for name, text in report.run_facts(cfg, train, val).items()]
+    text = f"<details><summary>the whole config</summary><pre>{escape(cfg.pretty_text)}</pre></details>"
+    sections = {
+        "Run": report.table(facts, head=False) + text,
+        "Training curves": report.figure(draw_training_curves(train, val), "losses, learning rate and validation"),
+        "AP by epoch": report.table(report.epoch_rows(val)),
+        "Ground truth beside predictions": gallery(model, cfg, args.images, args.score_thr),
+    }
+    metrics = val[-1] if args.no_eval and val else {}
+    if not args.no_eval:
+        print(f"evaluating {checkpoint} ...", flush=True)
+        metrics = evaluate(cfg, checkpoint, folder / "report/test")
+    sections["AP by class"] = report.table(report.class_rows(metrics))
+    name = folder.parent.name if folder != args.work_dir else folder.resolve().name
+    subtitle = f"Predictions of {Path(checkpoint).name}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
+    out.write_text(report.page(name, subtitle, sections), encoding="utf-8")
     print(f"written: {out} ({out.stat().st_size / 2**20:.1f} MB)")
 
 

@@ -5,12 +5,11 @@ import argparse
 import copy
 import sys
 
-from mmengine.evaluator import DumpResults
+from mmengine.registry import METRICS
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 from mrla_mm import cli
 from mrla_mm.errors import InputError
-from mrla_mm.weights import without_pretrained
+from mrla_mm.inference import test_dataset
 
 
 def parse_args(argv):
@@ -32,10 +31,8 @@ def parse_args(argv):
 
 def enable_visualization(cfg, args):
     """Let the config's visualization hook paint every test image into a window or a folder."""
-    hook = cfg.get("default_hooks", {}).get("visualization")
-    if hook is None:
-        raise InputError("--show, --show-dir: the config has no default_hooks.visualization to draw with")
-    switch, folder = ("draw", "test_out_dir") if cfg.get("default_scope") == "mmdet" else ("enable", "out_dir")
+    hook = cfg.default_hooks.visualization
+    switch, folder = ("draw", "test_out_dir") if cfg.default_scope == "mmdet" else ("enable", "out_dir")
     hook.update({switch: True, "interval": 1, "show": args.show, "wait_time": args.wait_time})
     if args.show_dir:
         hook[folder] = args.show_dir
@@ -43,10 +40,8 @@ def enable_visualization(cfg, args):
 
 def enable_tta(cfg):
     """Wrap model and pipeline in test-time augmentation; detectors default to the image and its mirror image."""
-    dataset = cfg.test_dataloader.dataset
-    while "dataset" in dataset:
-        dataset = dataset.dataset
-    if cfg.get("default_scope") == "mmdet":
+    dataset = test_dataset(cfg)
+    if cfg.default_scope == "mmdet":
         nms = dict(type="nms", iou_threshold=0.5)
         cfg.setdefault("tta_model", dict(type="DetTTAModel", tta_cfg=dict(nms=nms, max_per_img=100)))
         cfg.setdefault("tta_pipeline", flip_pipeline(dataset.pipeline))
@@ -64,29 +59,21 @@ def flip_pipeline(pipeline):
     return [*copy.deepcopy(pipeline[:-1]), dict(type="TestTimeAug", transforms=[flips, packs])]
 
 
-def dump_metric(cfg, path):
-    """Return the metric that writes the raw predictions; mmdet's also packs masks into run lengths."""
-    if cfg.get("default_scope") == "mmdet":
-        from mmdet.evaluation import DumpDetResults
-
-        return DumpDetResults(out_file_path=path)
-    return DumpResults(out_file_path=path)
-
-
 def main(argv=None):
     """Evaluate with the given command line."""
     args = parse_args(argv)
     cfg = cli.load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
-    cfg.model = without_pretrained(cfg.model)
     if args.show or args.show_dir:
         enable_visualization(cfg, args)
-    warned = cli.preflight(cfg, phases=("test", "tta") if args.tta else ("test",))
     if args.tta:
         enable_tta(cfg)
-    runner = cli.build_runner(cfg, warned)
+    runner = cli.build_runner(cfg)
     if args.out is not None:
-        runner.test_evaluator.metrics.append(dump_metric(cfg, args.out))
+        kind = (
+            "DumpDetResults" if cfg.default_scope == "mmdet" else "DumpResults"
+        )  # mmdet's packs masks into run lengths
+        runner.test_evaluator.metrics.append(METRICS.build(dict(type=kind, out_file_path=args.out)))
     runner.test()
 
 

@@ -1,12 +1,10 @@
 #!/usr/bin/env python
-"""Draw what in an image speaks for a prediction: Grad-CAM and ScoreCAM of a backbone's last two stages.
+"""Draw what in an image supports a prediction: Grad-CAM and ScoreCAM of layers of the backbone.
 
   visualize_cam.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--class NAME] [--compare CONFIG2 CHECKPOINT2]...
 
-Explains a classifier's logit of a class, the likeliest one unless --class names another; or a detector's score of its
-best detection (of that class), as log-odds: in a changed image, that of the best detection of the class that overlaps
-it by half.
-Models of --compare are asked for the same class and box. Writes <image name>.png. Needs `pip install 'mrla_mm[cam]'`.
+Explains a classifier's likeliest class or a detector's best detection, of the class that --class names if given.
+Models of --compare are asked for the same class and box. Writes <image name>.png.
 """
 
 import argparse
@@ -15,9 +13,10 @@ import sys
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
-from mrla_mm import cli, outputs, picture_cli
+from matplotlib.figure import Figure
+
+from mrla_mm import cli, inference
 from mrla_mm.analysis import cams
-from mrla_mm.analysis.cam_plots import Explanation, plot_explanations
 from mrla_mm.errors import InputError
 
 
@@ -26,75 +25,81 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="visualize_cam.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/cam")
-    picture_cli.add_compare_argument(parser)
+    inference.add_picture_arguments(parser, out_dir="work_dirs/cam")
+    inference.add_compare_argument(parser)
     parser.add_argument("--class", dest="class_name", metavar="NAME", help="name of a class, or its number from 0")
-    parser.add_argument("--methods", nargs="+", choices=list(cams.METHODS), default=list(cams.METHODS))
-    parser.add_argument("--layers", nargs="+", metavar="NAME", help="parts of the backbone (default: last two stages)")
     parser.add_argument(
-        "--max-channels", type=int, metavar="N", help="ScoreCAM runs the model once a channel: take only the N busiest"
+        "--layers",
+        nargs="+",
+        default=["layer3", "layer4"],
+        metavar="NAME",
+        help="of the backbone (default: %(default)s)",
     )
-    parser.add_argument("--batch-size", type=int, default=16, help="images at a time for ScoreCAM (default: 16)")
-    args = parser.parse_args(argv)
-    for name in ("max_channels", "batch_size"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a positive number")
-    return args
+    parser.add_argument(
+        "--max-channels", type=int, metavar="N", help="ScoreCAM runs the model once a channel: only the N most varied"
+    )
+    return parser.parse_args(argv)
 
 
-def class_label(given, models):
-    """Return the number of a class given by name or number, None for none.
-
-    Raises:
-        InputError: the models do not have it, or have other classes each.
-    """
-    classes = models[0].classes
-    for other in models[1:]:
-        if classes and other.classes and other.classes != classes:
-            raise InputError(f"{models[0].name} and {other.name} have other classes each: no class is in both")
-    if given is None:
-        return None
-    if given in classes:
-        return classes.index(given)
-    if given.isdecimal() and (not classes or int(given) < len(classes)):
-        return int(given)
-    some = ", ".join(classes[:8]) + (", ..." if len(classes) > 8 else "") if classes else "not named: give a number"
-    raise InputError(f"--class {given}: the model has no such class; they are {some}")
+def class_label(name, classes):
+    """Return the number of a class given by name or number, None for none."""
+    if name is None or name in classes:
+        return classes.index(name) if name else None
+    if name.isdecimal():
+        return int(name)
+    raise InputError(f"--class {name}: the model has no such class; it has {', '.join(classes[:8])} ...")
 
 
-def explain(loaded, path, args, target, seen):
-    """Return what a model says about the target, whose box lies in a picture of the size `seen`, and why."""
-    prepared = loaded.prepare(path)
-    layers = args.layers or cams.stage_ends(loaded.model, prepared.inputs)[-2:]
-    cams.check_layers(loaded.model, layers)
-    if target.box is not None:
-        height, width = (ours / theirs for ours, theirs in zip(prepared.picture.shape[:2], seen, strict=True))
-        target = target._replace(box=target.box * target.box.new_tensor([width, height, width, height]))
-    options = dict(methods=args.methods, max_channels=args.max_channels, batch_size=args.batch_size)
-    score, maps = cams.explain(loaded, prepared, target, layers=layers, **options)
-    name = loaded.classes[target.label] if loaded.classes else f"class {target.label}"
-    return Explanation(loaded.name, prepared.picture, prepared.inputs.shape[2:], target, name, score, maps)
+def maps_of(loaded, prepared, target, args):
+    """Yield the title and map of each method and layer."""
+    sample = prepared.samples[0] if prepared.samples else None
+    parts = dict(loaded.model.backbone.named_modules())
+    for layer in args.layers:
+        if layer not in parts:
+            raise InputError(f"--layers {layer}: the backbone has no such part; give a stage, such as layer3")
+        options = loaded.model, parts[layer], prepared.inputs, target, sample
+        yield f"Grad-CAM {layer}", cams.grad_cam(*options)
+        yield f"ScoreCAM {layer}", cams.score_cam(*options, max_channels=args.max_channels)
 
 
 def main(argv=None):
     """Explain the models' predictions in the images."""
     args = parse_args(argv)
-    cams.import_torchcam()
-    images = picture_cli.chosen_images(args)
-    out_files = picture_cli.paths_by_name(images, args.out_dir)
-    outputs.spare_inputs(images, out_files.values())
-    outputs.make_folder(args.out_dir)
-    models = picture_cli.load_models(args)
-    label = class_label(args.class_name, models)
-    for number, (path, out_file) in enumerate(out_files.items(), 1):
+    images = inference.chosen_images(args)
+    models = inference.load_models(args)
+    label = class_label(args.class_name, models[0].classes)
+    for path, out_file in inference.paths_by_name(images, args.out_dir).items():
         prepared = models[0].prepare(path)
-        target = cams.choose_target(models[0], prepared, label)
+        sample = prepared.samples[0] if prepared.samples else None
+        target = cams.choose_target(models[0].model, prepared.inputs, sample, label)
         if target is None:
-            print(f"[{number}/{len(images)}] {path.name}: nothing detected, nothing to explain", flush=True)
+            print(f"{path.name}: nothing detected, nothing to explain", flush=True)
             continue
-        seen = prepared.picture.shape[:2]
-        plot_explanations([explain(loaded, path, args, target, seen) for loaded in models], out_file)
-        print(f"[{number}/{len(images)}] {out_file}", flush=True)
+        columns = 1 + 2 * len(args.layers)
+        figure = Figure(figsize=(2.2 * columns, 2.5 * len(models)), layout="compressed")
+        grid = figure.subplots(len(models), columns, squeeze=False)
+        for row, loaded in zip(grid, models, strict=True):
+            draw(row, loaded, loaded.prepare(path), target, args)
+        figure.savefig(out_file, dpi=130)
+        print(out_file, flush=True)
+
+
+def draw(row, loaded, prepared, target, args):
+    """Draw what a model saw with the box that is explained, and its maps, warm where they support the prediction."""
+    for axes in row:
+        axes.set_axis_off()
+        axes.imshow(prepared.picture)
+    name = loaded.classes[target.label] if loaded.classes else f"class {target.label}"
+    row[0].set_title(f"{loaded.name}: {name}", fontsize=7)
+    if target.box is not None:
+        left, top, right, bottom = target.box.tolist()
+        row[0].plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="red")
+    padded_height, padded_width = prepared.inputs.shape[2:]
+    height, width = prepared.picture.shape[:2]
+    for axes, (title, cam) in zip(row[1:], maps_of(loaded, prepared, target, args), strict=True):
+        extent = (0, padded_width, padded_height, 0)
+        axes.imshow(cam.cpu(), cmap="turbo", alpha=0.55, extent=extent, interpolation="bilinear", vmin=0, vmax=1)
+        axes.set(title=title, xlim=(0, width), ylim=(height, 0))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw how alike the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
+"""Draw how similar the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
 
   visualize_query_similarity.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--compare CONFIG2 CHECKPOINT2]... [--out-dir DIR]
 
@@ -14,7 +14,7 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 # isort: split
 import torch
 
-from mrla_mm import cli, outputs, picture_cli
+from mrla_mm import cli, inference
 from mrla_mm.analysis import query_similarity
 
 
@@ -23,8 +23,8 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(
         prog="visualize_query_similarity.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    picture_cli.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
-    picture_cli.add_compare_argument(parser)
+    inference.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
+    inference.add_compare_argument(parser)
     parser.add_argument(
         "--skip-first", action="store_true", help="leave out pairs with a stage's first layer, as the paper does"
     )
@@ -34,20 +34,17 @@ def parse_args(argv):
 def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
-    images = picture_cli.chosen_images(args)
-    picture, table = args.out_dir / "histograms.png", args.out_dir / "similarities.csv"
-    outputs.spare_inputs(images, [picture, table])
-    outputs.make_folder(args.out_dir)
+    images = inference.chosen_images(args)
     found = []
-    for loaded in picture_cli.load_models(args):
+    for loaded in inference.load_models(args):
         with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
             for number, path in enumerate(images, 1):
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
                 print(f"{loaded.name} [{number}/{len(images)}] {path.name}", flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
-    query_similarity.plot_histograms(found, picture)
-    query_similarity.write_csv(found, table)
-    print(f"{len(images)} image{'s' if len(images) > 1 else ''}, written: {picture}, {table}")
+    query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
+    query_similarity.write_csv(found, args.out_dir / "similarities.csv")
+    print(f"{len(images)} image(s), written: {args.out_dir}")
 
 
 if __name__ == "__main__":

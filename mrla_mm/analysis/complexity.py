@@ -1,41 +1,156 @@
-"""Parameters and multiply-adds of detectors and classifiers, from their configs alone; the rule is in `counting`."""
+"""Parameters and multiply-adds of detectors, classifiers and backbones, from their configs alone.
+
+The unit is one multiply-add, for one image and a model in eval mode. Every multiply-add and every elementwise product,
+quotient or square counts, as `RULE` has it; additions, comparisons, exponentials and data movement are free. Attention
+over tokens is q k^T, the product with v, and two products a score. Two-stage detectors get as many proposals as their
+test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter leaves out elementwise
+products and scaled_dot_product_attention, much of what layer attention costs.
+"""
 
 import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from mmdet.models.detectors import TwoStageDetector
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from mmdet.structures import DetDataSample
 from mmengine.model import BaseModel
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrla_mm.analysis.counting import OperationCounter, overridden
 from mrla_mm.errors import InputError
-from mrla_mm.ops.dispatch import ENVIRONMENT
 
-RULE = (
-    "Unit: multiply-adds (G = 10^9), for one image. Counted: every multiply-add and every elementwise product, "
-    "quotient or square; additions, comparisons, exponentials and movements of data are free. Models are in eval mode; "
-    "two-stage detectors get as many proposals as their test_cfg allows (1000), their masks 100, and pooling the "
-    "regions is free."
-)
+FREE = """
+    abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max
+    clamp_min clone constant_pad_nd contiguous copy cos cumsum elu embedding empty empty_like empty_permuted
+    empty_strided eq erf exp eye fill flip floor full full_like gather ge gt index index_put index_select isfinite
+    isnan le lift_fresh linspace log log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max
+    max_pool2d max_pool2d_with_indices maximum min minimum native_dropout ne neg new_empty new_empty_strided new_full
+    new_ones new_zeros nonzero ones ones_like rand randn reflection_pad2d relu repeat repeat_interleave resize roll
+    round rsqrt rsub scalar_tensor scatter select_scatter set sigmoid sign sin slice_scatter sort
+    split_with_sizes_copy sqrt stack sub sum tanh threshold topk tril triu unbind uniform upsample_nearest1d
+    upsample_nearest2d view_copy where zero zeros zeros_like _local_scalar_dense _to_copy _unsafe_view
+"""
 
 
-@dataclass(frozen=True)
-class Complexity:
+def convolution(args: tuple, out: Tensor) -> int:
+    """Multiply-adds of a convolution; a transposed one uses each weight once per element of its input."""
+    return (args[0] if args[6] else out).numel() * math.prod(args[1].shape[1:])
+
+
+OTHER = "activations, pooling, resizing"
+RULE = {  # operators, kind of work, multiply-adds from the arguments and the first result
+    "convolution _convolution": ("convolutions", convolution),
+    "mm bmm mv dot": ("matrix products", lambda args, out: out.numel() * args[0].shape[-1]),
+    "addmm baddbmm addmv": ("matrix products", lambda args, out: out.numel() * args[1].shape[-1]),
+    "mul div addcmul addcdiv square pow lerp reciprocal": ("elementwise products", lambda args, out: out.numel()),
+    "native_batch_norm cudnn_batch_norm batch_norm _batch_norm_no_update _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training": ("norms", lambda args, out: out.numel()),
+    "native_layer_norm": ("norms", lambda args, out: out.numel() * (2 if args[2] is None else 3)),
+    "native_group_norm": ("norms", lambda args, out: out.numel() * (2 if args[1] is None else 3)),
+    "var var_mean std linalg_vector_norm": ("norms", lambda args, out: args[0].numel()),
+    "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean avg_pool2d adaptive_avg_pool2d "
+    "_adaptive_avg_pool2d": (OTHER, lambda args, out: out.numel()),
+    "hardswish": (OTHER, lambda args, out: 2 * out.numel()),
+    "upsample_bilinear2d grid_sampler_2d": (OTHER, lambda args, out: 4 * out.numel()),
+    "upsample_bicubic2d": (OTHER, lambda args, out: 16 * out.numel()),
+}
+COUNTED = {name: rule for names, rule in RULE.items() for name in names.split()}
+NOT_COUNTED = frozenset(FREE.split())
+
+
+class OperationCounter(TorchDispatchMode):
+    """Count the multiply-adds of the operators that run inside; layer attention runs unfused under its hooks.
+
+    Attributes:
+        counts: multiply-adds by (name of the module that ran the operator, kind of operator).
+        unknown: number of calls of operators that the rule does not name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.unknown: Counter[str] = Counter()
+        self.module = [""]
+        self.paused = False
+        self._model = model
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "OperationCounter":
+        """Start counting."""
+        for name, module in self._model.named_modules():
+            enter = module.register_forward_pre_hook(lambda module, args, name=name: self.module.append(name))
+            leave = module.register_forward_hook(lambda module, args, out: self.module.pop() and None, always_call=True)
+            self._stack.callback(enter.remove)
+            self._stack.callback(leave.remove)
+        self._stack.enter_context(TokenAttentionCounter(self))
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """Stop counting."""
+        super().__exit__(*error)
+        self._stack.close()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run an operator and count it."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        first = out[0] if isinstance(out, tuple | list) and out else out
+        alias = func._schema.returns[0].alias_info if func._schema.returns else None
+        is_view = alias is not None and not alias.is_write
+        if self.paused or is_view or not isinstance(first, Tensor) or not first.is_floating_point():
+            return out
+        name = func._schema.name.split("::")[1]
+        name = name if name in COUNTED or name in NOT_COUNTED else name.rstrip("_")
+        kind, count = COUNTED.get(name, ("elementwise products", lambda args, out: 0))
+        if name.endswith("convolution") and args[8] > 1 and args[1].shape[1] == 1:
+            kind = "depthwise convolutions"
+        if name in ("add", "sub", "rsub") and kwargs.get("alpha", 1) != 1:
+            count = lambda args, out: out.numel()  # noqa: E731
+        elif name not in COUNTED and name not in NOT_COUNTED:
+            self.unknown[func._schema.name] += 1
+        self.counts[self.module[-1], kind] += count(args, first)
+        return out
+
+
+class TokenAttentionCounter(TorchFunctionMode):
+    """Count attention over tokens as one operation: which operators it becomes depends on device and version."""
+
+    def __init__(self, counter: OperationCounter) -> None:
+        super().__init__()
+        self.counter = counter
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        """Run a function, and count it if it is attention: q (..., L, D), k (..., S, D), v (..., S, E)."""
+        kwargs = kwargs or {}
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        query, key, value = [*args[:3], *(kwargs[name] for name in ("query", "key", "value")[len(args) :])]
+        scores = query.numel() // query.shape[-1] * key.shape[-2]
+        count = scores * (query.shape[-1] + value.shape[-1] + 2)
+        self.counter.counts[self.counter.module[-1], "attention over tokens"] += count
+        self.counter.paused = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.counter.paused = False
+
+
+class Complexity(NamedTuple):
     """What a model has and does.
 
     Attributes:
         parameters: number by name of the module that holds them, each parameter once.
-        trainable: of all parameters, how many are not frozen.
+        trainable: how many of them are not frozen.
         operations: multiply-adds by (name of the module that runs them, kind of operator).
-        unknown: calls of operators that the counting rule does not name.
+        unknown: number of calls of operators that the rule does not name.
     """
 
     parameters: Mapping[str, int]
@@ -44,51 +159,26 @@ class Complexity:
     unknown: Mapping[str, int]
 
     @property
-    def total_parameters(self) -> int:
-        """All parameters."""
-        return sum(self.parameters.values())
-
-    @property
     def total(self) -> int:
         """All multiply-adds."""
         return sum(self.operations.values())
 
     def by_kind(self) -> Counter[str]:
         """Multiply-adds by kind of operator."""
-        counts = Counter()
-        for (_, kind), count in self.operations.items():
-            counts[kind] += count
-        return counts
+        return sum((Counter({kind: count}) for (_, kind), count in self.operations.items()), Counter())
 
     def by_module(self, max_depth: int | None = None) -> dict[str, tuple[int, int]]:
-        """Parameters and multiply-adds of each module with all below it, in the model's order; "" is the whole model.
-
-        Args:
-            max_depth: dots and one in the longest name shown; None for all.
-        """
-        table: dict[str, list[int]] = {"": [0, 0]}
-        entries = [(name, 0, count) for name, count in self.parameters.items()]
-        entries += [(name, 1, count) for (name, _), count in self.operations.items()]
-        for name, column, count in entries:
+        """Parameters and multiply-adds of each module with its submodules, down to a depth; "" is the whole model."""
+        table = {"": (0, 0)}
+        entries = [(name, (count, 0)) for name, count in self.parameters.items()]
+        entries += [(name, (0, count)) for (name, _), count in self.operations.items()]
+        for name, (parameters, operations) in entries:
             parts = name.split(".") if name else []
-            for depth in range(len(parts) + 1):
-                if max_depth is None or depth <= max_depth:
-                    table.setdefault(".".join(parts[:depth]), [0, 0])[column] += count
-        return {name: (row[0], row[1]) for name, row in table.items()}
-
-
-@contextmanager
-def reference_operators() -> Iterator[None]:
-    """Let layer attention run its plain PyTorch operators, so that no fused one hides its work."""
-    before = os.environ.get(ENVIRONMENT)
-    os.environ[ENVIRONMENT] = "reference"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[ENVIRONMENT]
-        else:
-            os.environ[ENVIRONMENT] = before
+            for depth in range(len(parts[:max_depth]) + 1):
+                key = ".".join(parts[:depth])
+                before = table.get(key, (0, 0))
+                table[key] = before[0] + parameters, before[1] + operations
+        return table
 
 
 def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -> Complexity:
@@ -97,36 +187,26 @@ def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -
     Args:
         model: detector, classifier or backbone. It is moved to the device, and on "meta" it loses its weights.
         shape: (height, width) of the image.
-        device: "meta" computes shapes alone; "cpu" is for models whose control flow asks for values.
-
-    Returns:
-        Complexity: by module and kind of operator.
+        device: "meta" computes shapes alone; "cpu" is for models whose control flow needs values.
 
     Raises:
-        InputError: the shape does not suit the model, or it asks for values that meta tensors do not have.
+        InputError: the model needs values, which meta tensors do not have.
     """
-    if min(shape) < 1:
-        raise InputError(f"shape {tuple(shape)}: give a positive height and width")
     model = model.eval().to(device)
-    image = torch.zeros(1, 3, *shape, device=device)
-    with torch.no_grad(), reference_operators(), OperationCounter(model) as counter:
+    with torch.no_grad(), OperationCounter(model) as counter:
         try:
-            run(model, image)
-        except RuntimeError as error:  # NotImplementedError is one
+            run(model, torch.zeros(1, 3, *shape, device=device))
+        except RuntimeError as error:
             if device != "meta" or "meta" not in str(error).lower():
                 raise
-            raise InputError(
-                f"{type(model).__name__} asks for the values of tensors ({str(error).splitlines()[0][:160]}): count it "
-                "with real ones, device cpu"
-            ) from error
-    own = {name: sum(p.numel() for p in module.parameters(recurse=False)) for name, module in model.named_modules()}
+            raise InputError(f"{type(model).__name__} needs the values of tensors: count it on device cpu") from error
+    held = {name: sum(p.numel() for p in module.parameters(recurse=False)) for name, module in model.named_modules()}
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    held = {name: count for name, count in own.items() if count}
-    return Complexity(held, trainable, dict(counter.counts), dict(counter.unknown))
+    return Complexity({k: v for k, v in held.items() if v}, trainable, dict(+counter.counts), dict(counter.unknown))
 
 
 def run(model: nn.Module, image: Tensor) -> None:
-    """Run a model on an image (1, 3, H, W) as far as it is network: heads included, nothing after them."""
+    """Run a model on an image (1, 3, H, W), heads included, without post-processing."""
     if isinstance(model, TwoStageDetector):
         run_two_stage(model, image)
     elif isinstance(model, BaseModel):
@@ -138,78 +218,17 @@ def run(model: nn.Module, image: Tensor) -> None:
 
 
 def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
-    """Run a two-stage detector on as many proposals as it allows, since real ones depend on weights and picture."""
+    """Run a two-stage detector on as many proposals as it allows, since real ones depend on weights and image."""
     features = model.extract_feat(image)
     if model.with_rpn:
         model.rpn_head(features)
     limit = (model.test_cfg.get("rpn") or {}).get("max_per_img", 1000)
-    proposals = InstanceData(bboxes=image.new_zeros(limit, 4))
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, SingleRoIExtractor):
-                stack.enter_context(overridden(module, pooled_shape(module)))
-        model.roi_head(features, [proposals])
-
-
-def pooled_shape(extractor: SingleRoIExtractor):
-    """Return a forward that gives what a region extractor gives, without looking at the regions."""
-    size = extractor.roi_layers[0].output_size
-    size = (size, size) if isinstance(size, int) else tuple(size)
-
-    def forward(features, rois, roi_scale_factor=None):
-        return features[0].new_zeros(len(rois), extractor.out_channels, *size)
-
-    return forward
-
-
-def module_rows(found: Complexity, *, max_depth: int | None = 2) -> list[dict]:
-    """Table of a model's modules, and of what kinds of operators they run, for `as_markdown`."""
-    return [
-        {"module": name or "total", "parameters": f"{parameters:,}", "multiply-adds [G]": giga(operations)}
-        for name, (parameters, operations) in found.by_module(max_depth).items()
-    ]
-
-
-def comparison_rows(found: Complexity, other: Complexity, *, max_depth: int | None = 2) -> list[dict]:
-    """Table of the modules in which two models differ, the second minus the first."""
-    first, second = found.by_module(max_depth), other.by_module(max_depth)
-    rows = []
-    for name in dict.fromkeys([*first, *second]):
-        before, after = first.get(name, (0, 0)), second.get(name, (0, 0))
-        if before != after or not name:
-            rows.append(
-                {
-                    "module": name or "total",
-                    "parameters, difference": f"{after[0] - before[0]:+,}",
-                    "multiply-adds [G], difference": giga(after[1] - before[1], sign=True),
-                }
-            )
-    return rows
-
-
-def kind_rows(found: Complexity, other: Complexity | None = None) -> list[dict]:
-    """Table of multiply-adds by kind of operator, the largest first, and how a second model differs."""
-    kinds, others = found.by_kind(), other.by_kind() if other else Counter()
-    rows = []
-    for kind in sorted({*kinds, *others}, key=lambda kind: -kinds[kind]):
-        row = {"operators": kind, "multiply-adds [G]": giga(kinds[kind])}
-        if other:
-            row["difference"] = giga(others[kind] - kinds[kind], sign=True)
-        rows.append(row)
-    return rows
-
-
-def giga(count: int, *, sign: bool = False) -> str:
-    """Number of multiply-adds in billions, with as many digits as the difference of two models needs."""
-    return f"{count / 1e9:{'+' if sign else ''}.4f}"
-
-
-def fit_line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
-    """Least-squares line y = slope x + offset, and the share R^2 of the variance that it explains."""
-    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
-    spread = math.fsum((x - mean_x) ** 2 for x in xs)
-    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
-    offset = mean_y - slope * mean_x
-    rest = math.fsum((y - slope * x - offset) ** 2 for x, y in zip(xs, ys, strict=True))
-    whole = math.fsum((y - mean_y) ** 2 for y in ys)
-    return slope, offset, 1 - rest / whole if whole else 1.0
+    extractors = [module for module in model.modules() if isinstance(module, SingleRoIExtractor)]
+    for module in extractors:  # regions have a shape without being pooled
+        shape = module.out_channels, *_pair(module.roi_layers[0].output_size)
+        module.forward = lambda features, rois, *args, shape=shape: features[0].new_zeros(len(rois), *shape)
+    try:
+        model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
+    finally:
+        for module in extractors:
+            del module.forward

@@ -1,25 +1,22 @@
 """How much each layer attends to each earlier one of its stage, recorded while a model runs (Fig. 1a of the paper).
 
-Whatever the variant, a layer's output is a sum over the stage's layers, o^t = sum_{s<=t} w^{t,s} v^s + rest:
+Every variant's output is a weighted sum over the layers of the stage, o^t = sum_{s<=t} w^{t,s} v^s + rest:
 
-    base, MLA   w^{t,s} = softmax_s(q^t . k^s / sqrt(D))                   a head's rows sum to 1
-    linear      w^{t,s} = phi(q^t) . phi(k^s) / sum_r phi(q^t) . phi(k^r)  they do too
-    light       w^{t,t} = gate^t,  w^{t,s} = beta^t w^{t-1,s}              the product of betas times the gate of s
+    base, MLA   w^{t,s} = softmax_s(q^t . k^s / sqrt(D))                   each row sums to 1
+    linear      w^{t,s} = phi(q^t) . phi(k^s) / sum_r phi(q^t) . phi(k^r)  each row sums to 1
+    light       w^{t,t} = gate^t,  w^{t,s} = beta^t w^{t-1,s}              beta^t scales o^{t-1} inside o^t
 
-For light beta is how much of o^{t-1} the history term lets into o^t, by channel. With previous="output" it is lambda,
-and there is no rest. With previous="shortcut" the history is the block's identity path, y^{t-1} = x^{t-1} + branch of
-o^{t-1}: then beta is lambda times the scale of the norm that o^{t-1} passed on the way, with the statistics of this
-image, and what the identity path carries besides o^{t-1} is the rest. A branch that is still an identity (its norm
-starts at zero) hands nothing on, so beta is 0 there.
+With previous="output", beta is lambda and there is no rest. With previous="shortcut", o^{t-1} reaches layer t through
+a norm: beta is lambda times that norm's scale on this image, and the rest is what else the identity path carries. A
+branch whose norm is still at its initial zero passes nothing on, so beta is 0.
 """
 
-from collections.abc import Callable
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mrla_mm.analysis.listening import BranchListener, attended_map
 from mrla_mm.attention import (
     MLA,
     LayerAttention,
@@ -31,7 +28,9 @@ from mrla_mm.attention import (
 )
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.errors import InputError
-from mrla_mm.ops import expand_heads, feature_map, global_average, light_gate, softmax_scores
+from mrla_mm.ops import feature_map, global_average, light_gate, softmax_scores
+
+VARIANTS = (MRLALight, LinearRLA, MLA, MRLABase)
 
 
 class StageScores(NamedTuple):
@@ -39,8 +38,8 @@ class StageScores(NamedTuple):
 
     Attributes:
         kind: the variant's class.
-        layers: names of the residual branches in the model, in the order of the layers.
-        weights: (G, T, T); row t, column s is what layer t gives layer s, NaN where s > t.
+        layers: names of the residual branches in the model, in order.
+        weights: (G, T, T); row t, column s is the weight that layer t gives layer s, NaN where s > t.
     """
 
     kind: str
@@ -49,162 +48,181 @@ class StageScores(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What a layer did, and all that its successor's weights need."""
+    """A layer's branch, its pooled input (B, C), its output (B, C, H, W) and its weights, one for each layer so far."""
 
     branch: LayerAttentionResidual
+    pooled: Tensor
+    out: Tensor
     weights: list[Tensor]
-    keys: list[Tensor]
-    output: Tensor
-    out: Tensor | None
 
 
-class LayerAttentionRecorder(BranchListener):
-    """Record the weights that every layer of a model gives the values of its stage, as the model runs inside.
+class BranchRecorder:
+    """Context manager that calls `on_forward` after each layer attention of a model.
 
     Attributes:
-        last: weights of each layer by the name of its branch, for the last batch: a list over the layers up to this
-            one, each broadcastable to the values (B, C, H, W).
+        branches: the residual branches that are recorded, by name; others are left out with a warning.
+        stage_names: names of the branches of each stage, in the order in which they ran.
 
     Raises:
-        InputError: the model has no layer attention, or one whose weights this does not know.
+        InputError: the model has no branch to record.
+    """
 
-    Example:
-        >>> import torch
-        >>> from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
-        >>> from mrla_mm.backbones import MRLAResNet
-        >>> backbone = MRLAResNet(50, layer_attention=dict(type="MRLABase")).eval()
-        >>> with torch.no_grad(), LayerAttentionRecorder(backbone) as recorder:
-        ...     _ = backbone(torch.rand(1, 3, 64, 64))
-        >>> [tuple(stage.weights.shape) for stage in recorder.stages()]
-        [(8, 3, 3), (16, 4, 4), (32, 6, 6), (64, 3, 3)]
+    def __init__(self, model: nn.Module) -> None:
+        found = {name: module for name, module in model.named_modules() if isinstance(module, LayerAttentionResidual)}
+        self.branches = {name: branch for name, branch in found.items() if self.supports(branch.attention)}
+        unknown = {type(branch.attention).__name__ for name, branch in found.items() if name not in self.branches}
+        if unknown:
+            kinds = ", ".join(sorted(unknown))
+            warnings.warn(f"{type(self).__name__} cannot record {kinds}: these layers are left out", stacklevel=2)
+        if not self.branches:
+            raise InputError(f"{type(model).__name__} has no layer attention that {type(self).__name__} can record")
+        self.stage_names: list[list[str]] = []
+        self._handles = []
+
+    def __enter__(self) -> "BranchRecorder":
+        """Register the hooks."""
+        for name, branch in self.branches.items():
+            self._handles.append(branch.attention.register_forward_hook(self._make_hook(name, branch)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @staticmethod
+    def supports(attention: nn.Module) -> bool:
+        """Whether a layer attention can be recorded."""
+        raise NotImplementedError
+
+    def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
+        """Record a layer from the map x (B, C, H, W) that its attention took and the map it returned."""
+        raise NotImplementedError
+
+    def _make_hook(self, name, branch):
+        def hook(attention, args, result):
+            if not any(name in stage for stage in self.stage_names):
+                if attention.first_in_stage or not self.stage_names:
+                    self.stage_names.append([])
+                self.stage_names[-1].append(name)
+            with torch.no_grad():
+                self.on_forward(name, branch, args[0], result[0])
+
+        return hook
+
+
+class LayerAttentionRecorder(BranchRecorder):
+    """Record the weights that each layer gives the layers of its stage.
+
+    Attributes:
+        last: a layer's weights for the last batch, by branch name: one tensor for each layer up to this one,
+            broadcastable to (B, C, H, W).
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        for branch in self.branches.values():
-            if weigher(branch.attention) is None:
-                raise InputError(f"the weights of {type(branch.attention).__name__} are not known; add them to weigher")
         self.last: dict[str, list[Tensor]] = {}
         self._sums: dict[str, Tensor] = {}
         self._images: dict[str, int] = {}
-        self._previous: Layer | None = None
+        self._stage: list[Layer] = []
+        self._history_tokens: Tensor | None = None
+
+    def __enter__(self) -> "LayerAttentionRecorder":
+        """Register the hooks, those on the norms of the history too."""
+        for branch in self.branches.values():
+            if getattr(branch, "history_norm", None) is not None:
+                self._handles.append(branch.history_norm.register_forward_pre_hook(self._keep_history))
+        return super().__enter__()
+
+    def _keep_history(self, norm, args):
+        self._history_tokens = args[0]
+
+    @staticmethod
+    def supports(attention: nn.Module) -> bool:
+        """Whether the weights are known: a variant of ours, or a subclass that keeps its forward."""
+        return any(isinstance(attention, cls) and type(attention).forward is cls.forward for cls in VARIANTS)
 
     def stages(self) -> list[StageScores]:
         """Return the mean scores of each stage over all images so far, in the order in which the stages ran."""
-        return [self._stage(names) for names in self.stage_names]
+        found = []
+        for names in self.stage_names:
+            attention = self.branches[names[0]].attention
+            weights = torch.full((attention.heads, len(names), len(names)), torch.nan)
+            for index, name in enumerate(names):
+                weights[:, index, : index + 1] = (self._sums[name] / self._images[name]).cpu()
+            found.append(StageScores(type(attention).__name__, tuple(names), weights))
+        return found
 
-    def _stage(self, names: list[str]) -> StageScores:
-        attention = self.branches[names[0]].attention
-        weights = torch.full((attention.heads, len(names), len(names)), torch.nan)
-        for index, name in enumerate(names):
-            weights[:, index, : index + 1] = (self._sums[name] / self._images[name]).cpu()
-        return StageScores(type(attention).__name__, tuple(names), weights)
-
-    def hear(self, name: str, branch: LayerAttentionResidual, given: dict, result: tuple) -> None:
+    def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
         """Add a layer's weights to the sums."""
-        attention = branch.attention
-        self._previous = look(branch, given, result, None if attention.first_in_stage else self._previous)
-        weights = self._previous.weights
-        batch = self._previous.output.shape[0]
-        per_head = torch.stack([head_means(weight, attention.heads).expand(batch, -1) for weight in weights], -1)
-        self._sums[name] = self._sums.get(name, 0) + per_head.double().sum(0)
-        self._images[name] = self._images.get(name, 0) + batch
+        attention, pooled = branch.attention, global_average(x)
+        earlier = [] if attention.first_in_stage else self._stage
+        if isinstance(attention, MRLALight):
+            weights = light_weights(attention, pooled, earlier, self._history_scale(branch, earlier, x))
+        else:
+            weights = softmax_weights(attention, pooled, earlier)
+        self._stage = [*earlier, Layer(branch, pooled, out, weights)]
         self.last[name] = weights
+        per_head = [w.mean((2, 3)).unflatten(1, (attention.heads, -1)).mean(-1).expand(len(x), -1) for w in weights]
+        self._sums[name] = self._sums.get(name, 0) + torch.stack(per_head, -1).double().sum(0)  # (G, t)
+        self._images[name] = self._images.get(name, 0) + len(x)
 
-    def forget(self) -> None:
-        """Drop the last layer."""
-        self._previous = None
-
-
-def look(branch: LayerAttentionResidual, given: dict, result: tuple, previous: Layer | None) -> Layer:
-    """Work out a layer's weights from what its branch was given, what it returned and the layer before it."""
-    output, memory = result
-    shortcut = given["shortcut"]
-    attention, seen = branch.attention, attended_map(branch, given)
-    if isinstance(attention, MRLALight):
-        share = None if previous is None else carried(branch, shortcut, previous, given.get("grid"))
-        weights, keys = light_weights(attention, seen, share, previous), []
-        needs_out = isinstance(branch.norm, nn.GroupNorm) and not isinstance(branch, TokenAttentionResidual)
-        out = attention(seen, shortcut, given.get("memory"))[0] if needs_out else None
-        return Layer(branch, weights, keys, output, out)
-    scores, keys = weigher(attention)(attention, seen, memory, previous)  # (B, G, t)
-    return Layer(branch, [expand_heads(score, seen) for score in scores.unbind(-1)], keys, output, None)
+    def _history_scale(self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor) -> Tensor | float:
+        """Return the factor of the last layer's output in the history of MRLA-light, before lambda."""
+        if branch.attention.previous != "shortcut" or not earlier:
+            return 0.0 if branch.attention.previous == "none" else 1.0
+        if isinstance(branch, TokenAttentionResidual):
+            return to_map(norm_scale(branch.history_norm, self._history_tokens), tuple(x.shape[2:]))
+        return norm_scale(earlier[-1].branch.norm, earlier[-1].out)
 
 
-def weigher(attention: LayerAttention) -> Callable | None:
-    """Return what computes a variant's weights, or None for a variant that is not known."""
-    known = {MRLALight: light_weights, LinearRLA: linear_scores, MLA: mla_scores, MRLABase: base_scores}
-    return next((function for cls, function in known.items() if isinstance(attention, cls)), None)
+def per_channel(score: Tensor, attention: LayerAttention) -> Tensor:
+    """Repeat a score for the channels of its head: (B, G) -> (B, C, 1, 1)."""
+    return score.repeat_interleave(attention.channels // attention.heads, 1)[:, :, None, None]
 
 
-def base_scores(attention, x, memory, previous) -> tuple[Tensor, list[Tensor]]:
-    """Scores (B, G, t) of MRLA-base from the keys in its memory."""
-    return softmax_scores(attention.query_and_key(x)[0], memory.keys), []
-
-
-def mla_scores(attention, x, memory, previous) -> tuple[Tensor, list[Tensor]]:
-    """Scores (B, G, t) of MLA, whose layer makes the keys of all earlier ones anew."""
-    keys = [attention.project_key(global_average(earlier)) for earlier in memory.maps]
-    return softmax_scores(attention.query_and_key(x)[0], keys), []
-
-
-def linear_scores(attention, x, memory, previous) -> tuple[Tensor, list[Tensor]]:
-    """Scores (B, G, t) of linearised layer attention, whose memory has forgotten the single keys."""
-    query, key = attention.query_and_key(x)
-    keys = [*(previous.keys if previous else ()), key]
-    scores = torch.stack([(feature_map(query) * feature_map(k)).sum(-1) for k in keys], -1)
-    return scores / scores.sum(-1, keepdim=True), keys
-
-
-def light_weights(attention: MRLALight, x: Tensor, share: Tensor | None, previous: Layer | None) -> list[Tensor]:
-    """Weights of MRLA-light: its own gate, and beta times the weights of the layer before."""
-    gate = light_gate(*attention.query_and_key(x)) if attention.gated else x.new_ones(len(x), attention.heads)
-    gate = expand_heads(gate, x)  # (B, C, 1, 1)
-    if previous is None:
-        return [gate]
-    if share is None:
-        return [*(torch.zeros_like(weight) for weight in previous.weights), gate]
-    beta = share if attention.history_scale is None else share * attention.history_scale[:, None, None]
-    return [*(beta * weight for weight in previous.weights), gate]
-
-
-def carried(
-    branch: LayerAttentionResidual, shortcut: Tensor, previous: Layer, grid: tuple[int, int] | None
-) -> Tensor | None:
-    """Share of the last layer's o that is in the history, broadcastable to (B, C, H, W); None for no share."""
-    attention = branch.attention
-    if attention.previous == "output":
-        return shortcut.new_ones(1, 1, 1, 1)
-    same = shortcut is previous.output or (
-        shortcut.shape == previous.output.shape and torch.equal(shortcut, previous.output)
-    )
-    if attention.previous == "none" or not same:
-        return None
-    if isinstance(branch, TokenAttentionResidual):
-        return to_map(layer_norm_scale(branch.history_norm, shortcut)[:, branch.extra_tokens :], grid)
-    return map_norm_scale(previous.branch.norm, previous.out)
-
-
-def layer_norm_scale(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
-    """Factor of each token's channels in a layer norm, with the token's statistics: (B, N, C) -> (B, N, C)."""
-    if not isinstance(norm, nn.LayerNorm):
-        raise InputError(f"the scale of {type(norm).__name__} over tokens is not known; LayerNorm is")
-    scale = torch.rsqrt(tokens.var(-1, keepdim=True, correction=0) + norm.eps)
-    return scale * norm.weight if norm.weight is not None else scale.expand_as(tokens)
-
-
-def map_norm_scale(norm: nn.Module, x: Tensor | None) -> Tensor:
-    """Factor of each channel in a norm of maps: (B, C, H, W) -> (B or 1, C, 1, 1), group norm with x's statistics."""
-    if isinstance(norm, nn.modules.batchnorm._BatchNorm) and not norm.training and norm.running_var is not None:
-        scale = torch.rsqrt(norm.running_var + norm.eps)[None]  # (1, C)
-    elif isinstance(norm, nn.GroupNorm):
-        groups = x.unflatten(1, (norm.num_groups, -1)).var((2, 3, 4), correction=0)  # (B, groups)
-        scale = torch.rsqrt(groups + norm.eps).repeat_interleave(x.shape[1] // norm.num_groups, 1)  # (B, C)
+def softmax_weights(attention: LayerAttention, pooled: Tensor, earlier: list[Layer]) -> list[Tensor]:
+    """Weights of a layer whose scores over the stage sum to 1; only MLA applies its own f_K to earlier layers."""
+    query = attention.project_query(pooled)  # (B, G, D)
+    makers = [attention if isinstance(attention, MLA) else layer.branch.attention for layer in earlier]
+    keys = [maker.project_key(layer.pooled) for maker, layer in zip(makers, earlier, strict=True)]
+    keys.append(attention.project_key(pooled))
+    if isinstance(attention, LinearRLA):
+        products = torch.stack([(feature_map(query) * feature_map(key)).sum(-1) for key in keys], -1)
+        scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
     else:
-        raise InputError(f"the scale of {type(norm).__name__} is not known here; evaluate batch norm or use group norm")
-    return (scale if norm.weight is None else scale * norm.weight)[:, :, None, None]
+        scores = softmax_scores(query, keys)  # (B, G, t)
+    return [per_channel(score, attention) for score in scores.unbind(-1)]
 
 
-def head_means(weight: Tensor, heads: int) -> Tensor:
-    """Average a weight over the grid and the channels of each head: (B, C, h, w) -> (B, G)."""
-    return weight.mean((2, 3)).unflatten(1, (heads, -1)).mean(-1)
+def light_weights(
+    attention: MRLALight, pooled: Tensor, earlier: list[Layer], history_scale: Tensor | float
+) -> list[Tensor]:
+    """Weights of MRLA-light: its own gate, and beta times the weights of the layer before."""
+    gate = pooled.new_ones(len(pooled), attention.heads)
+    if attention.gated:
+        gate = light_gate(attention.project_query(pooled), attention.project_key(pooled))
+    gate = per_channel(gate, attention)
+    if not earlier:
+        return [gate]
+    beta = history_scale if attention.history_scale is None else history_scale * attention.history_scale[:, None, None]
+    return [*(beta * weight for weight in earlier[-1].weights), gate]
+
+
+def norm_scale(norm: nn.Module, x: Tensor) -> Tensor:
+    """Return what a norm multiplies x by after it subtracts the mean, broadcastable to x.
+
+    Raises:
+        InputError: neither LayerNorm, GroupNorm nor a batch norm in eval mode.
+    """
+    if isinstance(norm, nn.LayerNorm):  # tokens (B, N, C)
+        return torch.rsqrt(x.var(-1, keepdim=True, correction=0) + norm.eps) * norm.weight
+    if isinstance(norm, nn.GroupNorm):
+        variance = x.unflatten(1, (norm.num_groups, -1)).var((2, 3, 4), correction=0)  # (B, groups)
+        variance = variance.repeat_interleave(norm.num_channels // norm.num_groups, 1)  # (B, C)
+    elif isinstance(norm, nn.modules.batchnorm._BatchNorm) and not norm.training:
+        variance = norm.running_var[None]  # (1, C)
+    else:
+        raise InputError(f"the scale of {type(norm).__name__} is not known; use group norm, or batch norm in eval mode")
+    return (torch.rsqrt(variance + norm.eps) * norm.weight)[:, :, None, None]

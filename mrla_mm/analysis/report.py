@@ -1,218 +1,107 @@
-"""The report of a training run: one page of HTML with what it did, what it finds and what it gets wrong."""
+"""The report of a training run: one page of HTML that opens offline, with neither scripts nor links."""
 
+import base64
+import io
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
 
 import cv2
-import mmcv
 import numpy as np
-import torch
-from mmdet.structures import DetDataSample
-from mmengine.structures import InstanceData
+from matplotlib.figure import Figure
+from mmengine.config import Config
 
-from mrla_mm.analysis import html_page as html
-from mrla_mm.analysis import report_plots
-from mrla_mm.analysis.coco_results import SIZES, DetectionSet, class_figures, evaluate, size_counts, summary
-from mrla_mm.analysis.confusion import confused_pairs, confusion_matrix
-from mrla_mm.analysis.error_breakdown import BACKGROUND, FOREGROUND, KINDS, error_breakdown
-from mrla_mm.analysis.gallery import compare
-from mrla_mm.analysis.plots import AP_LABELS, draw_runs, draw_training_curves
-
-MAX_EPOCH_ROWS = 60
-GALLERY_WIDTH = 960
-SHORT = {"bbox": "box", "segm": "mask"}
-MEANING = {
-    "classification": "well placed, on an object of another class",
-    "localisation": f"on an object of its class, but with an IoU of only {BACKGROUND} to {FOREGROUND}",
-    "both": "badly placed, on an object of another class",
-    "duplicate": "on an object of its class that a better-scoring detection has",
-    "background": f"where there is no object (IoU below {BACKGROUND})",
-    "missed": "objects without a detection, and without one that is only badly placed or of another class",
-}
+STYLE = """
+:root { color-scheme: light dark; --line: #8886; --soft: #8882 }
+body { margin: 0 auto; padding: 1.5rem; max-width: 75rem; font: 16px/1.5 system-ui, sans-serif }
+h2 { margin-top: 2.4rem; padding-top: .6rem; border-top: 1px solid var(--line) } nav a { margin-right: 1rem }
+table { border-collapse: collapse; font-size: .9rem } th, td { padding: .2rem .7rem; text-align: right;
+  border-bottom: 1px solid var(--line) } th { background: var(--soft) }
+th:first-child, td:first-child { text-align: left } .scroll, pre { overflow: auto; max-height: 34rem }
+figure { margin: .8rem 0 } img { max-width: 100%; background: #fff } figcaption { font-size: .85rem }
+pre { background: var(--soft); padding: 1rem; font-size: .8rem }
+"""
 
 
-def training_sections(facts: Mapping[str, str], config_text: str, train: list[dict], val: list[dict]) -> list:
-    """Return run facts, curves and AP by epoch."""
-    config = html.details("the whole config", f"<pre>{escape(config_text)}</pre>")
-    curves = html.figure_html(draw_training_curves(train, val), "losses, learning rate and validation")
-    return [
-        ("Run", html.facts_table(facts) + config),
-        ("Training curves", curves),
-        ("AP by epoch", html.table(epoch_rows(val), best=metric_columns(val))),
-    ]
-
-
-def epoch_rows(val: list[dict]) -> list[dict]:
-    """Return the metrics of each validation; of very many, evenly spread ones and the last."""
-    metrics = metric_columns(val)
-    step = -(-len(val) // MAX_EPOCH_ROWS) if val else 1
-    kept = val[::-1][::step][::-1]
-    return [
-        {"epoch": record["step"]} | {name: float(record.get(f"coco/{key}", np.nan)) for name, key in metrics.items()}
-        for record in kept
-    ]
-
-
-def metric_columns(val: list[dict]) -> dict[str, str]:
-    """Return the metrics that validations have, by their name in the table."""
-    keys = dict.fromkeys(key.removeprefix("coco/") for record in val for key in record if key.startswith("coco/"))
-    return {metric_name(key): key for key in keys if not key.endswith("_copypaste")}
-
-
-def metric_name(key: str) -> str:
-    """Return how a metric of mmdet is called in a table: bbox_mAP_s is "box AP small"."""
-    kind, _, rest = key.partition("_mAP")
-    size = {f"_{name[0]}": f" {name}" for name in SIZES}.get(rest, rest.replace("_", ""))
-    return f"{SHORT[kind]} AP{size}" if kind in SHORT else key
-
-
-def comparison_section(runs: Mapping[str, tuple[list[dict], list[dict]]]) -> tuple[str, str]:
-    """Return the curves of several runs on the same axes, and where they end."""
-    rows = []
-    for name, (train, val) in runs.items():
-        row = {"run": name, "iterations": train[-1]["step"], "loss at the end": float(train[-1]["loss"])}
-        for metric in ("bbox_mAP", "bbox_mAP_50", "segm_mAP"):
-            values = [float(record[f"coco/{metric}"]) for record in val if f"coco/{metric}" in record]
-            row[f"{AP_LABELS[metric]}, last"] = values[-1] if values else float("nan")
-            row[f"{AP_LABELS[metric]}, best"] = max(values, default=float("nan"))
-        rows.append(row)
-    return "Runs compared", html.figure_html(draw_runs(runs), "curves of all runs") + html.table(rows)
-
-
-def detection_sections(found: DetectionSet, images: Mapping[int, Path], meta: dict, *, limit: int, score_thr: float):
-    """Return what a detector finds and gets wrong.
-
-    Args:
-        found: ground truth and detections.
-        images: file of each image.
-        meta: "classes" and "palette" of the data set.
-        limit: pictures in the gallery.
-        score_thr: detections below it are left out of gallery and confusion matrix.
-    """
-    evaluations = {kind: evaluate(found, kind) for kind in found.results}
-    return [
-        ("Ground truth beside predictions", gallery(found, images, meta, limit=limit, score_thr=score_thr)),
-        ("AP and recall by size", size_section(found, evaluations)),
-        ("Classes", class_section(found, evaluations)),
-        ("Errors", error_section(found)),
-        ("Precision and recall", recall_section(found, evaluations)),
-        ("Confusion matrix", confusion_section(found, score_thr)),
-    ]
-
-
-def gallery(found: DetectionSet, images: Mapping[int, Path], meta: dict, *, limit: int, score_thr: float) -> str:
-    """Return images spread evenly over the data set, ground truth on the left, predictions on the right."""
-    there = [image_id for image_id in found.image_ids if image_id in images and Path(images[image_id]).is_file()]
-    if not there:
-        return "<p>The images of the data set are not where the config says.</p>"
-    chosen = sorted({round(index) for index in np.linspace(0, len(there) - 1, min(limit, len(there)))})
-    by_image: dict[int, list[dict]] = {there[index]: [] for index in chosen}
-    for one in found.results.get("segm", found.results["bbox"]):
-        if one["image_id"] in by_image:
-            by_image[one["image_id"]].append(one)
-    parts, faults = [], []
-    for image_id, detections in by_image.items():
-        image = read_image(images[image_id])
-        annotated = found.truth.imgs[image_id]
-        if image is None or image.shape[:2] != (annotated["height"], annotated["width"]):
-            what = "is no image that can be read" if image is None else "has another size than its annotations say"
-            faults.append(f"<p>{escape(str(images[image_id]))} {what}.</p>")
-            continue
-        truth = [one for one in found.truth.imgToAnns[image_id] if not one.get("iscrowd", 0)]
-        sample = DetDataSample(
-            gt_instances=as_instances(truth, found, image.shape[:2]),
-            pred_instances=as_instances(detections, found, image.shape[:2]),
-        )
-        picture = compare(image, sample, meta=meta, score_thr=score_thr)
-        parts.append(html.picture_html(picture, Path(images[image_id]).name, width=GALLERY_WIDTH))
-    note = f"<p>{len(parts)} of {len(found.image_ids)} images, predictions that score at least {score_thr}.</p>"
-    return f'{note}{"".join(faults)}<div class="gallery">{"".join(parts)}</div>'
-
-
-def read_image(path: Path) -> np.ndarray | None:
-    """Return an image (H, W, 3) in RGB, None for a file that is no image."""
-    try:
-        return mmcv.imread(str(path), channel_order="rgb")
-    except (cv2.error, OSError):
-        return None
-
-
-def as_instances(records: Sequence[dict], found: DetectionSet, size: tuple[int, int]) -> InstanceData:
-    """Return annotations or results in an image of a size (height, width) as mmdet draws them."""
-    label = {category: index for index, category in enumerate(found.category_ids)}
-    records = [one for one in records if one["category_id"] in label]
-    boxes = np.array([one["bbox"] for one in records], np.float32).reshape(-1, 4)
-    boxes[:, 2:] += boxes[:, :2]
-    boxes = boxes.clip(0, [size[1], size[0], size[1], size[0]]).astype(
-        np.float32
-    )  # the canvas grows with what is beyond
-    instances = InstanceData(
-        bboxes=torch.from_numpy(boxes), labels=torch.tensor([label[one["category_id"]] for one in records]).long()
-    )
-    if records and "score" in records[0]:
-        instances.scores = torch.tensor([one["score"] for one in records])
-    if records and "segm" in found.results and all(one.get("segmentation") for one in records):
-        masks = [found.truth.annToMask(one) for one in records]
-        instances.masks = torch.from_numpy(np.stack(masks).astype(bool))
-    return instances
-
-
-def size_section(found: DetectionSet, evaluations: Mapping) -> str:
-    """Return AP and AR, by size too."""
-    rows = [{"": SHORT[kind], **summary(evaluation)} for kind, evaluation in evaluations.items()]
-    counts = ", ".join(f"{count:,} {size}" for size, count in size_counts(found).items())
-    return (
-        f"<p>{len(found.image_ids):,} images with {counts} objects (areas below 32², below 96² and above, in pixels); "
-        f"at most 100 detections an image and class.</p>{html.table(rows)}"
-    )
-
-
-def class_section(found: DetectionSet, evaluations: Mapping) -> str:
-    """Return the figures of each class, best first."""
-    parts = []
-    for kind, evaluation in evaluations.items():
-        rows = sorted(class_figures(evaluation, found), key=lambda row: -row["AP"] if row["AP"] == row["AP"] else 1)
-        parts.append(f"<h3>{SHORT[kind]} AP</h3>{html.table(rows, bar='AP')}")
-    return "".join(parts)
-
-
-def error_section(found: DetectionSet) -> str:
-    """Return how many errors of each kind there are and what they cost."""
-    breakdowns = {kind: error_breakdown(found, kind) for kind in found.results}
-    rows = []
-    for name in KINDS:
-        row = {"error": name}
-        for kind, errors in breakdowns.items():
-            row |= {f"number, {SHORT[kind]}": errors.counts[name], f"dAP50, {SHORT[kind]}": errors.gains[name]}
-        rows.append(row | {"meaning": MEANING[name]})
-    text = (
-        "<p>Every wrong detection is sorted by what is wrong with it, after TIDE (Bolya et al., 2020). dAP50 is what "
-        "AP50 would gain if an oracle mended the errors of this kind alone: moved the box, exchanged the class (the "
-        "best detection of an object stays), removed the detection, or did not ask for the missed object. Gains do not "
-        "add up to 1 - AP50, because errors hide each other.</p>"
+def page(title: str, subtitle: str, sections: Mapping[str, str]) -> str:
+    """Return a page of sections, HTML by heading, with links to them."""
+    links = "".join(f'<a href="#s{number}">{escape(name)}</a>\n' for number, name in enumerate(sections))
+    body = "".join(
+        f'<section id="s{number}"><h2>{escape(name)}</h2>\n{html}</section>\n'
+        for number, (name, html) in enumerate(sections.items())
     )
     return (
-        text
-        + html.figure_html(report_plots.plot_errors(breakdowns), "AP50 that each kind of error costs")
-        + html.table(rows)
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n"
+        f"<p>{escape(subtitle)}</p>\n<nav>{links}</nav>\n{body}</body></html>\n"
     )
 
 
-def recall_section(found: DetectionSet, evaluations: Mapping) -> str:
-    """Return precision-recall curves."""
-    figure = report_plots.plot_precision_recall(evaluations, found.classes)
-    return html.figure_html(figure, "precision against recall; the legend gives the mean precision of a curve, its AP")
+def table(rows: Sequence[Mapping], *, head: bool = True) -> str:
+    """Return a table with a column for each key of the first row; floats have three decimals, NaN is a dash."""
+    if not rows:
+        return "<p>none</p>"
+    lines = [f"<tr>{''.join(f'<th>{escape(str(key))}</th>' for key in rows[0])}</tr>"] if head else []
+    lines += [f"<tr>{''.join(f'<td>{escape(cell(value))}</td>' for value in row.values())}</tr>" for row in rows]
+    return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>\n'
 
 
-def confusion_section(found: DetectionSet, score_thr: float) -> str:
-    """Return the confusion matrix and the most frequent confusions."""
-    counts = confusion_matrix(found, score_thr=score_thr)
-    pairs = [
-        {"truth": truth, "predicted": predicted, "times": times}
-        for truth, predicted, times in confused_pairs(counts, found.classes)
+def cell(value: object) -> str:
+    """Return a value as text."""
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else f"{value:.3f}"
+    return str(value)
+
+
+def figure(content: Figure | np.ndarray, caption: str) -> str:
+    """Return a plot, or a picture (H, W, 3) uint8, RGB, as an image in the page."""
+    if isinstance(content, Figure):
+        kind, buffer = "png", io.BytesIO()
+        content.savefig(buffer, format="png", dpi=110)
+        data = buffer.getvalue()
+    else:
+        kind, data = "jpeg", cv2.imencode(".jpg", content[..., ::-1])[1].tobytes()
+    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    return f'<figure><img alt="" src="{source}"><figcaption>{escape(caption)}</figcaption></figure>\n'
+
+
+def run_facts(cfg: Config, train: Sequence[Mapping], val: Sequence[Mapping]) -> dict[str, str]:
+    """Return what was trained, how and on what, from the config and the records of `read_scalars`."""
+    backbone = cfg.model.get("backbone", {})
+    attention = backbone.get("layer_attention") or {}
+    optimizer = cfg.get("optim_wrapper", {}).get("optimizer", {})
+    times = sorted(record["time"] for record in train if "time" in record)
+    scores = [(record["coco/bbox_mAP"], record["step"]) for record in val if record.get("coco/bbox_mAP", -1) >= 0]
+    diverged = [record["step"] for record in train if not math.isfinite(record["loss"])]
+    provenance = cfg.get("provenance", {})
+    facts = {
+        "model": cfg.model.type,
+        "backbone": f"{backbone.get('type')} {backbone.get('depth', '')}".strip(),
+        "layer attention": ", ".join(f"{key}={value}" for key, value in attention.items()),
+        "epochs": f"{train[-1].get('epoch', '?')} of {cfg.get('train_cfg', {}).get('max_epochs', '?')}",
+        "iterations": str(train[-1]["step"]),
+        "batch size (one process)": str(cfg.get("train_dataloader", {}).get("batch_size", "")),
+        "optimizer": f"{optimizer.get('type')}, lr {optimizer.get('lr')}",
+        "time per iteration": f"{times[len(times) // 2]:.3f} s (median)" if times else "",
+        "peak GPU memory": f"{max((record.get('memory', 0) for record in train), default=0)} MB",
+        "best box AP in training": f"{max(scores)[0]:.3f} (epoch {max(scores)[1]})" if scores else "",
+        "losses that are not finite": f"{len(diverged)}, the first at iteration {diverged[0]}" if diverged else "",
+        "mrla_mm": f"{provenance.get('version', '')} {provenance.get('commit', '') or ''}".strip(),
+    }
+    return {name: text for name, text in facts.items() if text and text != "0 MB"}
+
+
+def epoch_rows(val: Sequence[Mapping]) -> list[dict]:
+    """Return the metrics of each validation, those of single classes left out."""
+    keys = dict.fromkeys(key for record in val for key in record if key.startswith("coco/"))
+    keys = [key for key in keys if not key.endswith(("_precision", "_copypaste"))]
+    return [
+        {"epoch": record["step"]} | {key.removeprefix("coco/"): float(record.get(key, math.nan)) for key in keys}
+        for record in val
     ]
-    text = f"<p>Boxes that score at least {score_thr}, matched to objects at an IoU of {FOREGROUND} or more.</p>"
-    plot = report_plots.plot_confusion(counts, found.classes)
-    figure = html.figure_html(plot, "which class was taken for which", dpi=140)
-    return text + figure + "<h3>Most frequent confusions</h3>" + html.table(pairs)
+
+
+def class_rows(metrics: Mapping[str, float]) -> list[dict]:
+    """Return the AP of each class, best first, from what mmdet's CocoMetric reports with classwise=True."""
+    found = {key[5:-10]: float(ap) for key, ap in metrics.items() if key.endswith("_precision") and key[:5] == "coco/"}
+    return [{"class": name, "AP": ap} for name, ap in sorted(found.items(), key=lambda item: -np.nan_to_num(item[1]))]

@@ -1,14 +1,16 @@
 """Layer attention over feature maps: the variants of the paper and the residual branch that holds one of them."""
 
 from mrla_mm.attention.base import LayerAttention, Memory, eca_kernel_size
+from mrla_mm.attention.fusion import Fusion, choose_fusion
 from mrla_mm.attention.light import LightMemory, MRLALight
 from mrla_mm.attention.linear import LinearMemory, LinearRLA
-from mrla_mm.attention.residual import LayerAttentionResidual, build_layer_attention
+from mrla_mm.attention.residual import LayerAttentionResidual
 from mrla_mm.attention.softmax import MLA, MLAMemory, MRLABase, SoftmaxMemory
 from mrla_mm.attention.tokens import TokenAttentionResidual
 
 __all__ = [
     "MLA",
+    "Fusion",
     "LayerAttention",
     "LayerAttentionResidual",
     "LightMemory",
@@ -20,6 +22,6 @@ __all__ = [
     "Memory",
     "SoftmaxMemory",
     "TokenAttentionResidual",
-    "build_layer_attention",
+    "choose_fusion",
     "eca_kernel_size",
 ]

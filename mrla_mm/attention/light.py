@@ -6,12 +6,9 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.arguments import FLAG, check_arguments, one_of
-from mrla_mm.attention.base import LayerAttention, Memory
+from mrla_mm.attention.base import LayerAttention, Memory, check_choice
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, LightWeights, light, light_attention, light_block_end, light_gate
-
-LIGHT_RULES = dict(previous=one_of("shortcut", "output", "none"), learnable_lambda=FLAG, gated=FLAG)
+from mrla_mm.ops import light_attention, light_gate
 
 
 class LightMemory(NamedTuple):
@@ -46,12 +43,10 @@ class MRLALight(LayerAttention):
         gated: bool = True,
         **kwargs: object,
     ) -> None:
-        own = dict(previous=previous, learnable_lambda=learnable_lambda, gated=gated)
-        check_arguments(own, LIGHT_RULES)
         super().__init__(channels, head_channels, **kwargs)
-        idle = [name for name in ("projection", "reduction", "kernel_size") if name in kwargs]
-        if idle and not gated:
-            raise InputError(f"gated=False leaves no query and key for {idle[0]}={kwargs[idle[0]]!r}; drop one of them")
+        check_choice("previous", previous, ("shortcut", "output", "none"))
+        if not gated and (unused := {"projection", "reduction", "kernel_size"} & kwargs.keys()):
+            raise InputError(f"gated=False leaves no query and key for {', '.join(unused)}; drop one of them")
         if previous == "none" and not learnable_lambda:
             raise InputError("learnable_lambda=False fixes the weight of a history that previous='none' drops")
         self.previous = previous
@@ -60,52 +55,26 @@ class MRLALight(LayerAttention):
             del self.query, self.key
         # An unused parameter would stop DistributedDataParallel, so lambda exists only where there is a history.
         has_history = previous == "shortcut" or (previous == "output" and not self.first_in_stage)
-        learned = has_history and learnable_lambda
-        self.history_scale = nn.Parameter(torch.ones(channels)) if learned else None
-
-    @property
-    def takes_affine(self) -> bool:
-        """Whether forward can do the residual branch's work: not where o becomes the memory, nor behind a GELU."""
-        return self.previous != "output" and not self.value_gelu
-
-    def forward(
-        self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None, affine: Affine | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Attend; the contract of `LayerAttention`. There is a memory only for previous="output"."""
-        history = self.history(shortcut, memory)
-        self.check(x, memory, *(() if history is None else (history,)))
-        if self.value_gelu:
-            gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
-            out = light_attention(self.project_value(x), gate, history, self.history_scale)  # (B, C, H, W)
-        else:
-            out = light(x, history, self.weights(), heads=self.heads, affine=affine)  # (B, C, H, W)
-        return out, LightMemory(out) if self.previous == "output" else None
-
-    @property
-    def takes_block_end(self) -> bool:
-        """Whether `end_block` computes what forward does: as `takes_affine`, unless forward is no longer this one."""
-        return self.takes_affine and getattr(self.forward, "__func__", None) is MRLALight.forward
-
-    def end_block(self, c: Tensor, shortcut: Tensor, affine: Affine, memory: None = None) -> tuple[Tensor, None]:
-        """Add, activate and attend as one function; the contract of `LayerAttention`."""
-        self.check(c, memory, shortcut)
-        options = dict(heads=self.heads, affine=affine, history=self.previous == "shortcut")
-        return light_block_end(c, shortcut, self.weights(), **options), None
+        self.history_scale = nn.Parameter(torch.ones(channels)) if has_history and learnable_lambda else None
 
     @property
     def uses_shortcut(self) -> bool:
         """Whether the block's shortcut enters the attention."""
         return self.previous == "shortcut"
 
-    def weights(self) -> LightWeights:
-        """Parameters as the operator takes them."""
-        query, key = (self.query.weight, self.key.weight) if self.gated else (None, None)
-        return LightWeights(query, key, None if self.value is None else self.value.weight, self.history_scale)
+    def forward(self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None) -> tuple[Tensor, Memory]:
+        """Attend; the contract of `LayerAttention`. There is a memory only for previous="output"."""
+        gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
+        history = self.history(shortcut, memory)  # (B, C, H, W)
+        out = light_attention(self.project_value(x), gate, history, self.history_scale)  # (B, C, H, W)
+        return out, self.memory(out)
 
     def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:
-        """Tensor (B, C, H, W) that lambda scales, or None."""
+        """Map (B, C, H, W) that lambda scales, or None."""
         if self.previous == "shortcut":
-            if shortcut is None:
-                raise InputError("previous='shortcut' needs the block's shortcut, got None")
             return shortcut
         return memory.output if memory is not None else None
+
+    def memory(self, out: Tensor) -> Memory:
+        """Memory that an output leaves."""
+        return LightMemory(out) if self.previous == "output" else None

@@ -6,7 +6,6 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention.base import LayerAttention
-from mrla_mm.errors import InputError
 from mrla_mm.ops import feature_map, linear_attention, linear_state
 
 
@@ -27,15 +26,9 @@ class LinearRLA(LayerAttention):
 
     def forward(self, x: Tensor, shortcut: Tensor, memory: LinearMemory | None = None) -> tuple[Tensor, LinearMemory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        self.check(x, memory)
         query, key = self.query_and_key(x)  # (B, G, D)
         value = self.project_value(x)  # (B, C, H, W)
-        kept = LinearMemory(linear_state(key, value), feature_map(key))
+        state, normaliser = linear_state(key, value), feature_map(key)
         if memory is not None:
-            if memory.state.shape != kept.state.shape:
-                raise InputError(
-                    f"memory of shape {tuple(memory.state.shape)} meets a layer of shape {tuple(kept.state.shape)}; "
-                    "layer attention needs one shape within a stage"
-                )
-            kept = LinearMemory(memory.state + kept.state, memory.normaliser + kept.normaliser)
-        return linear_attention(query, *kept).to(value.dtype), kept
+            state, normaliser = memory.state + state, memory.normaliser + normaliser
+        return linear_attention(query, state, normaliser).to(value.dtype), LinearMemory(state, normaliser)

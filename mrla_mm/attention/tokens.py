@@ -1,17 +1,19 @@
 """The residual branch over tokens: the one place where every transformer backbone calls layer attention."""
 
 import torch
+from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention.base import Memory
-from mrla_mm.attention.residual import LayerAttentionResidual, build_branch_norm, find_variant
-from mrla_mm.errors import InputError
+from mrla_mm.attention.fusion import choose_fusion
+from mrla_mm.attention.residual import LayerAttentionResidual, build_branch_norm
 
 
 def with_token_defaults(attention: dict) -> dict:
-    """Complete a variant's config with what it uses on tokens; a type that is no variant is left to its builder."""
-    cls = find_variant(attention.get("type")) if isinstance(attention, dict) else None
-    return attention if cls is None else {**cls.token_defaults, **attention}
+    """Complete a variant's config with what its class uses on tokens."""
+    kind = attention["type"]
+    kind = MODELS.get(kind) if isinstance(kind, str) else kind
+    return {**getattr(kind, "token_defaults", {}), **attention}
 
 
 def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -27,7 +29,7 @@ def to_tokens(feature_map: Tensor) -> Tensor:
 class TokenAttentionResidual(LayerAttentionResidual):
     """Layer attention over tokens as a residual branch (Algorithms 2 and 4).
 
-    With x the tokens a block puts out and s those it took in, extra tokens (class, distillation) first:
+    With x the tokens that a block returns and s those it took, extra tokens (class, distillation) first:
 
         n = norm(x)
         o, memory = attention(map of n's patches, map of history_norm(s)'s patches, memory)
@@ -45,9 +47,6 @@ class TokenAttentionResidual(LayerAttentionResidual):
         drop_path: probability to drop the branch for a sample in training; the block's own.
         zero_init: start the norms' weights at zero, else at one.
         first_in_stage: whether the layer starts a stage.
-
-    Raises:
-        InputError: for a value that cannot work, naming it.
     """
 
     def __init__(
@@ -70,16 +69,10 @@ class TokenAttentionResidual(LayerAttentionResidual):
             zero_init=zero_init,
             first_in_stage=first_in_stage,
         )
-        if extra_tokens < 0:
-            raise InputError(f"extra_tokens={extra_tokens} must not be negative")
         self.extra_tokens = extra_tokens
-        self.history_norm = build_branch_norm(norm_cfg, channels) if self.attention.uses_shortcut else None
-        self.reset_scale()
-
-    @property
-    def attention_defaults(self) -> dict[str, object]:
-        """Arguments of the attention where its config gives none."""
-        return {**super().attention_defaults, **self.attention.token_defaults}
+        uses_shortcut = getattr(self.attention, "uses_shortcut", False)
+        self.history_norm = build_branch_norm(norm_cfg, channels) if uses_shortcut else None
+        self.reset_zero_init()
 
     def forward(
         self, tokens: Tensor, shortcut: Tensor, memory: Memory = None, *, grid: tuple[int, int]
@@ -89,28 +82,11 @@ class TokenAttentionResidual(LayerAttentionResidual):
         Shapes:
             tokens, the block's output, and shortcut, its input, (B, E + H * W, C) with E extra tokens first; grid
             (H, W); memory as the attention defines it -> y (B, E + H * W, C) and the new memory.
-
-        Raises:
-            InputError: if the tokens do not fit the grid or the memory.
         """
         extra = self.extra_tokens
-        self.check_tokens(tokens, grid)
         normed = self.norm(tokens)
-        history = None
-        if self.history_norm is not None:
-            self.check_tokens(shortcut, grid)
-            history = to_map(self.history_norm(shortcut[:, extra:]), grid)  # (B, C, H, W)
-        out, memory = self.attention(to_map(normed[:, extra:], grid), history, memory)  # (B, C, H, W)
+        history = shortcut[:, extra:] if self.history_norm is None else self.history_norm(shortcut[:, extra:])
+        patches = to_map(normed[:, extra:], grid)  # (B, C, H, W)
+        out, memory = self.attend(choose_fusion(self, patches), patches, to_map(history, grid), memory)
         branch = torch.cat([normed[:, :extra], to_tokens(out)], dim=1) if extra else to_tokens(out)
         return tokens + self.drop_path(branch), memory
-
-    def check_tokens(self, tokens: Tensor, grid: tuple[int, int]) -> None:
-        """Raise InputError unless the tokens (B, E + H * W, C) fit the grid (H, W)."""
-        height, width = grid
-        channels, count = self.attention.channels, self.extra_tokens + height * width
-        if tokens.dim() != 3 or tuple(tokens.shape[1:]) != (count, channels):
-            raise InputError(
-                f"a {height} x {width} grid with {self.extra_tokens} extra tokens needs tokens of shape "
-                f"(B, {count}, {channels}), got {tuple(tokens.shape)}; pass the grid of the patches and build the "
-                "branch with the model's extra_tokens"
-            )

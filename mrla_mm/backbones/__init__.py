@@ -2,14 +2,12 @@
 
 from mrla_mm.backbones.ceit import CeiT, MRLACeiT
 from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet
-from mrla_mm.backbones.layer_decay import LayerDecayOptimWrapperConstructor
 from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
 from mrla_mm.backbones.vit import MRLAViT, ViT
 
 __all__ = [
     "CeiT",
-    "LayerDecayOptimWrapperConstructor",
     "MRLACeiT",
     "MRLAEfficientNet",
     "MRLAPVTv2",

@@ -10,53 +10,28 @@ from mmengine.registry import MODELS
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrla_mm.arguments import FLAG, MAP_NORM, PIXELS, check_arguments, naming, optional, whole
 from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
-from mrla_mm.backbones.norm_eval import evaluate_batch_norms
-from mrla_mm.backbones.transformer_arguments import check_arch, check_out_indices
 from mrla_mm.backbones.vit import MRLAViT, ViT
 from mrla_mm.errors import InputError
 
-STEM_STRIDE, PATCH = 4, 4  # of the convolutional stem, and of the patches cut from its maps
-OWN_PARTS = ("patch_size", "patch_cfg", "layer_cfgs", "pre_norm", "layer_scale_init_value", "with_dist_token")
-
-RULES = dict(
-    img_size=PIXELS,
-    in_channels=whole(1),
-    stem_channels=whole(1),
-    batch_norm_cfg=optional(MAP_NORM),
-    norm_eval=FLAG,
-)
-
-
-class ImageToTokens(nn.Sequential):
-    """Stem that turns an image into the map that patches are cut from: 7x7 convolution, batch norm, max pooling.
-
-    Shapes:
-        (B, in_channels, height, width) -> (B, channels, height / 4, width / 4), rounded up.
-    """
-
-    def __init__(self, in_channels: int, channels: int, norm_cfg: dict) -> None:
-        super().__init__(
-            ConvModule(in_channels, channels, 7, stride=2, padding=3, norm_cfg=norm_cfg, act_cfg=None),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        )
+STEM_STRIDE, PATCH = 4, 4  # stride of the convolutional stem, and side of the patches of its map
 
 
 class LocallyEnhancedFeedForward(BaseModule):
     """Feed-forward layer with a depthwise convolution over the patch tokens (LeFF, Sec. 3.3 of CeiT).
 
-    patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))), while extra tokens pass through; then drop
-    path and the identity. As in CeiT's released code no activation follows the last norm.
+    patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass through. Drop path and
+    the identity follow. As in CeiT's released code there is no activation after the last norm.
 
     Args:
         channels: C of the tokens.
         hidden_channels: channels between the two linear layers.
-        extra_tokens: number of tokens in front of the patches.
-        drop: probability to drop an element of the patches in training.
-        drop_path: probability to drop the layer for a sample in training.
+        extra_tokens: number of tokens before the patches.
+        drop: probability of dropping an element of the patches in training.
+        drop_path: probability of dropping the layer for a sample in training.
         norm_cfg: config of the batch norms.
     """
 
@@ -65,13 +40,12 @@ class LocallyEnhancedFeedForward(BaseModule):
         channels: int,
         hidden_channels: int,
         *,
-        extra_tokens: int = 1,
-        drop: float = 0.0,
-        drop_path: float = 0.0,
-        norm_cfg: dict | None = None,
+        extra_tokens: int,
+        drop: float,
+        drop_path: float,
+        norm_cfg: dict,
     ) -> None:
         super().__init__()
-        norm_cfg = norm_cfg or dict(type="BN")
         self.extra_tokens = extra_tokens
         self.conv1 = nn.Conv2d(channels, hidden_channels, 1)
         self.conv2 = nn.Conv2d(hidden_channels, hidden_channels, 3, padding=1, groups=hidden_channels)
@@ -84,16 +58,8 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, tokens: Tensor, identity: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Feed tokens (B, E + H * W, C) of a grid (H, W) forward and add them to the identity of the same shape.
-
-        Raises:
-            InputError: if the tokens do not fit the grid.
-        """
+        """Transform tokens (B, E + H * W, C) of a grid (H, W) and add them to the identity of the same shape."""
         extra = self.extra_tokens
-        if tokens.shape[1] != extra + grid[0] * grid[1]:
-            raise InputError(
-                f"{tokens.shape[1]} tokens do not fit a {grid[0]} x {grid[1]} grid with {extra} extra tokens"
-            )
         x = to_map(tokens[:, extra:], grid)  # (B, C, H, W)
         x = self.act(self.bn1(self.conv1(x)))  # (B, hidden, H, W)
         x = self.act(self.bn2(self.conv2(x)))
@@ -103,26 +69,25 @@ class LocallyEnhancedFeedForward(BaseModule):
 
 @MODELS.register_module()
 class CeiT(ViT):
-    """CeiT: a vision transformer with a convolutional stem, locally-enhanced feed-forward and class-token attention.
+    """CeiT: a vision transformer with convolutional stem, locally-enhanced feed-forward and class-token attention.
 
-    Takes images of any size and aspect and of at least 16 x 16 pixels; a patch covers 16 x 16 of them. The class token
-    that ``out_type="cls_token"`` puts out is the last block's after it attended to the class tokens of all blocks
-    (LCA, Sec. 3.4 of CeiT); other outputs need and have no LCA.
+    A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class token attends to
+    the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for other outputs.
 
     Args:
         arch: "ceit-tiny", "ceit-small", or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
-        img_size: pixels of the images the positional embedding is made for.
+        img_size: size in pixels of the images that the positional embedding is made for.
         in_channels: channels of the images.
         stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M parameters.
-        out_type: "cls_token", "featmap", "avg_featmap" or "raw", see mmpretrain's ``VisionTransformer``.
-        out_indices: see `ViT`; a class token has only the last block.
-        batch_norm_cfg: config of the batch norms of stem and feed-forward.
-        norm_eval: keep the batch norms in evaluation during training.
-        **kwargs: those of `ViT`, except what CeiT has parts of its own for.
+        out_type: see `ViT`.
+        out_indices: see `ViT`; a class token comes from the last block alone.
+        batch_norm_cfg: config of the batch norms of stem and feed-forward, by default ``dict(type="BN")``.
+        norm_eval: keep the batch norms in evaluation mode during training.
+        **kwargs: those of `ViT`.
 
     Raises:
-        InputError: for a value that cannot work, naming it.
+        InputError: for the class token of another block than the last.
 
     Example:
         >>> import torch
@@ -149,77 +114,61 @@ class CeiT(ViT):
         norm_eval: bool = False,
         **kwargs: object,
     ) -> None:
-        for name in OWN_PARTS:
-            if name in kwargs:
-                raise InputError(f"CeiT has parts of its own in place of {name}={kwargs[name]!r}; drop it")
-        settings = check_arch(arch, self.arch_zoo)
-        own = dict(img_size=img_size, in_channels=in_channels, stem_channels=stem_channels)
-        check_arguments({**own, "batch_norm_cfg": batch_norm_cfg, "norm_eval": norm_eval}, RULES)
-        depth, wants_class = settings["num_layers"], out_type == "cls_token"
-        if wants_class and check_out_indices(out_indices, depth) != [depth - 1]:
-            raise InputError(
-                f"out_indices={out_indices} with out_type='cls_token' must be the last block, where the class token "
-                "attends to all blocks; use out_type='featmap' for maps of several blocks"
-            )
-        pixels = to_2tuple(img_size)
         super().__init__(
             arch,
-            img_size=tuple(-(-side // STEM_STRIDE) for side in pixels),
+            img_size=tuple(-(-side // STEM_STRIDE) for side in to_2tuple(img_size)),
             patch_size=PATCH,
             in_channels=stem_channels,
             out_type=out_type,
-            out_indices=range(depth) if wants_class else out_indices,
+            out_indices=out_indices,
             **kwargs,
         )
-        self.img_size = pixels
-        self.in_channels = in_channels
-        batch_norm_cfg = dict(type="BN") if batch_norm_cfg is None else batch_norm_cfg
-        with naming(self, dict(batch_norm_cfg=batch_norm_cfg)):
-            self.stem = ImageToTokens(in_channels, stem_channels, batch_norm_cfg)
+        self.img_size = to_2tuple(img_size)
+        self.norm_eval = norm_eval
+        batch_norm_cfg = batch_norm_cfg or dict(type="BN")
+        self.stem = nn.Sequential(
+            ConvModule(in_channels, stem_channels, 7, stride=2, padding=3, norm_cfg=batch_norm_cfg, act_cfg=None),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )
         for layer in self.layers:
             layer.ffn = LocallyEnhancedFeedForward(
                 self.embed_dims,
-                settings["feedforward_channels"],
+                self.arch_settings["feedforward_channels"],
                 extra_tokens=self.num_extra_tokens,
                 drop=kwargs.get("drop_rate", 0.0),
-                drop_path=float(layer.attn.out_drop.drop_prob),
+                drop_path=layer.attn.out_drop.drop_prob,
                 norm_cfg=batch_norm_cfg,
             )
-        self.norm_eval = norm_eval
         self.lca = None
-        if wants_class:
-            self.final_norm, self.norms_class = False, self.final_norm  # the norm follows the LCA, not the last block
-            self.lca = TransformerEncoderLayer(
-                self.embed_dims,
-                settings["num_heads"],
-                settings["feedforward_channels"],
-                drop_rate=kwargs.get("drop_rate", 0.0),
-                qkv_bias=kwargs.get("qkv_bias", True),
-                norm_cfg=kwargs.get("norm_cfg", dict(type="LN", eps=1e-6)),
-            )
+        if out_type == "cls_token":
+            if self.out_indices != [self.num_layers - 1]:
+                raise InputError(f"out_indices={out_indices}: only the last block returns a class token, after the LCA")
+            self.out_indices = range(self.num_layers)  # the LCA takes them all
+            self.norm_class_token, self.final_norm = self.final_norm, False  # the norm follows the LCA
+            shared = {name: kwargs[name] for name in ("drop_rate", "qkv_bias", "norm_cfg") if name in kwargs}
+            self.lca = self.make_class_attention(**shared)
         self._freeze_stages()
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Put out what `out_type` says, one entry per index of `out_indices`; the shapes are those of `ViT`.
+    def make_class_attention(self, **kwargs: object) -> TransformerEncoderLayer:
+        """Build the LCA, a block over the class tokens of all blocks."""
+        return TransformerEncoderLayer(
+            self.embed_dims,
+            self.arch_settings["num_heads"],
+            self.arch_settings["feedforward_channels"],
+            **{"norm_cfg": dict(type="LN", eps=1e-6), **kwargs},
+        )
 
-        Raises:
-            InputError: if the image is smaller than a patch.
-        """
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return one output of type `out_type` for each of `out_indices`; see `ViT` for the shapes."""
         outs = super().forward(x)
         if self.lca is None:
             return outs
-        # The query of the last token alone matters. The others cost little: there is one token per block.
+        # Only the last token's query matters; the others cost little, with one token per block.
         token = self.lca(torch.stack(outs, dim=1))[:, -1]  # (B, C)
-        return (self.ln1(token) if self.norms_class else token,)
+        return (self.ln1(token) if self.norm_class_token else token,)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Cut an image into tokens behind the stem: (B, 3, height, width) -> (B, E + H * W, C) and (H, W)."""
-        patch = STEM_STRIDE * PATCH
-        if min(x.shape[2:]) < patch:
-            raise InputError(
-                f"an input of {x.shape[2]} x {x.shape[3]} pixels is smaller than a patch of {patch} x {patch}; "
-                "enlarge the images"
-            )
+        """Embed patches of the stem's map: (B, 3, height, width) -> (B, E + H * W, C) and (H, W)."""
         return super().embed(self.stem(x))
 
     def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
@@ -229,38 +178,32 @@ class CeiT(ViT):
         return layer.ffn(layer.ln2(x), x, grid), None
 
     def _freeze_stages(self) -> None:
-        """Freeze as `frozen_stages` says; the LCA and its norm together with the last block."""
+        """Freeze the stem with the embedding, and the LCA and the final norm with the last block."""
         super()._freeze_stages()
-        if self.frozen_stages < 0 or not hasattr(self, "lca"):  # the parent's constructor calls before there is a stem
+        if self.frozen_stages < 0 or not hasattr(self, "lca"):  # ViT's constructor calls this too
             return
         self.stem.eval().requires_grad_(False)
         if self.frozen_stages == self.num_layers and self.lca is not None:
-            for module in (self.lca, *([self.ln1] if self.norms_class else [])):
-                module.eval().requires_grad_(False)
+            self.lca.eval().requires_grad_(False)
+            if self.norm_class_token:
+                self.ln1.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> "CeiT":
-        """Switch mode; frozen parts stay in evaluation, and all batch norms if `norm_eval` says so."""
+        """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""
         super().train(mode)
-        if mode and self.norm_eval:
-            evaluate_batch_norms(self)
+        if self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         return self
-
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """Depth of a parameter for layer-wise learning rate decay; the stem comes first, the LCA last."""
-        if param_name.startswith(f"{prefix}stem."):
-            param_name = f"{prefix}patch_embed"
-        return super().get_layer_depth(param_name, prefix)
 
 
 @MODELS.register_module()
 class MRLACeiT(MRLAViT, CeiT):
-    """CeiT whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023; Algorithms 2 and 4).
+    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
 
-    Takes the arguments of `MRLAViT` for the layer attention and those of `CeiT` for the rest. Its 12 blocks are three
-    stages of four. The class tokens that meet in the LCA are those behind the layer attention of each block.
-
-    Raises:
-        InputError: for a value that cannot work, naming it.
+    Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA takes the class
+    tokens after each block's layer attention.
 
     Example:
         >>> import torch

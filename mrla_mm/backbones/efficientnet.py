@@ -1,4 +1,4 @@
-"""EfficientNet with layer attention after every block that has a shortcut, on mmdet's EfficientNet."""
+"""EfficientNet, plain and with layer attention after every block that has a shortcut, on mmdet's EfficientNet."""
 
 import torch
 from mmdet.models.backbones import EfficientNet
@@ -9,50 +9,19 @@ from mmengine.registry import MODELS
 from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.arguments import (
-    CONFIG,
-    FLAG,
-    INIT,
-    MAP_NORM,
-    RATE,
-    check_arguments,
-    check_keywords,
-    check_maps,
-    indices,
-    naming,
-    one_of,
-    optional,
-    whole,
-)
 from mrla_mm.attention import LayerAttentionResidual, Memory
-from mrla_mm.backbones.norm_eval import evaluate_batch_norms
-from mrla_mm.errors import InputError
-
-RULES = dict(
-    drop_path_rate=RATE,
-    conv_cfg=optional(CONFIG),
-    norm_cfg=MAP_NORM,
-    act_cfg=CONFIG,
-    init_cfg=INIT,
-    norm_eval=FLAG,
-    with_cp=FLAG,
-)
-
-
-def has_shortcut(block: InvertedResidual | EdgeResidual) -> bool:
-    """Whether a block of mmdet adds its input to its output; the two kinds call it by different names."""
-    return block.with_res_shortcut if isinstance(block, InvertedResidual) else block.with_residual
+from mrla_mm.weights import PretrainedBackbone
 
 
 class MRLAMBConv(BaseModule):
-    """MBConv (or fused MBConv of the EdgeTPU models) of mmdet with layer attention behind its shortcut.
+    """mmdet's MBConv (or fused MBConv of the EdgeTPU models), with layer attention if it has a shortcut.
 
-    It takes over the parts of a built block under their names, so plain EfficientNet weights load. A block without a
-    shortcut begins a stage: it has no layer attention and leaves no memory.
+    A block without a shortcut starts a stage: it has no layer attention and returns no memory. The block's modules
+    keep their names, so plain EfficientNet weights load.
 
     Args:
         block: the block of mmdet.
-        mrla: the layer attention's residual branch, None for a block without a shortcut.
+        mrla: the residual branch, None for a block without a shortcut.
     """
 
     def __init__(self, block: InvertedResidual | EdgeResidual, mrla: LayerAttentionResidual | None) -> None:
@@ -60,7 +29,7 @@ class MRLAMBConv(BaseModule):
         parts = {name: part for name, part in block.named_children() if name != "drop_path"}
         for name, part in parts.items():
             self.add_module(name, part)
-        self.part_names = tuple(parts)  # mmdet registers them in the order it runs them
+        self.part_names = tuple(parts)  # mmdet registers them in the order in which it runs them
         self.drop_path_rate = getattr(block.drop_path, "drop_prob", 0.0)
         self.with_cp = block.with_cp
         self.mrla = mrla
@@ -77,14 +46,13 @@ class MRLAMBConv(BaseModule):
             out = getattr(self, name)(out)
         if self.mrla is None:
             return out, None
-        keep = self.draw(x)
+        keep = self.draw_keep(x)
         return self.mrla(x + (out if keep is None else out * keep), x, memory, keep)
 
-    def draw(self, x: Tensor) -> Tensor | None:
-        """Draw which samples keep this block, 0 or 1 / (survival probability) each: (B, 1, 1, 1), None for all.
+    def draw_keep(self, x: Tensor) -> Tensor | None:
+        """Draw a factor (B, 1, 1, 1) per sample, 0 or 1 / (survival probability); None if nothing is dropped.
 
-        One draw serves the convolutions and their layer attention, which has nothing to attend to where the block is
-        dropped (App. B.1).
+        The block and its layer attention share it: a dropped block leaves nothing to attend to (App. B.1).
         """
         if not (self.training and self.drop_path_rate):
             return None
@@ -93,7 +61,7 @@ class MRLAMBConv(BaseModule):
 
 
 class MRLAMBConvLayer(Sequential):
-    """Blocks of one resolution; the memory lives until a block without a shortcut, where the width changes too."""
+    """Blocks that pass on a memory, which starts empty at every call and after a block without a shortcut."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -104,76 +72,48 @@ class MRLAMBConvLayer(Sequential):
 
 
 @MODELS.register_module()
-class PlainEfficientNet(EfficientNet):
-    """EfficientNet without layer attention that loads torchvision's weights, strictly and with a report.
+class PlainEfficientNet(PretrainedBackbone, EfficientNet):
+    """mmdet's EfficientNet, freezing from construction on and loading torchvision's weights too.
 
-    mmdet's takes those of mmpretrain alone. torchvision's pad every side alike and, up to B4, have norms of eps 1e-5:
-    they need ``conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5)``.
+    torchvision's weights need ``conv_cfg=dict(type="Conv2d")``, since they pad all sides alike, and up to B4
+    ``norm_cfg=dict(type="BN", eps=1e-5)``.
 
     Args:
-        arch: "b0" to "b8", or the EdgeTPU models "es", "em", "el", which torchvision does not have.
+        arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not have.
         **kwargs: those of mmdet's ``EfficientNet``.
-
-    Raises:
-        InputError: for an unknown arch, or more frozen stages than are built for `out_indices`.
     """
 
-    key_layout = "efficientnet"  # of the files its weights are published in, see mrla_mm.weights
+    key_layout = "efficientnet"  # the layout of published weight files, see mrla_mm.weights
 
     def __init__(self, arch: str = "b0", **kwargs: object) -> None:
-        check_keywords(type(self), kwargs)
-        check_arguments(dict(arch=arch), dict(arch=one_of(*self.arch_settings)))
-        depth = len(self.layer_settings[arch[:1]])
-        check_arguments(kwargs, RULES | dict(out_indices=indices(depth), frozen_stages=whole(0, depth)))
-        with naming(self, dict(arch=arch, **kwargs)):
-            super().__init__(arch, **kwargs)
-        if self.frozen_stages > len(self.layers):
-            raise InputError(
-                f"frozen_stages={self.frozen_stages} but out_indices={tuple(self.out_indices)} needs only "
-                f"{len(self.layers)} stages; freeze at most these"
-            )
+        super().__init__(arch, **kwargs)
         self.arch = arch
         self._freeze_stages()
 
     @property
     def unbuilt_parts(self) -> tuple[str, ...]:
-        """Beginnings of the keys of the layers behind the last of `out_indices`, which a whole model's file has."""
+        """Prefixes of the keys that a file of the whole model has for layers after the last of `out_indices`."""
         return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Put out the maps of `out_indices`: (B, 3, height, width) -> (B, C, H, W) each.
-
-        Raises:
-            InputError: if x is no such batch of images.
-        """
-        check_maps(x, 3)
-        return super().forward(x)
-
     def train(self, mode: bool = True) -> "PlainEfficientNet":
-        """Switch mode as mmdet's EfficientNet does, for every kind of batch norm, and return the module."""
+        """Switch mode as mmdet's EfficientNet does, and return the module, which mmdet's does not."""
         super().train(mode)
-        if mode and self.norm_eval:
-            evaluate_batch_norms(self)
         return self
 
 
 @MODELS.register_module()
 class MRLAEfficientNet(PlainEfficientNet):
-    """EfficientNet whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
+    """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
-    Layer attention follows the blocks that have a shortcut, and only those; it is dropped in training together with
-    its block (`drop_path_rate`). Checkpointing (`with_cp`) and freezing (`frozen_stages`, `norm_eval`) cover it as
-    they cover the block. A `norm_cfg` with requires_grad=False does not reach the branches, which would never learn.
+    Layer attention follows the blocks that have a shortcut, and only those, and is dropped in training together with
+    its block (`drop_path_rate`). `with_cp`, `frozen_stages` and `norm_eval` cover it as they cover the block; a
+    `norm_cfg` with requires_grad=False does not: behind a norm frozen at zero, layer attention would never learn.
 
     Args:
-        arch: "b0" to "b8", or the EdgeTPU models "es", "em", "el".
-        layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=8)`` by default.
-        zero_init_attention: start each branch as an exact identity, so that plain weights keep their meaning.
-        **kwargs: those of `PlainEfficientNet`.
-
-    Raises:
-        InputError: for an unknown arch or variant, heads that do not divide the channels of a stage, or more frozen
-            stages than are built for `out_indices`.
+        arch: see `PlainEfficientNet`.
+        layer_attention: config of the variant, by default ``dict(type="MRLALight", head_channels=8)``.
+        zero_init_attention: start each branch as an exact identity, so that plain weights keep their outputs.
+        **kwargs: those of mmdet's ``EfficientNet``.
 
     Example:
         >>> import torch
@@ -195,28 +135,27 @@ class MRLAEfficientNet(PlainEfficientNet):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
-        check_arguments(dict(zero_init_attention=zero_init_attention), dict(zero_init_attention=FLAG))
         super().__init__(arch, **kwargs)
-        default = dict(type="MRLALight", head_channels=8)
-        self.layer_attention = default if layer_attention is None else layer_attention
+        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
         self.zero_init_attention = zero_init_attention
-        # mmengine's list passes init_weights on to the branches; the first and last layers are single convolutions
+        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer are no blocks
         self.layers = ModuleList(
             self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer for layer in self.layers
         )
         self._freeze_stages()
 
     def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:
-        """Exchange the blocks of a layer for those with layer attention."""
+        """Replace the blocks of a layer by blocks with layer attention."""
         blocks, first_in_stage = [], True
         for block in layer:
-            mrla = self.make_branch(block, first_in_stage) if has_shortcut(block) else None
-            blocks.append(MRLAMBConv(block, mrla))
-            first_in_stage = mrla is None
+            # mmdet's two kinds of blocks name the same thing differently
+            has_shortcut = getattr(block, "with_res_shortcut", False) or getattr(block, "with_residual", False)
+            blocks.append(MRLAMBConv(block, self.make_branch(block, first_in_stage) if has_shortcut else None))
+            first_in_stage = not has_shortcut
         return MRLAMBConvLayer(*blocks)
 
     def make_branch(self, block: InvertedResidual | EdgeResidual, first_in_stage: bool) -> LayerAttentionResidual:
-        """Build the residual branch of a block; the block draws for both which samples to drop."""
+        """Build the residual branch of a block, without a drop path of its own."""
         *_, last = block.children()
         return LayerAttentionResidual(
             self.layer_attention,

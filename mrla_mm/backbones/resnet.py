@@ -1,65 +1,17 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
 from collections.abc import Callable
+from functools import partial
 
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, is_grad_enabled
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.arguments import (
-    CONFIG,
-    DICT,
-    FLAG,
-    INIT,
-    MAP_NORM,
-    RATE,
-    Rule,
-    check_arguments,
-    check_keywords,
-    check_maps,
-    indices,
-    is_list,
-    naming,
-    one_of,
-    optional,
-    whole,
-    wholes,
-)
 from mrla_mm.attention import LayerAttentionResidual, Memory
-from mrla_mm.backbones.normed_conv import normed, projected
-from mrla_mm.errors import InputError
-
-RESNET_RULES = dict(
-    attention_drop_path=RATE,
-    zero_init_attention=FLAG,
-    in_channels=whole(1),
-    stem_channels=optional(whole(2)),
-    base_channels=whole(1),
-    num_stages=whole(1, 4),
-    style=one_of("pytorch", "caffe"),
-    conv_cfg=optional(CONFIG),
-    norm_cfg=MAP_NORM,
-    dcn=optional(CONFIG),
-    init_cfg=INIT,
-    plugins=optional(Rule("a list of dicts", lambda value: is_list(value) and all(map(DICT.holds, value)))),
-    **dict.fromkeys(("deep_stem", "avg_down", "norm_eval", "with_cp", "zero_init_residual"), FLAG),
-)
-
-
-def per_stage(stages: int) -> dict[str, Rule]:
-    """Rules of the arguments that have something for each stage."""
-    return dict(
-        strides=wholes(1, stages),
-        dilations=wholes(1, stages),
-        out_indices=indices(stages),
-        frozen_stages=whole(-1, stages),
-        stage_with_dcn=Rule(
-            f"a list of {stages} flags",
-            lambda value: is_list(value) and len(value) == stages and all(map(FLAG.holds, value)),
-        ),
-    )
+from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
+from mrla_mm.weights import PretrainedBackbone
 
 
 class _MRLABlock:
@@ -78,32 +30,14 @@ class _MRLABlock:
         return self._forward(x, memory)
 
     def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        shortcut = x if self.downsample is None else projected(self.downsample, x)
-        last = self.num_convs
-        for step in range(1, last):
-            x = self.relu(normed(self.conv(step), self.norm(step), x))
-            x = self.run_plugins(x, step)
-        x = self.run_plugins(normed(self.conv(last), self.norm(last), x), last)
-        if self.mrla.can_end_block(x, shortcut, self.relu):
-            return self.mrla.end_block(x, shortcut, memory)
-        return self.mrla(self.relu(x + shortcut), shortcut, memory)
-
-    def conv(self, step: int) -> nn.Module:
-        """Convolution of a step, counted from 1."""
-        return getattr(self, f"conv{step}")
-
-    def norm(self, step: int) -> nn.Module:
-        """Norm behind a convolution."""
-        return getattr(self, f"norm{step}")
-
-    def plugins_behind(self, step: int) -> list[str]:
-        """Names of the plugins that mmdet's block built behind a convolution."""
-        return getattr(self, f"after_conv{step}_plugin_names") if self.plugins else []
-
-    def run_plugins(self, x: Tensor, step: int) -> Tensor:
-        """Run the plugins behind a convolution, if any."""
-        names = self.plugins_behind(step)
-        return self.forward_plugin(x, names) if names else x
+        shortcut = x if self.downsample is None else run_downsample(self.downsample, x)
+        for step in range(1, self.num_convs + 1):
+            x = conv_bn(getattr(self, f"conv{step}"), getattr(self, f"norm{step}"), x)
+            if step < self.num_convs:
+                x = self.relu(x)
+            if self.plugins and (names := getattr(self, f"after_conv{step}_plugin_names")):
+                x = self.forward_plugin(x, names)
+        return self.mrla.forward_add_relu(x, shortcut, self.relu, memory)
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
@@ -120,18 +54,18 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
 
 
 class MRLAResLayer(ResLayer):
-    """Stage of blocks; its memory starts empty at every call and lives for that call.
+    """Stage of a ResNet: its blocks pass on a memory, which starts empty at every call.
 
     Args:
-        make_branch: builds a block's residual branch from its channels and whether it is the stage's first.
-        **kwargs: those of mmdet's ``ResLayer``, with a block class that has layer attention.
+        make_branch: builds the residual branch of a block, given its channels and `first_in_stage`.
+        **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
     """
 
-    def __init__(self, *, make_branch: Callable[[int, bool], LayerAttentionResidual], **kwargs: object) -> None:
+    def __init__(self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object) -> None:
         super().__init__(**kwargs)
         channels = kwargs["planes"] * self.block.expansion
         for index, block in enumerate(self):
-            block.mrla = make_branch(channels, index == 0)
+            block.mrla = make_branch(channels, first_in_stage=index == 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -142,24 +76,19 @@ class MRLAResLayer(ResLayer):
 
 
 @MODELS.register_module()
-class MRLAResNet(ResNet):
-    """ResNet whose blocks query what the earlier blocks of their stage saw (MRLA, ICLR 2023).
+class MRLAResNet(PretrainedBackbone, ResNet):
+    """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
-    Takes every argument of mmdet's ``ResNet``. Activation checkpointing (`with_cp`) and freezing (`frozen_stages`,
-    `norm_eval`) cover the layer attention of a block as they cover the block. A `norm_cfg` with requires_grad=False
-    does not reach the branches, which would never learn.
+    `with_cp`, `frozen_stages` and `norm_eval` cover a block's layer attention as they cover the block. A `norm_cfg`
+    with requires_grad=False does not: behind a norm frozen at zero, layer attention would never learn.
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        layer_attention: config of the variant, ``dict(type="MRLALight", head_channels=32)`` by default.
-        attention_drop_path: probability to drop the layer attention of a block, and nothing else, for a sample in
+        layer_attention: config of the variant, by default ``dict(type="MRLALight", head_channels=32)``.
+        attention_drop_path: probability of dropping the layer attention of a block, and nothing else, for a sample in
             training: 0.2 for ImageNet (App. B.1), 0 for COCO.
-        zero_init_attention: start each branch as an exact identity, so that plain ResNet weights keep their meaning.
+        zero_init_attention: start each branch as an exact identity, so that plain ResNet weights keep their outputs.
         **kwargs: those of mmdet's ``ResNet``.
-
-    Raises:
-        InputError: for an unknown variant, one whose heads do not divide the channels of a stage, or an argument of
-            ``ResNet`` that this depth cannot have.
 
     Example:
         >>> import torch
@@ -173,7 +102,7 @@ class MRLAResNet(ResNet):
         (1, 2048, 2, 3)
     """
 
-    key_layout = "resnet"  # of the files its weights are published in, see mrla_mm.weights
+    key_layout = "resnet"  # the layout of published weight files, see mrla_mm.weights
     block_classes = {BasicBlock: MRLABasicBlock, Bottleneck: MRLABottleneck}
 
     def __init__(
@@ -185,67 +114,23 @@ class MRLAResNet(ResNet):
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
-        if layer_attention is None:
-            layer_attention = dict(type="MRLALight", head_channels=32)
-        check_keywords(type(self), kwargs)
-        own = dict(attention_drop_path=attention_drop_path, zero_init_attention=zero_init_attention)
-        self.check(depth, **own, **kwargs)
-        self.layer_attention = layer_attention
+        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=32)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        with naming(self, dict(depth=depth, layer_attention=layer_attention, **kwargs)):
-            super().__init__(depth, **kwargs)
-        self.in_channels = kwargs.get("in_channels", 3)
-
-    @classmethod
-    def check(cls, depth: int, **kwargs: object) -> None:
-        """Raise InputError for arguments that mmdet's ResNet ends on, or ignores, without naming them."""
-        if not isinstance(depth, int) or depth not in cls.arch_settings:
-            raise InputError(f"depth={depth!r} is unknown; use one of {', '.join(map(str, cls.arch_settings))}")
-        stages = kwargs.get("num_stages", 4)
-        check_arguments(dict(num_stages=stages), RESNET_RULES)
-        defaults = dict(strides=(1, 2, 2, 2), dilations=(1, 1, 1, 1), out_indices=(0, 1, 2, 3))
-        check_arguments({**(defaults if stages < 4 else {}), **kwargs}, RESNET_RULES | per_stage(stages))
-        basic = cls.arch_settings[depth][0] is BasicBlock
-        for name in ("dcn", "plugins", "style"):
-            if basic and kwargs.get(name, "pytorch") not in (None, [], "pytorch"):
-                raise InputError(
-                    f"{name}={kwargs[name]!r} needs bottleneck blocks, which depth={depth} does not have; "
-                    "use 50 or more"
-                )
-        deformed, placed = kwargs.get("dcn") is not None, any(kwargs.get("stage_with_dcn", ()))
-        if deformed != placed:
-            raise InputError(
-                f"dcn={kwargs.get('dcn')!r} and stage_with_dcn={kwargs.get('stage_with_dcn')!r} need each other: the "
-                "convolution, and True for each stage that gets it"
-            )
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Put out the maps of `out_indices`: (B, in_channels, height, width) -> (B, C, H, W) each.
-
-        Raises:
-            InputError: if x is no such batch of images.
-        """
-        check_maps(x, self.in_channels)
-        return super().forward(x)
+        super().__init__(depth, **kwargs)
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
-        """Build a stage, its blocks exchanged for those with layer attention."""
-
-        def make_branch(channels: int, first_in_stage: bool) -> LayerAttentionResidual:
-            return LayerAttentionResidual(
-                self.layer_attention,
-                channels,
-                norm_cfg=self.norm_cfg,
-                drop_path=self.attention_drop_path,
-                zero_init=self.zero_init_attention,
-                first_in_stage=first_in_stage,
-            )
-
-        kwargs["block"] = self.block_classes[kwargs["block"]]
-        return MRLAResLayer(make_branch=make_branch, **kwargs)
+        """Build a stage of our blocks in place of mmdet's."""
+        make_branch = partial(
+            LayerAttentionResidual,
+            self.layer_attention,
+            norm_cfg=self.norm_cfg,
+            drop_path=self.attention_drop_path,
+            zero_init=self.zero_init_attention,
+        )
+        return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": self.block_classes[kwargs["block"]]})
 
     def train(self, mode: bool = True) -> "MRLAResNet":
-        """Switch mode as mmdet's ResNet does, and return the module, which it does not."""
+        """Switch mode as mmdet's ResNet does, and return the module, which mmdet's does not."""
         super().train(mode)
         return self

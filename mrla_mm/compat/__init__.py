@@ -1,20 +1,19 @@
 """What lets mmdet run without compiled mmcv ops and with torch >= 2.6."""
 
-from mrla_mm.compat import checkpoint, config_scope, ext, fsdp
+from mrla_mm.compat import checkpoint, config_scope, ext
 
-__all__ = ["checkpoint", "config_scope", "ext", "fsdp", "install"]
+__all__ = ["checkpoint", "config_scope", "ext", "install"]
 
 
 def install() -> None:
     """Put every compatibility measure in place; calling it again changes nothing.
 
-    A stand-in for ``mmcv._ext`` where the compiled one is absent, the allow-list that lets ``weights_only`` loading
-    read mmengine's checkpoints, FSDP's saving on the CPU and resuming, and the ``mrla_mm::`` scope of config files.
+    A stand-in for ``mmcv._ext`` where the compiled one is absent, the types of mmengine's checkpoints in torch's list
+    for ``weights_only`` loading, and the ``mrla_mm::`` scope of config files.
 
     Raises:
         ImportError: mmcv or mmengine is not installed, or does not import.
     """
     ext.install()
     checkpoint.allow_mmengine_checkpoints()
-    fsdp.install()
     config_scope.install()

@@ -1,23 +1,20 @@
-"""Draws the pictures of the quick-start data set: textured shapes on textured grounds, with the mask of each.
+"""Draw the pictures of the quick-start data set: textured shapes on a textured ground, with the mask of each.
 
-Shapes are inside tests at pixel centres, so a mask and the pixels painted through it agree exactly. The colour of a
-shape is independent of its class: only the outline tells the classes apart.
+Shapes are inside tests at pixel centres, so that a mask and the pixels painted through it agree exactly. The colour
+of a shape is independent of its class: only the outline tells the classes apart.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
-MIN_VISIBLE = 0.6  # the smallest part of a shape that later shapes may leave in sight
+MIN_VISIBLE = 0.6  # part of a shape that later shapes must leave visible
 MIN_PIXELS = 24
 MIN_CONTRAST = 90.0  # distance in RGB between a shape and the mean colour of what it covers
-MAX_TURN = 0.35  # radians to either side
-_PLACEMENT_TRIES = 12
 
 
-def _star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+def star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Five-pointed star: each tenth of the turn is bounded by the line from a tip (radius 1) to a notch (0.45)."""
     half = np.pi / 5
     angle = np.abs((np.arctan2(v, u) + half) % (2 * half) - half)
@@ -26,51 +23,32 @@ def _star(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     return (radius * np.cos(angle) - 1) * notch_y - radius * np.sin(angle) * (notch_x - 1) <= 0
 
 
-def _triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+def triangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Equilateral triangle in the unit circle."""
     slope = np.sqrt(3) / 2
     return (v <= 0.5) & (slope * u - v / 2 <= 0.5) & (-slope * u - v / 2 <= 0.5)
 
 
-def _rectangle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return (np.abs(u) <= 0.84) & (np.abs(v) <= 0.54)
-
-
-def _cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+def cross(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Cross of two bars."""
     across, along = np.minimum(np.abs(u), np.abs(v)), np.maximum(np.abs(u), np.abs(v))
     return (across <= 0.28) & (along <= 0.95)
 
 
-def _ring(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    radius = np.hypot(u, v)
-    return (radius >= 0.55) & (radius <= 1)
-
-
-def _circle(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.hypot(u, v) <= 1
-
-
-SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "circle": _circle,
-    "rectangle": _rectangle,
-    "triangle": _triangle,
-    "star": _star,
-    "ring": _ring,
-    "cross": _cross,
+SHAPES = {  # whether points (u, v) lie in a shape of radius 1
+    "circle": lambda u, v: np.hypot(u, v) <= 1,
+    "rectangle": lambda u, v: (np.abs(u) <= 0.84) & (np.abs(v) <= 0.54),
+    "triangle": triangle,
+    "star": star,
+    "ring": lambda u, v: (np.hypot(u, v) >= 0.55) & (np.hypot(u, v) <= 1),
+    "cross": cross,
 }
 CLASSES = tuple(SHAPES)
 
 
 @dataclass
 class Instance:
-    """One shape, or one crowd of tiny shapes, of a scene.
-
-    Attributes:
-        label: Index into `CLASSES`.
-        full: (H, W) bool, every pixel it was painted on.
-        visible: (H, W) bool, the pixels that nothing later covered.
-        crowd: Whether it is a crowd region.
-    """
+    """A shape, or a crowd of tiny shapes: its label, the pixels (H, W) it was painted on, and those still visible."""
 
     label: int
     full: np.ndarray
@@ -78,20 +56,10 @@ class Instance:
     crowd: bool = False
 
 
-def shape_mask(name: str, height: int, width: int, *, centre: tuple[float, float], radius: float, angle: float):
-    """Pixels whose centres lie in the shape.
-
-    Args:
-        name: One of `CLASSES`.
-        height: Rows of the picture.
-        width: Columns of the picture.
-        centre: (x, y) in pixels.
-        radius: Of the circle around the shape, in pixels.
-        angle: Turn in radians.
-
-    Returns:
-        np.ndarray: (H, W) bool.
-    """
+def shape_mask(
+    name: str, height: int, width: int, *, centre: tuple[float, float], radius: float, angle: float
+) -> np.ndarray:
+    """Return the pixels (H, W) whose centres lie in a shape at (x, y), turned by an angle in radians."""
     mask = np.zeros((height, width), bool)
     left, top = (max(0, int(c - radius)) for c in centre)
     right, bottom = (int(c + radius) + 1 for c in centre)
@@ -103,13 +71,13 @@ def shape_mask(name: str, height: int, width: int, *, centre: tuple[float, float
 
 
 def extent(mask: np.ndarray) -> tuple[slice, slice]:
-    """Rows and columns of the smallest box around the pixels of a mask, which has at least one."""
+    """Return rows and columns of the smallest box around the pixels of a mask, which has at least one."""
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
 
 
-def _field(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """(H, W) in [0, 1]: noise, a gradient, stripes or a checkerboard."""
+def field(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Return noise, a gradient, stripes or a checkerboard (H, W) in 0..1."""
     kind = rng.choice(["noise", "gradient", "stripes", "checker"])
     if kind == "noise":
         cells = [int(rng.integers(3, 9)), int(rng.integers(10, 25))]
@@ -126,21 +94,14 @@ def _field(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     return ((along // period + across // period) % 2).astype(float)
 
 
-def _textured(rng: np.random.Generator, height: int, width: int, *, colour: np.ndarray, spread: float) -> np.ndarray:
-    """(H, W, 3) of a colour that varies by `spread` to either side along a random field."""
+def texture(rng: np.random.Generator, height: int, width: int, *, colour: np.ndarray, spread: float) -> np.ndarray:
+    """Return a colour that varies by `spread` to either side along a random field: (H, W, 3)."""
     change = rng.uniform(-spread, spread, 3)
-    return colour + (2 * _field(rng, height, width)[..., None] - 1) * change
+    return colour + (2 * field(rng, height, width)[..., None] - 1) * change
 
 
-def _contrasting_colour(rng: np.random.Generator, ground: np.ndarray) -> np.ndarray:
-    while True:
-        colour = rng.uniform(20, 235, 3)
-        if np.linalg.norm(colour - ground) >= MIN_CONTRAST:
-            return colour
-
-
-def _swarm(rng: np.random.Generator, height: int, width: int, *, name: str) -> np.ndarray:
-    """(H, W) bool: many tiny shapes of one class scattered over an ellipse inside the picture."""
+def swarm_mask(rng: np.random.Generator, height: int, width: int, *, name: str) -> np.ndarray:
+    """Return many tiny shapes of one class scattered over an ellipse inside the picture: (H, W)."""
     scale = min(height, width)
     spread = scale * rng.uniform(0.12, 0.2, 2)
     middle = rng.uniform(0.25, 0.75, 2) * (width, height)
@@ -149,63 +110,50 @@ def _swarm(rng: np.random.Generator, height: int, width: int, *, name: str) -> n
         turn, distance = rng.uniform(0, 2 * np.pi), np.sqrt(rng.random())
         centre = middle + distance * spread * (np.cos(turn), np.sin(turn))
         radius = max(2.0, scale * rng.uniform(0.014, 0.022))
-        angle = rng.uniform(0, 2 * np.pi)
-        union |= shape_mask(name, height, width, centre=tuple(centre), radius=radius, angle=angle)
+        union |= shape_mask(name, height, width, centre=centre, radius=radius, angle=rng.uniform(0, 2 * np.pi))
     return union
 
 
-def _radii(rng: np.random.Generator, size: int, count: int) -> np.ndarray:
-    """Radii in pixels, largest first: small, medium and large shapes all occur, large ones more rarely."""
-    bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * size
-    low, high = bands[rng.choice(3, count, p=[0.45, 0.35, 0.2])].T
-    return np.sort(low * (high / low) ** rng.random(count))[::-1]
+def hides_too_much(mask: np.ndarray, instances: list[Instance]) -> bool:
+    """Whether a shape would leave too little of an earlier one visible."""
+    left = [(np.count_nonzero(old.visible & ~mask), np.count_nonzero(old.full)) for old in instances]
+    return any(visible < max(MIN_PIXELS, MIN_VISIBLE * full) for visible, full in left)
 
 
-def _hides_too_much(new: np.ndarray, instances: list[Instance]) -> bool:
-    for old in instances:
-        left = np.count_nonzero(old.visible & ~new)
-        if left < max(MIN_PIXELS, MIN_VISIBLE * np.count_nonzero(old.full)):
-            return True
-    return False
+def draw_scene(
+    height: int, width: int, *, rng: np.random.Generator, crowd: bool, empty: bool
+) -> tuple[np.ndarray, list[Instance]]:
+    """Return a picture (H, W, 3) uint8 and what it shows, in painting order: a later shape covers the earlier ones.
 
-
-def draw_scene(height: int, width: int, *, rng: np.random.Generator, crowd: bool, empty: bool):
-    """A picture and what it shows, in painting order: a later shape covers the earlier ones.
-
-    Args:
-        height: Rows.
-        width: Columns.
-        rng: Source of all randomness.
-        crowd: Whether a crowd region is part of the scene.
-        empty: Whether the ground alone is drawn.
-
-    Returns:
-        tuple[np.ndarray, list[Instance]]: (H, W, 3) uint8 and the instances.
+    All randomness is from `rng`; `crowd` adds a crowd of tiny shapes, `empty` leaves out all other shapes.
     """
-    canvas = _textured(rng, height, width, colour=rng.uniform(50, 205, 3), spread=35)
+    canvas = texture(rng, height, width, colour=rng.uniform(50, 205, 3), spread=35)
     instances: list[Instance] = []
 
     def paint(label: int, mask: np.ndarray, *, is_crowd: bool) -> None:
-        colour = _contrasting_colour(rng, canvas[mask].mean(0))
+        ground, colour = canvas[mask].mean(0), rng.uniform(20, 235, 3)
+        while np.linalg.norm(colour - ground) < MIN_CONTRAST:
+            colour = rng.uniform(20, 235, 3)
         rows, columns = extent(mask)
-        texture = _textured(rng, rows.stop - rows.start, columns.stop - columns.start, colour=colour, spread=15)
-        canvas[mask] = texture[mask[rows, columns]]
+        painted = texture(rng, rows.stop - rows.start, columns.stop - columns.start, colour=colour, spread=15)
+        canvas[mask] = painted[mask[rows, columns]]
         for old in instances:
             old.visible = old.visible & ~mask
         instances.append(Instance(label, mask, mask, is_crowd))
 
     if crowd:
         label = int(rng.integers(len(CLASSES)))
-        paint(label, _swarm(rng, height, width, name=CLASSES[label]), is_crowd=True)
+        paint(label, swarm_mask(rng, height, width, name=CLASSES[label]), is_crowd=True)
     count = 0 if empty else int(rng.integers(2, 8))
-    for radius in _radii(rng, max(height, width), count):
+    bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * max(height, width)  # small, medium and large
+    low, high = bands[rng.choice(3, count, p=[0.45, 0.35, 0.2])].T
+    for radius in np.sort(low * (high / low) ** rng.random(count))[::-1]:
         label = int(rng.integers(len(CLASSES)))
-        # A shape that would bury another is moved; one that finds no place is left out.
-        for _ in range(_PLACEMENT_TRIES):
+        for _ in range(12):  # a shape that would bury another is moved; one that finds no place is left out
             centre = rng.uniform(0.5 * radius, np.array([width, height]) - 0.5 * radius)
-            angle = rng.uniform(-MAX_TURN, MAX_TURN)
-            mask = shape_mask(CLASSES[label], height, width, centre=tuple(centre), radius=radius, angle=angle)
-            if np.count_nonzero(mask) >= MIN_PIXELS and not _hides_too_much(mask, instances):
+            angle = rng.uniform(-0.35, 0.35)
+            mask = shape_mask(CLASSES[label], height, width, centre=centre, radius=radius, angle=angle)
+            if np.count_nonzero(mask) >= MIN_PIXELS and not hides_too_much(mask, instances):
                 paint(label, mask, is_crowd=False)
                 break
     canvas += rng.normal(0, 5, canvas.shape)

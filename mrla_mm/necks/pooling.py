@@ -4,18 +4,10 @@ from mmengine.registry import MODELS
 from mmpretrain.models.necks import GlobalAveragePooling
 from torch import Tensor, nn
 
-from mrla_mm.arguments import RATE, check_arguments
-
 
 @MODELS.register_module()
 class DroppedAveragePooling(GlobalAveragePooling):
-    """Average each map over its grid and, in training, drop features before a linear classifier sees them.
-
-    Args:
-        drop_rate: probability to drop a feature of a sample.
-
-    Raises:
-        InputError: for a probability outside [0, 1).
+    """Average each map (B, C, H, W) over its grid and, in training, drop features with probability `drop_rate`.
 
     Example:
         >>> import torch
@@ -25,7 +17,6 @@ class DroppedAveragePooling(GlobalAveragePooling):
     """
 
     def __init__(self, drop_rate: float) -> None:
-        check_arguments(dict(drop_rate=drop_rate), dict(drop_rate=RATE))
         super().__init__(dim=2)
         self.dropout = nn.Dropout(drop_rate)
 

@@ -4,20 +4,19 @@ One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D
 the stage.
 """
 
+from mrla_mm.ops.base import base_fused
+from mrla_mm.ops.coefficients import Affine, LightWeights
 from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting
-from mrla_mm.ops.frozen_norm import FrozenNorm
-from mrla_mm.ops.gating import Affine, LightWeights
-from mrla_mm.ops.operators import (
-    base_block_end,
-    depthwise_value,
-    global_average,
-    light,
-    light_block_end,
-    weighted_sum,
-)
+from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
+    affine_residual,
+    at_least_float32,
+    base_scores,
+    depthwise_value,
     expand_heads,
     feature_map,
+    frozen_bn_affine,
+    global_average,
     light_attention,
     light_gate,
     linear_attention,
@@ -25,23 +24,26 @@ from mrla_mm.ops.reference import (
     project,
     softmax_scores,
     split_heads,
+    weighted_sum,
 )
 
 __all__ = [
     "Affine",
     "Choice",
-    "FrozenNorm",
     "LightWeights",
-    "base_block_end",
+    "affine_residual",
+    "at_least_float32",
+    "base_fused",
+    "base_scores",
     "choose_path",
     "depthwise_value",
     "expand_heads",
     "feature_map",
+    "frozen_bn_affine",
     "global_average",
     "is_exporting",
-    "light",
     "light_attention",
-    "light_block_end",
+    "light_fused",
     "light_gate",
     "linear_attention",
     "linear_state",

@@ -25,9 +25,14 @@ def global_average(x: Tensor) -> Tensor:
     return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
-def without_autocast(like: Tensor) -> AbstractContextManager:
-    """Context in which a tensor's device computes in the precision it is given; meta tensors know no autocast."""
-    return nullcontext() if like.device.type == "meta" else torch.autocast(device_type=like.device.type, enabled=False)
+def at_least_float32(tensor: Tensor | None) -> Tensor | None:
+    """Tensor in at least single precision."""
+    return tensor.float() if tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Disable autocast on the device of x, whose operators then compute in the precision they are given."""
+    return nullcontext() if x.is_meta else torch.autocast(device_type=x.device.type, enabled=False)
 
 
 def project(pooled: Tensor, weight: Tensor) -> Tensor:
@@ -63,7 +68,7 @@ def split_heads(pooled: Tensor, heads: int) -> Tensor:
 
 
 def expand_heads(per_head: Tensor, value: Tensor) -> Tensor:
-    """Repeat one number per head over the channels of a map, in the map's precision.
+    """Repeat a value per head over the channels of a map, in the map's precision.
 
     Shapes:
         per_head (B, G), value (B, C, H, W) -> (B, C, 1, 1).
@@ -130,6 +135,20 @@ def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     for score, value in others:
         out = torch.addcmul(out, expand_heads(score, value), value)
     return out
+
+
+def frozen_bn_affine(
+    mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Scale and offset (C,) of a batch norm with frozen statistics, norm(c) = scale c + offset.
+
+    In at least single precision; the norm's weight and bias learn through them.
+    """
+    mean, bias = at_least_float32(mean), at_least_float32(bias)
+    scale = torch.rsqrt(at_least_float32(variance) + eps)
+    if weight is not None:
+        scale = scale * at_least_float32(weight)
+    return scale, -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
 
 
 def affine_residual(x: Tensor, out: Tensor, scale: Tensor, offset: Tensor, keep: Tensor | None = None) -> Tensor:

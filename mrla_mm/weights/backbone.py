@@ -1,5 +1,76 @@
-"""What makes a backbone load its weights strictly."""
+"""Strict pretrained weights for this package's backbones, and every published key layout by every loader."""
+
+from mmengine.logging import print_log
+from mmengine.model.weight_init import update_init_info
+from torch import Tensor
+
+from mrla_mm.weights.layouts import layout_of
+from mrla_mm.weights.loading import load_weights
+from mrla_mm.weights.provenance import type_name
 
 
 class PretrainedBackbone:
-    """Mixin of this package's backbones, first of their bases."""
+    """Mixin of the backbones, first in their bases, for modules of mmengine (`BaseModule`).
+
+    ``init_cfg=dict(type="Pretrained", checkpoint=...)`` loads strictly and prints what was loaded; mmengine's own
+    initializer, which it leaves alone, loads whatever matches, be it nothing. Besides mmengine's `prefix` it takes
+
+    * ``strict=False``: load what matches and report the rest;
+    * ``entry="model_ema"``: take this entry of the file.
+
+    State dicts in the layout of published files (torchvision's, timm's, the authors') are renamed as they are loaded,
+    whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint`` or torch's ``load_state_dict``.
+
+    Attributes:
+        key_layout: name of that layout, a key of `mrla_mm.weights.layouts.LAYOUTS`; None if there is none but ours.
+    """
+
+    key_layout: str | None = None
+
+    def init_random(self) -> None:
+        """Initialise as the host does without a weight file; what a subclass adds to that goes here."""
+        super().init_weights()
+
+    def init_weights(self) -> None:
+        """Initialise as the host does, then load the files that `init_cfg` names.
+
+        Raises:
+            InputError: a file cannot be used or does not fit; see `load_weights`.
+        """
+        if self.is_init:
+            return
+        init_cfg = self.init_cfg
+        files = pretrained_entries(self)
+        if files:  # mmdet's PVT asks for None where nothing is left
+            entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
+            self.init_cfg = [entry for entry in entries if entry not in files] or None
+        try:
+            self.init_random()
+        finally:
+            self.init_cfg = init_cfg
+        for entry in files:
+            options = {key: value for key, value in entry.items() if key not in ("type", "map_location")}
+            report = load_weights(self, options.pop("checkpoint"), **options)
+            print_log(report.table(), logger="current")
+            if hasattr(self, "_params_init_info"):  # mmengine's log of who initialised which parameter
+                update_init_info(self, init_info=f"Pretrained: loaded from {report.location}")
+        for module in self.modules():
+            if hasattr(module, "is_init"):
+                module.is_init = True
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+        """Rename what is of a published layout, then load as torch does."""
+        state = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        renamed = layout_of(self).renamed(state)
+        if renamed.keys() != state.keys():
+            for key in state:
+                del state_dict[f"{prefix}{key}"]
+            state_dict.update({f"{prefix}{key}": value for key, value in renamed.items()})
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def pretrained_entries(module: object) -> list[dict]:
+    """Return the entries of a module's `init_cfg` that name a weight file, by mmengine's class or its name."""
+    init_cfg = getattr(module, "init_cfg", None) or []
+    entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
+    return [entry for entry in entries if type_name(entry["type"]) in ("Pretrained", "PretrainedInit")]

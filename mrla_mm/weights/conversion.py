@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mrla_mm.arguments import type_name
 from mrla_mm.errors import InputError
-from mrla_mm.weights.files import read_checkpoint, sidecar_of
-from mrla_mm.weights.layouts import ATTENTION
-from mrla_mm.weights.loading import LoadReport, layout_of, load_weights
+from mrla_mm.weights.files import read_checkpoint
+from mrla_mm.weights.layouts import ATTENTION, layout_of
+from mrla_mm.weights.loading import LoadReport, load_weights
+from mrla_mm.weights.provenance import type_name
 from mrla_mm.weights.publishing import pack, save_published, stem_of
 from mrla_mm.weights.states import BACKBONE, find_state
 
@@ -32,12 +32,12 @@ def convert(
     A classifier's head goes along; other parts of a model have no place in either layout.
 
     Args:
-        location: any file that `load_weights` accepts.
+        location: any file that `load_weights` accepts, as for `prefix` and `entry`.
         backbone: a backbone of the file's architecture, freshly built.
         target: "mrla_mm" for our names, `backbone.` before them, or "release" for those of the authors' code.
         folder: where to write.
-        stem: name of the new file before its hash, by default that of the old one.
-        prefix: see `load_weights`, as for `entry`.
+        stem: name of the new file before its hash, by default that of the old one and the target.
+        prefix: see `load_weights`.
         entry: see `load_weights`.
 
     Raises:
@@ -51,25 +51,25 @@ def convert(
     source, layout = find_state(checkpoint, prefix=prefix, entry=entry), layout_of(backbone)
     state, head = layout.to_ours(source.state)
     state = {key: tensor for key, tensor in state.items() if key not in report.unused}
-    classifier = {**head, **{k: v for k, v in source.heads.items() if k.startswith(tuple(layout.heads) or ("head.",))}}
-    left_out = [key for key in source.heads if key not in classifier] + report.unused
+    head |= {key: value for key, value in source.heads.items() if key.startswith(tuple(layout.heads) or ("head.",))}
+    left_out = [key for key in source.heads if key not in head] + report.unused
     attention = getattr(backbone, "layer_attention", None) if any(ATTENTION in key for key in state) else None
     if target == "release":
-        names = layout.to_release(state, classifier, attention and type_name(attention["type"]))
+        names = layout.to_release(state, head, attention and type_name(attention["type"]))
     else:
-        names = {f"{BACKBONE}{key}": tensor for key, tensor in state.items()} | classifier
+        names = {f"{BACKBONE}{key}": tensor for key, tensor in state.items()} | head
     packed = pack(names, checkpoint, attention)
     packed[layout.entry if target == "release" else "state_dict"] = packed.pop("state_dict")
     path = save_published(packed, folder, stem or f"{stem_of(location)}-{target}")
     try:
-        verify(first, second, path, classifier)
+        verify(first, second, path, head)
     except InputError:
-        path.unlink(), sidecar_of(path).unlink()
+        path.unlink()
         raise
     return path, report, left_out
 
 
-def verify(first: nn.Module, second: nn.Module, path: Path, classifier: dict[str, Tensor]) -> None:
+def verify(first: nn.Module, second: nn.Module, path: Path, head: dict[str, Tensor]) -> None:
     """Load a converted file into the second backbone and compare it with the first, which has the original.
 
     Raises:
@@ -80,7 +80,7 @@ def verify(first: nn.Module, second: nn.Module, path: Path, classifier: dict[str
     differing = [key for key in expected if not torch.equal(expected[key], actual[key])]
     converted = find_state(read_checkpoint(path))
     heads = {**converted.heads, **layout_of(first).to_ours(converted.state)[1]}
-    differing += [key for key in classifier if key not in heads or not torch.equal(classifier[key], heads[key])]
+    differing += [key for key in head if key not in heads or not torch.equal(head[key], heads[key])]
     image = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         outputs = zip(leaves(first(image)), leaves(second(image)), strict=True)

@@ -1,26 +1,17 @@
-"""Weight files: where a location leads, fetching what is not here yet, and reading without executing what is inside.
-
-A file is looked at from outside first (a web page, a cut-off archive, a SHA-256 that differs), then torch's restricted
-unpickler reads it, always: tensors and plain values, no code.
-"""
+"""Weight files: fetched, looked at from outside, and read by torch's restricted unpickler, which executes nothing."""
 
 import argparse
-import contextlib
 import difflib
 import hashlib
-import http.client
-import os
 import pickle
 import re
-import urllib.error
-import urllib.request
-import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlparse
 
 import torch
+from mmengine.dist import barrier, get_local_rank
 from mmengine.runner.checkpoint import (
     CheckpointLoader,
     get_deprecated_model_names,
@@ -31,242 +22,131 @@ from mmengine.runner.checkpoint import (
 
 from mrla_mm.errors import InputError
 
-# The schemes of mmengine's checkpoint loader that stand for a table of URLs.
-CATALOGUES = {
+CATALOGUES = {  # mmengine's schemes for tables of URLs
     "torchvision": get_torchvision_models,
     "modelzoo": get_torchvision_models,
     "open-mmlab": get_external_models,
     "openmmlab": get_external_models,
     "mmcls": get_mmcls_models,
 }
-TIMEOUT = 10.0  # seconds to wait for a server
-CHUNK = 1 << 20
-# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256 before the suffix.
-NAMED_DIGEST = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+$")
-DATE = re.compile(r"(19|20)\d{6}")
+# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256; a date is none.
+NAMED_DIGEST = re.compile(r"-(?!(?:19|20)\d{6}\.)([0-9a-f]{8,64})\.[a-z]+$")
 
 
 def read_checkpoint(location: str | Path) -> Mapping:
-    """Read the weights at a path, URL or `catalogue://name` onto the CPU; fetch and cache what lies elsewhere.
+    """Read the weights at a path, URL or `catalogue://name` onto the CPU; downloads go to torch.hub's cache.
 
-    Other schemes of mmengine (s3:// and its kin) are left to its backends.
+    Other schemes of mmengine, such as s3://, are left to its backends.
 
     Raises:
-        InputError: it is not there, cannot be fetched, is damaged, is not the file its SHA-256 promises, or holds
-            anything but tensors and plain values, of which nothing was executed.
+        InputError: it is not there, cannot be fetched, is damaged, is not the file that its name's SHA-256 promises,
+            or holds anything but tensors and plain values, of which nothing is executed.
     """
-    location = str(location)
-    path = local_path(location)
-    if path is None:
+    scheme, separator, name = str(location).partition("://")
+    url = from_catalogue(scheme, name) if separator and scheme in CATALOGUES else str(location)
+    if url.startswith(("http://", "https://")):
+        return read_url(url)
+    if "://" in url:
         try:
-            return mapping_of(CheckpointLoader.load_checkpoint(location, map_location="cpu"), location)
-        except (OSError, ImportError) as error:
-            raise InputError(f"weights {location} cannot be read: {error}") from error
+            return mapping_of(CheckpointLoader.load_checkpoint(url, map_location="cpu"), url)
+        except Exception as error:  # a backend can raise anything
+            raise InputError(f"weights {url} cannot be read: {error}") from error
+    path = Path(url).expanduser()
     if not path.is_file():
-        fetch(remote_url(location), path)
+        found = "are a folder" if path.is_dir() else "do not exist"
+        raise InputError(f"weights {path} {found}; give a file (a relative path starts at {Path.cwd()})")
     return read_file(path)
 
 
-def remote_url(location: str) -> str | None:
-    """Return the URL behind a location; None for a path and for schemes that mmengine's backends serve."""
-    scheme, separator, name = location.partition("://")
-    if scheme in CATALOGUES and separator:
-        target = resolve(scheme, name)
-        return target if "://" in target else None
-    return location if scheme in ("http", "https") else None
-
-
-def local_path(location: str) -> Path | None:
-    """Return where the weights at a location lie or will lie once fetched; None if a backend of mmengine reads them.
-
-    Raises:
-        InputError: a local file does not exist or is a folder, or a catalogue has no such name.
-    """
-    scheme, separator, name = location.partition("://")
-    if not separator:
-        path = Path(location).expanduser()
-        if path.is_dir():
-            raise InputError(f"weights {path} are a folder; name a file")
-        if not path.is_file():
-            raise InputError(f"weights {path} do not exist; correct the path (it is seen from {Path.cwd()})")
-        return path
-    if scheme in CATALOGUES:
-        target = resolve(scheme, name)
-        return cache_path(target) if "://" in target else Path(target)
-    return cache_path(location) if scheme in ("http", "https") else None
-
-
-def resolve(scheme: str, name: str) -> str:
-    """Return the URL, or for a few names the file, behind `scheme://name`.
+def from_catalogue(scheme: str, name: str) -> str:
+    """Return the URL behind `scheme://name`.
 
     Raises:
         InputError: the catalogue has no such name; the message has the nearest ones.
     """
     table = CATALOGUES[scheme]()
-    if scheme in ("open-mmlab", "openmmlab"):
-        name = get_deprecated_model_names().get(name, name)
+    name = get_deprecated_model_names().get(name, name) if table and "open" in scheme else name
     if name not in table:
-        close = difflib.get_close_matches(name, table, n=3)
-        raise InputError(f"{scheme}:// has no weights {name!r}; nearest: {', '.join(close) or sorted(table)[:5]}")
+        nearest = difflib.get_close_matches(name, table, n=3) or sorted(table)[:5]
+        raise InputError(f"{scheme}:// has no weights {name!r}; nearest: {', '.join(nearest)}")
     return table[name]
 
 
-def cache_path(url: str) -> Path:
-    """Return where torch.hub keeps the download of a URL."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / os.path.basename(urlparse(url).path)
-
-
-def fetch(url: str, target: Path) -> None:
-    """Download a URL to a file, which appears only if it arrived whole and is weights.
+def read_url(url: str) -> Mapping:
+    """Read a URL, from torch.hub's cache if it has been fetched before; one process of a machine fetches.
 
     Raises:
-        InputError: the server cannot be reached or refuses, the connection ends early, or the file is no checkpoint.
+        InputError: see `read_checkpoint`; a bad download is removed.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}")
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+    fetched = not path.is_file()
+    if fetched and get_local_rank() == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(url, str(path))
+        except Exception as error:  # of the network, the server, the proxy or the disk
+            raise InputError(
+                f"weights {url} cannot be fetched ({error}). Download the file on a machine with network access and "
+                f"put it at {path}"
+            ) from error
+    barrier()
     try:
-        download(url, part, target)
-        read_file(part, name=target.name, shown=url)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+        return read_file(path)
+    except InputError:
+        if fetched:
+            path.unlink(missing_ok=True)
+        raise
 
 
-def download(url: str, part: Path, target: Path) -> None:
-    """Write what a URL holds to a file, in which a part may be left; messages name the target it is for.
-
-    Raises:
-        InputError: the server cannot be reached, refuses or speaks no HTTP, or the connection ends early.
-    """
-    advice = f"Download the file on a machine with network access and put it at {target}"
+def read_file(path: Path) -> Mapping:
+    """Read a local checkpoint; `read_checkpoint` has what it raises."""
+    check_looks(path)
+    named = NAMED_DIGEST.search(path.name)
+    if named and not digest_of(path).startswith(named[1]):
+        raise InputError(f"weights {path} do not have the SHA-256 that their name promises; get the file again")
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer, part.open("xb") as file:
-            print(f"Downloading {url} to {target}", flush=True)  # noqa: T201  minutes may pass, with no logger yet
-            size = sum(file.write(chunk) for chunk in iter(lambda: answer.read(CHUNK), b""))
-            promised = answer.headers.get("Content-Length")
-    except urllib.error.HTTPError as error:
-        raise unreachable(url, f"the server answers {error.code} {error.reason}", advice) from error
-    except (http.client.InvalidURL, UnicodeError) as error:
-        raise InputError(f"weights {url} cannot be fetched: the URL is malformed ({error}); correct it") from error
-    except OSError as error:  # URLError, time-outs, refused and unresolved hosts
-        raise unreachable(url, str(getattr(error, "reason", error)), advice) from error
-    except http.client.HTTPException as error:  # of proxies and servers that end in the middle of a chunk
-        raise unreachable(url, f"the answer is no whole one of HTTP: {type(error).__name__}", advice) from error
-    if promised is not None and size != int(promised):
-        raise unreachable(url, f"the connection ended after {size} of {promised} bytes", advice)
-
-
-def unreachable(url: str, reason: str, advice: str) -> InputError:
-    """Return the error for a URL whose file did not arrive."""
-    return InputError(f"weights {url} cannot be fetched ({reason}). {advice}")
-
-
-def read_file(path: Path, *, name: str | None = None, shown: str | None = None) -> Mapping:
-    """Read a local checkpoint after looking at it from outside; `read_checkpoint` has what it raises.
-
-    Args:
-        path: the file.
-        name: the name that may promise its SHA-256, the file's own by default.
-        shown: how messages call it, its path by default.
-    """
-    shown = shown or str(path)
-    check_looks(path, shown)
-    check_digest(path, name or path.name, shown)
-    try:
-        with namespaces_allowed():
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(refused(shown, str(error))) from error
+        with torch.serialization.safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
+            return mapping_of(torch.load(path, map_location="cpu", weights_only=True), str(path))
+    except InputError:
+        raise
     except Exception as error:  # a broken file can make the unpickler raise anything
-        reason = str(error) if " " in str(error) else f"{type(error).__name__} {error}"  # often a bare byte
-        raise InputError(damaged(shown, reason)) from error
-    return mapping_of(content, shown)
+        called = re.search(r"(?:GLOBAL|function) ([\w.]+)", str(error))
+        if called is None or not isinstance(error, pickle.UnpicklingError):
+            raise InputError(f"weights {path} are damaged or not a PyTorch checkpoint; get the file again") from error
+        raise InputError(
+            f"weights {path} hold more than weights: reading them would call {called[1]}. They were refused, nothing "
+            "was executed. If you trust the file, load it where it comes from and save its state dict alone"
+        ) from error
 
 
-def check_looks(path: Path, shown: str) -> None:
+def check_looks(path: Path) -> None:
     """Raise InputError for an empty file, a web page, a Git LFS pointer and an archive without its end."""
     with path.open("rb") as file:
-        head = file.read(512)
+        head = file.read(512).lstrip()
     if not head:
-        raise InputError(f"weights {shown} are an empty file; fetch or train them again")
-    if head.lstrip()[:1] == b"<":
-        text = " ".join(head.decode("utf-8", "replace").split())[:60]
-        raise InputError(
-            f"weights {shown} are a web page, not a checkpoint (it begins {text!r}): a log-in or error page was saved "
-            "under the file's name. Open the address in a browser, download the file itself"
-        )
+        raise InputError(f"weights {path} are an empty file; get the file again")
+    if head.startswith(b"<"):
+        raise InputError(f"weights {path} are a web page, a login or error page perhaps; download the file itself")
     if head.startswith(b"version https://git-lfs"):
-        raise InputError(f"weights {shown} are a Git LFS pointer, not the file; run git lfs pull in its repository")
+        raise InputError(f"weights {path} are a Git LFS pointer, not the file; run git lfs pull in its repository")
     if head.startswith(b"PK") and not zipfile.is_zipfile(path):
-        raise InputError(
-            f"weights {shown} are cut off: the archive has no end ({path.stat().st_size} bytes are there). Copy or "
-            "download the file again, or take an earlier checkpoint"
-        )
+        raise InputError(f"weights {path} are cut off: the archive has no end; get the file again")
 
 
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for chunk in iter(lambda: file.read(CHUNK), b""):
+        while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def sidecar_of(path: Path) -> Path:
-    """Return the file beside a checkpoint that holds its SHA-256, in the format of sha256sum."""
-    return path.with_name(f"{path.name}.sha256")
-
-
-def check_digest(path: Path, name: str, shown: str) -> None:
-    """Raise InputError if a file is not the one whose SHA-256 its sidecar or its name has."""
-    promises = {}
-    named = NAMED_DIGEST.search(name)
-    if named and not DATE.fullmatch(named[1]):
-        promises["its name"] = named[1]
-    sidecar = sidecar_of(path)
-    if sidecar.is_file():
-        words = sidecar.read_text(encoding="utf-8", errors="replace").split()
-        promises[str(sidecar)] = words[0].lower() if words else "nothing"
-    actual = digest_of(path) if promises else ""
-    for where, promised in promises.items():
-        if not actual.startswith(promised):
-            raise InputError(
-                f"weights {shown} are not what they should be: their SHA-256 begins {actual[: len(promised)][:16]}, "
-                f"{where} says {promised[:16]}. Get the file again; if the name never meant a hash, rename the file"
-            )
-
-
-def namespaces_allowed() -> contextlib.AbstractContextManager:
-    """Allow argparse.Namespace, a plain record that DeiT's training script saves, while a file is read."""
-    allow = getattr(torch.serialization, "safe_globals", None)
-    return contextlib.nullcontext() if allow is None else allow([argparse.Namespace])
-
-
-def refused(shown: str, error: str) -> str:
-    """Return the message for a file that torch's restricted unpickler refuses."""
-    found = re.search(r"(?:GLOBAL|function) ([\w.]+)", error)
-    if found is None:
-        return damaged(shown, error.rpartition("WeightsUnpickler error:")[2].partition("Check the")[0])
-    return (
-        f"weights {shown} hold more than weights: reading them would call {found[1]}. They were refused, nothing was "
-        "executed. If you trust where the file comes from, load it there and save its state dict alone "
-        f"(this is torch {torch.__version__}; mmengine's training checkpoints need 2.6 or newer)"
-    )
-
-
-def damaged(shown: str, reason: str) -> str:
-    """Return the message for a file that cannot be unpickled."""
-    return (
-        f"weights {shown} are damaged or no PyTorch checkpoint ({' '.join(reason.split())[:120]}); get the file again"
-    )
-
-
 def mapping_of(content: object, shown: str) -> Mapping:
-    """Return the content of a checkpoint if it is a mapping.
+    """Return the content of a checkpoint.
 
     Raises:
-        InputError: it is not.
+        InputError: it is not a mapping.
     """
     if not isinstance(content, Mapping):
         raise InputError(f"weights {shown} hold a {type(content).__name__}, not a state dict")

@@ -1,6 +1,4 @@
-"""The strictness of `init_cfg` for whole checkpoints: `load_from`, resuming and testing."""
-
-from pathlib import Path
+"""Strictness for whole checkpoints: `load_from`, resuming and testing."""
 
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
@@ -8,12 +6,12 @@ from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrla_mm.errors import InputError
-from mrla_mm.weights.checks import named_by
-from mrla_mm.weights.loading import LoadReport, explain, match
-from mrla_mm.weights.states import BACKBONE, enter, unwrap
+from mrla_mm.weights.backbone import pretrained_entries
+from mrla_mm.weights.loading import match
+from mrla_mm.weights.provenance import compare_attention, trained_attention
+from mrla_mm.weights.states import BACKBONE, find_state
 
 
 @HOOKS.register_module()
@@ -21,34 +19,38 @@ class CheckpointCheckHook(Hook):
     """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
 
     What is tested or resumed must match its model entirely. A training that starts from a checkpoint may have other
-    heads than it, but the backbone must match; plain weights for a backbone with layer attention do.
+    heads, but its backbone must match; plain weights for a backbone with layer attention do. A training whose backbone
+    starts from random weights and keeps part of them gets a warning.
 
     Raises:
-        InputError: before anything is loaded; names the first keys of both sides.
+        InputError: before anything is loaded; names the first keys that do not match.
     """
+
+    def before_train(self, runner: Runner) -> None:
+        """Warn of layers that start from random weights and never learn."""
+        backbone = getattr(bare(runner.model), "backbone", None)
+        starts = [runner._load_from, *pretrained_entries(bare(runner.model)), *pretrained_entries(backbone)]
+        if backbone is not None and not any(starts) and (frozen := frozen_parts(backbone)):
+            runner.logger.warning(
+                f"THE BACKBONE STARTS FROM RANDOM WEIGHTS, YET {frozen} KEEPS PART OF IT AS IT IS. Give pretrained "
+                "weights (model.backbone.init_cfg or load_from), or train all of it: frozen_stages=-1, norm_eval=False"
+            )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Compare the checkpoint that was read with the model that it is for."""
-        if Path(str(runner._load_from)).is_dir():  # FSDP: a part of all parameters in one, without their names
-            return
         model = bare(runner.model)
-        content, entries = enter(checkpoint, None)
-        state, others, _ = unwrap(content)
-        report = LoadReport(type(model).__name__, str(runner._load_from), f"entry {'.'.join(entries) or 'none'}")
-        match(model, state, report, others=others)
-        if isinstance(runner.model, FullyShardedDataParallel):
-            report.mismatched.clear()  # a process has a part of each tensor; torch compares the whole ones
-        training = isinstance(runner._train_loop, BaseLoop)
-        if not training or runner._resume:
-            report.missing += report.fresh
-            report.unexpected += report.unused
-            faults = report.faults()
-        else:
+        source = find_state(checkpoint, prefix="")
+        report, _ = match(model, source.state, location=str(runner._load_from), origin=source.origin)
+        starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
+        if starting:
             faults = report.faults(BACKBONE) or ([] if report.matched else ["no key matches"])
+        else:
+            report.require_all()
+            faults = report.faults()
+        faults += compare_attention(getattr(model, "backbone", None), trained_attention(checkpoint))
         if faults:
-            key = named_by(training=training, resuming=runner._resume)
-            raise InputError(f"{key}: {explain(model, state, report, faults)}")
-        if training and not runner._resume:
+            raise report.refusal(faults)
+        if starting:
             print_log(report.table(), logger="current")
 
 
@@ -57,3 +59,11 @@ def bare(model: nn.Module) -> nn.Module:
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
     return model
+
+
+def frozen_parts(backbone: nn.Module) -> str:
+    """Return the arguments by which a backbone keeps parameters or batch statistics as they are."""
+    stages = getattr(backbone, "frozen_stages", None)
+    fixed = stages is not None and not all(parameter.requires_grad for parameter in backbone.parameters())
+    evaluated = getattr(backbone, "norm_eval", False) and any(isinstance(m, _BatchNorm) for m in backbone.modules())
+    return " AND ".join([f"frozen_stages={stages}"] * fixed + ["norm_eval=True"] * evaluated)

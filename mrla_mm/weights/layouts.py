@@ -1,7 +1,7 @@
-"""Key layouts: how the authors' release, torchvision and timm name what this package's backbones hold.
+"""Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name what our backbones hold.
 
-A backbone says by its attribute `key_layout` which layout its published files have. Renaming is one-to-one, so a file
-of the release converts to ours and back to the same bytes.
+A backbone's `key_layout` names the layout of its published files. Renaming is one-to-one and leaves our own names
+alone, so a file of the release converts to ours and back to the same bytes.
 """
 
 import re
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.efficientnet import torchvision_names
 
-ATTENTION = ".mrla."  # within a block's name, what belongs to its layer attention
+ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = "mrla.attention.history_scale"
 PROJECTIONS = {
     "mrla.attention.query.": "mrla.mrla.Wq.",
@@ -25,21 +25,21 @@ PROJECTIONS = {
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """Names of a published family of files beside ours; without entries, the two are the same.
+    """How published files name our keys; without tables, just as we do. All tables map our prefix to theirs.
 
     Attributes:
-        blocks: pattern of the part of our keys and theirs that names a block.
-        parts: beginnings of our keys within a block, and theirs.
-        others: beginnings of our keys outside blocks and of the names of blocks, and theirs.
-        heads: beginnings of our classifiers' keys, the `head.` of the whole model included, and theirs.
-        scale_shape: shape of a lambda in the release.
+        block: pattern of a block's prefix, ours or theirs.
+        parts: prefixes within a block.
+        others: prefixes outside blocks, and of the blocks themselves.
+        heads: prefixes of the classifier, ours with the `head.` of the whole model.
+        scale_shape: shape of lambda in the release.
         entry: entry of a released file that holds the state dict.
-        base_stages: the release's base models have `stages.0.` where ours, and its light ones, have `layer1.`.
-        variants: types of layer attention that the release has; without any, only plain files have these names.
-        trunk: first name of their keys that are all in `others`: one that is not is of a model of another size.
+        base_stages: whether the release's base models have `stages.0.` in place of `layer1.`.
+        variants: types of layer attention that the release has; without any, only plain files have this layout.
+        trunk: first name of all their backbone keys; a key left with it belongs to a model of another size.
     """
 
-    blocks: str = r"(?!)"
+    block: str = r"(?!)"
     parts: Mapping[str, str] = field(default_factory=dict)
     others: Mapping[str, str] = field(default_factory=dict)
     heads: Mapping[str, str] = field(default_factory=dict)
@@ -50,22 +50,21 @@ class KeyLayout:
     trunk: str | None = None
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Rename the tensors of any accepted layout to ours; return those of the backbone and those of the head."""
-        backbone, head = {}, {}
-        inverse = {theirs: ours for ours, theirs in self.heads.items()}
-        for key, tensor in state.items():
-            name = rename(key, inverse)
-            if name != key:
-                head[name] = tensor
-                continue
-            name = self.our_name(key)
-            backbone[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
-        return backbone, head
+        """Return the tensors of the backbone and those of the classifier, by our names."""
+        state, heads = self.renamed(state), inverted(self.heads)
+        head = {key: name for key in state if (name := rename(key, heads)) != key}
+        backbone = {key: tensor for key, tensor in state.items() if key not in head}
+        return backbone, {name: state[key] for key, name in head.items()}
+
+    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict of any accepted layout with our names for the backbone's tensors."""
+        ours = {key: self.our_name(key) for key in state}
+        return {name: state[key].flatten() if name.endswith(LAMBDA) else state[key] for key, name in ours.items()}
 
     def to_release(
         self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
     ) -> dict[str, Tensor]:
-        """Rename our tensors to the authors' layout; of the head, what their classifiers have.
+        """Return our tensors by the authors' names; of the head, what their classifiers have.
 
         Args:
             backbone: tensors by our key.
@@ -80,66 +79,73 @@ class KeyLayout:
             raise InputError(f"the authors' layout exists for {known}, not for {variant}")
         released = {}
         for key, tensor in backbone.items():
-            name = self.rename_inside(key, self.parts, self.others)
-            if key.endswith(LAMBDA):
-                tensor = tensor.reshape(self.scale_shape)
-            released[self.to_base(name) if variant == "MRLABase" else name] = tensor
+            name = self.rename_block(key, self.parts, self.others)
+            if variant == "MRLABase" and self.base_stages:
+                name = re.sub(r"^layer(\d+)\.", lambda found: f"stages.{int(found[1]) - 1}.", name)
+            released[name] = tensor.reshape(self.scale_shape) if key.endswith(LAMBDA) else tensor
         renamed = {key: rename(key, self.heads) for key in head}
         return released | {name: head[key] for key, name in renamed.items() if name != key}
 
     def our_name(self, key: str) -> str:
         """Return our name of a backbone's key in any accepted layout."""
-        return self.rename_inside(self.from_base(key), inverted(self.parts), inverted(self.others))
+        if self.base_stages:
+            key = re.sub(r"^stages\.(\d+)\.", lambda found: f"layer{int(found[1]) + 1}.", key)
+        return self.rename_block(key, inverted(self.parts), inverted(self.others))
 
-    def rename_inside(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
-        """Rename what follows the block's name in a key, or the beginning of a key that is in no block."""
-        block = re.match(self.blocks, key)
+    def rename_block(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
+        """Rename a block's prefix and the part behind it, or the prefix of a key that is in no block."""
+        block = re.match(self.block, key)
         return rename(block[0], others) + rename(key[block.end() :], parts) if block else rename(key, others)
 
-    def from_base(self, key: str) -> str:
-        """Return a key with our name of a stage for that of the release's base models."""
-        if not self.base_stages:
-            return key
-        return re.sub(r"^stages\.(\d+)\.", lambda found: f"layer{int(found[1]) + 1}.", key)
 
-    def to_base(self, key: str) -> str:
-        """Return a key with the name that the release's base models have for a stage for ours."""
-        if not self.base_stages:
-            return key
-        return re.sub(r"^layer(\d+)\.", lambda found: f"stages.{int(found[1]) - 1}.", key)
+class PVTv2Layout(KeyLayout):
+    """The layout of PVTv2's authors, whose queries, keys and values mmdet joins; so there is no way back."""
+
+    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
+        from mmdet.models.backbones.pvt import pvt_convert  # not at the top: mmdet takes seconds to import
+
+        if "patch_embed1.proj.weight" not in state:
+            return dict(state)
+        return pvt_convert(state) | {key: tensor for key, tensor in state.items() if key.startswith("head.")}
+
+    def to_release(
+        self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
+    ) -> dict[str, Tensor]:
+        """Raise InputError."""
+        raise InputError("PVTv2 is not part of the authors' release, so their layout does not exist for it")
 
 
 def rename(key: str, names: Mapping[str, str]) -> str:
-    """Exchange the beginning of a key for the name it has in a table; a key that is not in it stays."""
-    for old, new in names.items():
-        if key.startswith(old):
-            return new + key[len(old) :]
-    return key
+    """Replace the prefix of a key by its name in a table."""
+    return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
 
 
 def inverted(names: Mapping[str, str]) -> dict[str, str]:
-    """Return a one-to-one table read from right to left."""
+    """Return a one-to-one table from right to left."""
     return {new: old for old, new in names.items()}
 
 
-def efficientnet_layout(backbone: nn.Module) -> KeyLayout:
-    """Return the layout of torchvision's EfficientNet of a backbone's size."""
-    names = torchvision_names(backbone.layer_setting)
-    return KeyLayout(others=names, heads={"head.fc.": "classifier.1."}, variants=(), trunk="features")
+def layout_of(module: nn.Module) -> KeyLayout:
+    """Return the key layout of a backbone's published files; EfficientNet's depends on the size."""
+    name = getattr(module, "key_layout", None)
+    if name == "efficientnet":
+        others = torchvision_names(module.layer_setting)
+        return KeyLayout(others=others, heads={"head.fc.": "classifier.1."}, variants=(), trunk="features")
+    return LAYOUTS[name]
 
 
-# A layout, or what makes that of a backbone where the names depend on its size.
 LAYOUTS = {
     None: KeyLayout(),
     "resnet": KeyLayout(
-        blocks=r"layer\d+\.\d+\.",
+        block=r"layer\d+\.\d+\.",
         parts={**PROJECTIONS, "mrla.norm.": "bn_mrla."},
         heads={"head.fc.": "fc."},
         scale_shape=(-1, 1, 1),
         base_stages=True,
     ),
     "deit": KeyLayout(
-        blocks=r"(layers|blocks)\.\d+\.",
+        block=r"(layers|blocks)\.\d+\.",
         parts={
             **PROJECTIONS,
             "mrla.norm.": "mrla.normx.",
@@ -153,5 +159,5 @@ LAYOUTS = {
         heads={"head.layers.head.": "head.", "head.layers.head_dist.": "head_dist."},
         entry="model",
     ),
-    "efficientnet": efficientnet_layout,
+    "pvtv2": PVTv2Layout(heads={"head.fc.": "head."}),
 }

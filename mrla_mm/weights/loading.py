@@ -1,4 +1,4 @@
-"""Loading into a backbone of this package: everything that should match must, and one table says what did."""
+"""Strict loading: everything that should match must, and a table says what did."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.efficientnet import torchvision_doubts
 from mrla_mm.weights.files import read_checkpoint
-from mrla_mm.weights.layouts import ATTENTION, LAYOUTS, KeyLayout
+from mrla_mm.weights.layouts import ATTENTION, layout_of
 from mrla_mm.weights.provenance import compare_attention, trained_attention
 from mrla_mm.weights.states import BACKBONE, by_part, find_state, sample
 
-# What a file may lack: counters that old files do not have, and offsets of deformable convolutions.
-OPTIONAL = {"num_batches_tracked", "conv_offset"}
+OPTIONAL = {"num_batches_tracked", "conv_offset"}  # counters that old files lack; offsets of deformable convolutions
 
 
 @dataclass
@@ -24,17 +23,17 @@ class LoadReport:
 
     Attributes:
         target: the model's class.
-        location: the file, as it was named.
+        location: the file, as the user named it.
         origin: the entry and prefix the weights had in it.
-        matched: keys that were loaded.
-        fresh: keys of layer attention that a plain file cannot have.
-        additional: other keys that the file need not have.
-        missing: keys that should have been in the file.
+        matched: keys that fit.
+        fresh: keys of layer attention, which a plain file cannot have.
+        additional: other keys that a file may lack.
+        missing: keys that the file should have.
         unexpected: keys of the file that the model's parts do not have.
         unused: keys of the file for parts that the model does not have.
         heads: keys of the file for classifiers and other parts outside the backbone.
-        mismatched: keys with the shapes they have in the file and in the model.
-        unusable: keys of tensors without numbers for the model, with the reason.
+        mismatched: keys with their shapes in the file and in the model.
+        unusable: keys of tensors whose values a model cannot use, with the reason.
         resized: keys of positional embeddings with both shapes.
         notes: what else the user should know.
     """
@@ -57,31 +56,59 @@ class LoadReport:
     def table(self) -> str:
         """Return the report as a table."""
         rows = [
-            ("matched", len(self.matched), ""),
-            ("missing, as expected", len(self.fresh), sample(self.fresh) if self.fresh else ""),
-            ("missing, allowed", len(self.additional), sample(self.additional) if self.additional else ""),
-            ("missing", len(self.missing), sample(self.missing) if self.missing else ""),
-            ("unexpected", len(self.unexpected), sample(self.unexpected) if self.unexpected else ""),
-            ("shape mismatch", len(self.mismatched), sample(self.mismatched) if self.mismatched else ""),
-            *([("no usable numbers", len(self.unusable), sample(self.unusable))] if self.unusable else []),
-            ("pos. embedding resized", len(self.resized), sample(self.resized) if self.resized else ""),
-            ("dropped: heads", len(self.heads), by_part(self.heads)),
-            ("dropped: no such part", len(self.unused), by_part(self.unused)),
+            ("matched", self.matched, ""),
+            ("missing, as expected", self.fresh, sample(self.fresh)),
+            ("missing, allowed", self.additional, sample(self.additional)),
+            ("missing", self.missing, sample(self.missing)),
+            ("unexpected", self.unexpected, sample(self.unexpected)),
+            ("shape mismatch", self.mismatched, sample(self.mismatched)),
+            ("unusable values", self.unusable, sample(self.unusable)),
+            ("pos. embedding resized", self.resized, sample(self.resized)),
+            ("dropped: heads", self.heads, by_part(self.heads)),
+            ("dropped: no such part", self.unused, by_part(self.unused)),
         ]
-        lines = [f"  {name:<24}{count:>5}  {detail}".rstrip() for name, count, detail in rows]
+        lines = [f"  {name:<24}{len(keys):>5}  {detail if keys else ''}".rstrip() for name, keys, detail in rows]
         head = f"{self.target} loads {self.location} ({self.origin})"
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
+    def require_all(self) -> None:
+        """Count as faults what a whole model may not lack or leave out, unlike a backbone that starts a training."""
+        self.missing, self.fresh = self.missing + self.fresh, []
+        self.unexpected, self.unused = self.unexpected + self.unused, []
+
     def faults(self, prefix: str = "") -> list[str]:
-        """Return what should have matched and did not, in words; of the keys below a prefix only."""
+        """Return in words what should have matched below a prefix and did not."""
         kinds = {
             "keys of the model are not in the file": self.missing,
             "keys of the file are not in the model": self.unexpected,
             "tensors have another shape": self.mismatched,
-            "tensors have no numbers that the model could use": self.unusable,
+            "tensors have values that the model cannot use": self.unusable,
         }
         below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
         return [f"{len(keys)} {words}: {sample(keys, 2)}" for words, keys in below.items() if keys]
+
+    def refusal(self, faults: list[str]) -> InputError:
+        """Return the error for a file that does not fit: how much matches, what does not, and what it probably is."""
+        total = len(self.matched) + sum(map(len, (self.fresh, self.additional, self.missing, self.mismatched)))
+        return InputError(
+            f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was loaded: "
+            f"{len(self.matched)} of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}. "
+            f"{self.likely_reason()}"
+        )
+
+    def likely_reason(self) -> str:
+        """Return what a file that does not fit probably is."""
+        wrong = [*self.missing, *self.unexpected, *self.mismatched]
+        if not self.matched:
+            return "It is another kind of model, or its keys have a prefix: name it as prefix= beside the checkpoint"
+        if wrong and all(ATTENTION in key for key in wrong):
+            return f"Only layer attention (keys with {ATTENTION}) differs: a plain model, another variant or arguments"
+        if not any(key.startswith(BACKBONE) for key in wrong) and any(key.startswith(BACKBONE) for key in self.matched):
+            return (
+                "The backbone matches: it is a classifier, or has the heads of another detector or number of classes. "
+                "To start a training from its backbone, name it as model.backbone.init_cfg.checkpoint"
+            )
+        return "Probably it is of another depth, width or model; give the file of this architecture"
 
 
 def load_weights(
@@ -92,78 +119,51 @@ def load_weights(
     entry: str | None = None,
     strict: bool = True,
 ) -> LoadReport:
-    """Load the weights at a location into a backbone: all that should match, or nothing.
+    """Load a weight file into a backbone of this package or a whole model: all that should match, or nothing.
+
+    A backbone may have layer attention that a plain file lacks, and ignores what the file has besides it; a whole
+    model must match entirely.
 
     Args:
-        module: the backbone.
+        module: backbone or model.
         location: path, URL or `catalogue://name`; see `read_checkpoint`.
-        prefix: prefix of the backbone's keys in the file; see `find_state`.
+        prefix: prefix of the module's keys in the file; see `find_state`.
         entry: entry of the file to take; see `find_state`.
         strict: refuse a file of which something does not match; else load what does.
 
     Raises:
-        InputError: the file cannot be used; names the first keys of both sides if they do not match.
+        InputError: the file cannot be used; names the first keys that do not match.
     """
     checkpoint = read_checkpoint(location)
+    whole = not hasattr(module, "key_layout")
     try:
-        source = find_state(checkpoint, entry=entry, prefix=prefix)
+        source = find_state(checkpoint, entry=entry, prefix="" if whole and prefix is None else prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    layout = layout_of(module)
-    state, head = layout.to_ours(source.state)
-    report = LoadReport(type(module).__name__, str(location), source.origin, heads=[*source.heads, *head])
-    others = {layout.our_name(key): value for key, value in source.others.items()}
-    loadable = match(module, state, report, trunk=layout.trunk, others=others)
-    differences = compare_attention(module, trained_attention(checkpoint))
+    report, loadable = match(module, source.state, location=str(location), origin=source.origin)
+    report.heads += source.heads
+    if whole:
+        report.require_all()
+    differences = compare_attention(getattr(module, "backbone", module), trained_attention(checkpoint))
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
-        hint = (
-            "; to load only what matches, set strict=False beside the checkpoint" if report.matched and strict else ""
-        )
-        raise InputError(explain(module, source.state, report, faults) + hint)
-    report.notes += [*differences, *doubts(module, layout, source.state)]
+        raise report.refusal(faults)
+    report.notes += [*differences, *doubts(module, source.state)]
     module.load_state_dict(loadable, strict=False)
     return report
 
 
-def doubts(module: nn.Module, layout: KeyLayout, state: Mapping[str, Tensor]) -> list[str]:
-    """Return what a file that matches may still be wrong about, in words.
-
-    The authors' base ResNets have heads of 16 channels; torchvision's EfficientNets pad unlike mmdet's.
-    """
-    if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
-        return torchvision_doubts(module)
-    width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
-    if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
-        return [
-            "the authors' code trains ResNet MRLA-base with heads of 16 channels, and shapes do not tell: this model "
-            f"has head_channels={width}; set layer_attention.head_channels=16 unless the file was trained otherwise"
-        ]
-    return []
-
-
-def layout_of(module: nn.Module) -> KeyLayout:
-    """Return the key layout of a backbone's published files."""
-    layout = LAYOUTS[getattr(module, "key_layout", None)]
-    return layout(module) if callable(layout) else layout
-
-
 def match(
-    module: nn.Module,
-    state: Mapping[str, Tensor],
-    report: LoadReport,
-    *,
-    trunk: str | None = None,
-    others: Mapping[str, object] | None = None,
-) -> dict[str, Tensor]:
-    """Compare a state dict in our names with a module, fill the report, and return what can be loaded.
-
-    A key that still begins with the layout's `trunk` is unexpected, not one of a part that the module lacks. `others`
-    are what the file holds beside tensors: a number or a text in place of a tensor of the model is no missing key.
-    """
+    module: nn.Module, state: Mapping[str, Tensor], *, location: str, origin: str
+) -> tuple[LoadReport, dict[str, Tensor]]:
+    """Compare a state dict of any layout with a backbone or a model; return the report and what can be loaded."""
+    report = LoadReport(type(module).__name__, location, origin)
+    layout = layout_of(module)
+    state, head = to_ours(module, state)
+    report.heads += head
     own = module.state_dict()
-    parts = {key.partition(".")[0] for key in own} | {trunk}
-    unbuilt = tuple(getattr(module, "unbuilt_parts", ()))  # beginnings of keys, where part of a list is not built
+    parts = {key.partition(".")[0] for key in own} | {layout.trunk}
+    unbuilt = tuple(getattr(module, "unbuilt_parts", ()))  # prefixes of the layers of a list that are not built
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
@@ -179,54 +179,52 @@ def match(
         else:
             report.mismatched.append(f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model")
     report.matched = list(loadable)
-    note_missing(module, state, others or {}, report)
-    if report.fresh:
-        start = "as an exact identity" if is_identity(module) else "from random weights"
-        report.notes.append(f"plain weights: layer attention starts {start}")
-    return loadable
-
-
-def note_missing(
-    module: nn.Module, state: Mapping[str, Tensor], others: Mapping[str, object], report: LoadReport
-) -> None:
-    """Enter what a module has and a state dict lacks into the report; see `match` for the arguments."""
     optional = OPTIONAL | plugin_names(module)
     plain = not any(ATTENTION in key for key in state)
-    for key in module.state_dict():
-        if key in state:
-            continue
-        if key in others:
-            report.unusable.append(f"{key} (it is no tensor but {type(others[key]).__name__})")
-        elif plain and ATTENTION in key:
+    for key in [key for key in own if key not in state]:
+        if plain and ATTENTION in key:
             report.fresh.append(key)
         elif optional.intersection(key.split(".")):
             report.additional.append(key)
         else:
             report.missing.append(key)
+    if report.fresh:
+        start = "as an exact identity" if is_identity(module) else "from random weights"
+        report.notes.append(f"plain weights: layer attention starts {start}")
+    return report, loadable
+
+
+def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors of a backbone, or of a model with one, by our names, and those of a published file's head."""
+    if hasattr(module, "key_layout"):
+        return layout_of(module).to_ours(state)
+    below = {key.removeprefix(BACKBONE): value for key, value in state.items() if key.startswith(BACKBONE)}
+    renamed = layout_of(getattr(module, "backbone", None)).renamed(below)
+    others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
+    return {f"{BACKBONE}{key}": value for key, value in renamed.items()} | others, {}
 
 
 def why_unusable(tensor: Tensor, own: Tensor) -> str | None:
-    """Return why the model could not compute with a tensor of a file in place of its own, or None."""
+    """Return why a model cannot compute with a tensor of a file in place of its own, or None."""
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
-        return "it is " + ("empty, of torch's meta device" if tensor.is_meta else "sparse or quantised")
+        return "on the meta device, sparse or quantized"
     if tensor.is_complex() or (own.is_floating_point() and not tensor.is_floating_point()):
-        return f"it is {tensor.dtype}"
+        return str(tensor.dtype)
     dtype = own.dtype if own.is_floating_point() else torch.float32
     if tensor.is_floating_point() and not torch.isfinite(tensor.to(dtype)).all():
-        return f"it holds NaN, infinity or numbers too large for {dtype}"
+        return f"NaN, infinity or beyond {dtype}"
     return None
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a positional embedding that mmpretrain's transformers resize to theirs when they load it."""
-    parent, _, name = key.rpartition(".")
-    owner = module.get_submodule(parent)
-    prepare = getattr(owner, "_prepare_pos_embed", None)
-    if name != "pos_embed" or prepare is None:
+    """Whether a tensor is a positional embedding that mmpretrain's transformers resize when they load it."""
+    owner, _, name = key.rpartition(".")
+    owner = module.get_submodule(owner)
+    if name != "pos_embed" or not hasattr(owner, "_prepare_pos_embed"):
         return False
     state = {name: tensor}
     try:
-        prepare(state, "")
+        owner._prepare_pos_embed(state, "")
     except (AssertionError, RuntimeError, ValueError):
         return False
     return state[name].shape == owner.pos_embed.shape
@@ -234,59 +232,26 @@ def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
 
 def plugin_names(module: nn.Module) -> set[str]:
     """Return the names of the plugins that mmdet's ResNet adds to its blocks, which no published file has."""
-    return {
-        name
-        for block in module.modules()
-        for position in ("after_conv1", "after_conv2", "after_conv3")
-        for name in getattr(block, f"{position}_plugin_names", ())
-    }
+    kinds = [f"after_conv{number}_plugin_names" for number in (1, 2, 3)]
+    return {name for block in module.modules() for kind in kinds for name in getattr(block, kind, ())}
 
 
 def is_identity(module: nn.Module) -> bool:
-    """Whether every branch of layer attention scales its output by zero, so that plain weights keep their meaning."""
+    """Whether the scale of every branch of layer attention is zero, so that plain weights compute what they did."""
     own = module.state_dict().items()
     scales = [value for key, value in own if ATTENTION in key and key.endswith("norm.weight")]
     return bool(scales) and not any(torch.count_nonzero(scale) for scale in scales)
 
 
-def explain(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str]) -> str:
-    """Return the message for a file that does not fit: what differs, the likely reason, and what to do."""
-    return (
-        f"weights {report.location} ({report.origin}) do not fit {report.target}, nothing was loaded: "
-        f"{misfit(module, state, report, faults)}. Choose the file of this architecture, or make the model like the "
-        "file's"
-    )
-
-
-def misfit(module: nn.Module, state: Mapping, report: LoadReport, faults: list[str]) -> str:
-    """Return how much of a file matches a module, the faults, and what the file probably is instead."""
-    total = len(module.state_dict())
-    words = f"{len(report.matched)} of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}"
-    return f"{words}. {likely_reason(module, state, report)}"
-
-
-def likely_reason(module: nn.Module, state: Mapping, report: LoadReport) -> str:
-    """Return what a file that does not fit probably is, judged by what does not match."""
-    own = module.state_dict()
-    wrong = [*report.missing, *report.unexpected, *report.mismatched]
-    if not report.matched:
-        first, ours = next(iter(state), None), next(iter(own))
-        return f"It is of another kind of model: its first key is {first}, the model's {ours}"
-    if report.unusable and not wrong:
-        return "The file is damaged, or was saved in another number format"
-    trunk = BACKBONE if any(key.startswith(BACKBONE) for key in own) else ""
-    attention = {key for key in own if ATTENTION in key}
-    others = [key for key in (*report.missing, *report.mismatched) if ATTENTION not in key and key.startswith(trunk)]
-    if attention and attention <= {*report.missing, *report.fresh} and not others:
-        return f"The file has no layer attention (keys with {ATTENTION} in them): it is of a plain model"
-    if all(ATTENTION in key for key in wrong):
-        return "Only layer attention differs: another variant, other arguments of it, or none"
-    if trunk and not any(key.startswith(trunk) for key in wrong):
-        if any(key.startswith("head.") for key in report.unexpected):
-            return (
-                "It is a classifier: its backbone is for model.backbone.init_cfg.checkpoint, to start a training from"
-            )
-        return "The backbone matches: probably the heads are another detector's, or for another number of classes"
-    if not report.missing and not report.unexpected:
-        return "All names match: probably the file's model is of another width"
-    return "Probably it is of another depth or another model"
+def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+    """Return in words what may be wrong about a file that matches: head widths of base ResNets, padding, eps."""
+    layout = layout_of(module)
+    if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
+        return torchvision_doubts(module)
+    width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
+    if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
+        return [
+            "the authors' code trains ResNet MRLA-base with heads of 16 channels, and shapes do not tell: this model "
+            f"has head_channels={width}; set layer_attention.head_channels=16 unless the file was trained otherwise"
+        ]
+    return []

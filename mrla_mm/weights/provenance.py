@@ -1,21 +1,20 @@
-"""With which layer attention a checkpoint was trained, where its shapes cannot tell.
+"""The layer attention a checkpoint was trained with, where shapes do not tell.
 
-Heads of another width, or MLA instead of MRLA-base, have tensors of the same names and shapes and compute something
-else. What a checkpoint's metadata says about it is compared with the model.
+Heads of another width, or MLA in place of MRLA-base, have tensors of the same names and shapes and compute something
+else. What the checkpoint's metadata says is compared with the model.
 """
 
 import ast
+import inspect
 from collections.abc import Mapping
 
 from torch import nn
 
-from mrla_mm.arguments import type_name
-
-SILENT = ("type", "head_channels", "value", "previous")  # what changes a variant's computation but not its tensors
+SILENT = ("type", "head_channels", "value", "previous")  # what changes the computation but not the tensors
 
 
 def trained_attention(checkpoint: Mapping) -> dict | None:
-    """Return the config of layer attention in a checkpoint's metadata, None if there is none.
+    """Return the config of layer attention in a checkpoint's metadata, or None.
 
     mmengine's training checkpoints hold the text of their config, which is parsed and never executed.
     """
@@ -28,32 +27,42 @@ def trained_attention(checkpoint: Mapping) -> dict | None:
 
 
 def attention_in(text: str) -> dict | None:
-    """Return the one `layer_attention=dict(...)` in the text of a config; None for none, several or other values."""
+    """Return the one `layer_attention=dict(...)` of a config's text; None if there is none, or more than one."""
     try:
         nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.keyword)]
-        found = [node.value for node in nodes if node.arg == "layer_attention" and isinstance(node.value, ast.Call)]
-        configs = [{item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg} for call in found]
+        calls = [node.value for node in nodes if node.arg == "layer_attention" and isinstance(node.value, ast.Call)]
+        configs = [{item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg} for call in calls]
     except (SyntaxError, ValueError, RecursionError):
         return None
     return configs[0] if configs and all(config == configs[0] for config in configs) else None
 
 
-def compare_attention(backbone: nn.Module | None, file: Mapping | None) -> list[str]:
-    """Return in words what differs between the layer attention of a backbone and of a file, where both are known.
-
-    Where a config says nothing, the default counts that this backbone's layer attention has.
-    """
+def compare_attention(backbone: nn.Module | None, trained: Mapping | None) -> list[str]:
+    """Return in words how the layer attention of a backbone differs from the one a file was trained with."""
     model = getattr(backbone, "layer_attention", None)
-    if not model or not file:
+    if not model or not trained:
         return []
-    defaults = next((d for part in backbone.modules() if (d := getattr(part, "attention_defaults", None))), {})
-    differences = []
-    for key in SILENT:
-        ours, theirs = (config.get(key, defaults.get(key)) for config in (model, file))
-        if None in (ours, theirs):
-            continue
-        if key == "type":
-            ours, theirs = type_name(ours), type_name(theirs)
-        if ours != theirs:
-            differences.append(f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}")
-    return differences
+    defaults = attention_defaults(backbone)
+    pairs = {key: [config.get(key, defaults.get(key)) for config in (model, trained)] for key in SILENT}
+    pairs["type"] = [type_name(kind) for kind in pairs["type"]]
+    return [
+        f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}"
+        for key, (ours, theirs) in pairs.items()
+        if None not in (ours, theirs) and ours != theirs
+    ]
+
+
+def attention_defaults(backbone: nn.Module) -> dict[str, object]:
+    """Return what a backbone's layer attention takes where its config says nothing."""
+    attention = next((part for name, part in backbone.named_modules() if name.endswith("mrla.attention")), None)
+    if attention is None:
+        return {}
+    parameters = [inspect.signature(cls.__init__).parameters for cls in reversed(type(attention).__mro__)]
+    defaults = {key: value.default for cls in parameters for key, value in cls.items() if value.default != value.empty}
+    on_tokens = backbone.key_layout in ("deit", "pvtv2")
+    return {**defaults, **(getattr(attention, "token_defaults", {}) if on_tokens else {})}
+
+
+def type_name(kind: type | str) -> str:
+    """Return the bare name of a type in a config: of a class, or of a name with a scope or module."""
+    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]

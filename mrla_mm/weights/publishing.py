@@ -1,7 +1,8 @@
-"""Published checkpoints: weights and plain metadata alone, the file's SHA-256 in its name and in a file beside it."""
+"""Published checkpoints: weights and plain metadata alone, the file's SHA-256 in its name."""
 
 import hashlib
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from mrla_mm.errors import InputError
 from mrla_mm.version import __version__
-from mrla_mm.weights.atomic import write_atomically
-from mrla_mm.weights.files import NAMED_DIGEST, sidecar_of
+from mrla_mm.weights.files import NAMED_DIGEST
 from mrla_mm.weights.provenance import trained_attention
 from mrla_mm.weights.states import enter, sample, unwrap
 
@@ -21,14 +21,13 @@ KEPT = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", 
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
     """Return what of a training checkpoint others need, and the names of the entries that stay behind.
 
-    Kept are the weights and what they were trained on and with; the optimizer, schedules, log history and hooks'
-    states go, and of a model and its average the one that mmengine evaluates stays.
+    Of a model and its average, the one that mmengine evaluates stays.
 
     Raises:
         InputError: the checkpoint holds no weights.
     """
     content, entries = enter(checkpoint, None)
-    state, _, _ = unwrap(content)
+    state, _ = unwrap(content)
     if not state:
         raise InputError(f"there is no tensor to publish among {sample(content)}")
     others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
@@ -36,15 +35,12 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
 
 
 def pack(state: Mapping[str, Tensor], checkpoint: Mapping, attention: Mapping | None = None) -> dict:
-    """Return a checkpoint of these weights with what is plain in another's metadata, and its layer attention.
-
-    Tensors are copied, so that a part of a larger storage does not take the whole of it along.
-    """
+    """Return a checkpoint of these weights with another's plain metadata and its layer attention."""
     found = checkpoint.get("meta")
     meta = {key: plain(found[key]) for key in KEPT if key in found} if isinstance(found, Mapping) else {}
-    attention = attention or trained_attention(checkpoint)
-    if attention is not None:
+    if attention := attention or trained_attention(checkpoint):
         meta["layer_attention"] = plain(attention)
+    # A copy of each tensor: a view would take its whole storage along.
     weights = {key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}
     return {"meta": {**meta, "mrla_mm_version": __version__}, "state_dict": weights}
 
@@ -57,23 +53,24 @@ def plain(value: object) -> object:
         return [plain(item) for item in value]
     if type(value) in (bool, int, float, str, type(None)):
         return value
-    if isinstance(value, type):
-        return value.__name__
-    return plain(value.item()) if hasattr(value, "item") and getattr(value, "size", 0) == 1 else str(value)
+    return value.__name__ if isinstance(value, type) else str(value)
 
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
-    """Write a checkpoint as `<stem>-<first 8 digits of its SHA-256>.pth` with its sidecar; return its path.
-
-    Raises:
-        InputError: the folder cannot be made, or the disk is full.
-    """
+    """Write a checkpoint as `<stem>-<first 8 digits of its SHA-256>.pth`, whole or not at all; return its path."""
     buffer = io.BytesIO()  # a name given to torch.save would be stored in the file and change its hash
     torch.save(dict(checkpoint), buffer)
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    path = Path(folder) / f"{stem}-{digest[:8]}.pth"
-    write_atomically(path, buffer.getbuffer())
-    write_atomically(sidecar_of(path), f"{digest}  {path.name}\n".encode())
+    path = Path(folder) / f"{stem}-{hashlib.sha256(buffer.getbuffer()).hexdigest()[:8]}.pth"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 

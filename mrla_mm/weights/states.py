@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the state dict in its wrappers, without prefixes, apart from the heads."""
+"""State dicts in checkpoints: out of their entries and wrappers, apart from the heads."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from mrla_mm.errors import InputError
 
-# Entries that hold a state dict, in the order of preference: a file with both holds the model, and its average beside
-# it. mmengine exchanges the two when it saves, so its `state_dict` is the average already.
+# Entries that hold a state dict, the preferred first: a file with a model and its moving average gives the model.
+# mmengine swaps the two when it saves, so its `state_dict` is the average already.
 ENTRIES = ("state_dict", "model", "ema_state_dict", "state_dict_ema", "model_ema")
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and averaged models; torch.compile
 BACKBONE = "backbone."
-PREPROCESSOR = "data_preprocessor"  # holds constants of the config, not weights
+PREPROCESSOR = "data_preprocessor"  # constants of the config, not weights
 
 
 @dataclass
@@ -24,29 +24,27 @@ class Source:
         state: tensors by key, without wrappers' prefixes.
         origin: the entry and prefix they were found under, in words.
         heads: tensors of the other parts of the model, by their full key.
-        others: what is no tensor, by key as in `state`.
     """
 
     state: dict[str, Tensor]
     origin: str
     heads: dict[str, Tensor] = field(default_factory=dict)
-    others: dict[str, object] = field(default_factory=dict)
 
 
 def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | None = None) -> Source:
-    """Find the backbone's state dict in a checkpoint.
+    """Find a state dict in a checkpoint.
 
     Args:
-        checkpoint: what a weight file holds: a state dict, or a mapping with one under an entry of `ENTRIES`.
+        checkpoint: a state dict, or a mapping with one under an entry of `ENTRIES`.
         entry: take the state dict under this entry, whatever its name.
-        prefix: take the keys below this prefix; an empty one takes all; by default those below
-            `backbone.` if there are any, else all.
+        prefix: take the keys below this prefix; an empty one takes all; by default those below `backbone.` if there
+            are any, else all.
 
     Raises:
         InputError: there is no state dict, or nothing below the prefix.
     """
     content, entries = enter(checkpoint, entry)
-    state, others, wrappers = unwrap(content)
+    state, wrappers = unwrap(content)
     if not state:
         raise InputError(f"no weights found: there is no tensor among {sample(content)}")
     words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
@@ -57,13 +55,12 @@ def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | N
     if prefix is None and any(key.startswith(BACKBONE) for key in state):
         prefix = BACKBONE
     if not prefix:
-        return Source(state, ", ".join(words), others=others)
+        return Source(state, ", ".join(words))
     inside = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not inside:
         raise InputError(f"no weights found below prefix={prefix!r}; the keys are {sample(state)}")
-    outside = {key: value for key, value in state.items() if not key.startswith((prefix, PREPROCESSOR))}
-    others = {key.removeprefix(prefix): value for key, value in others.items() if key.startswith(prefix)}
-    return Source(inside, ", ".join([*words, f"prefix {prefix}"]), outside, others)
+    outside = {key: value for key, value in state.items() if not key.startswith(prefix)}
+    return Source(inside, ", ".join([*words, f"prefix {prefix}"]), outside)
 
 
 def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
@@ -83,29 +80,27 @@ def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
         entries.append(name)
 
 
-def unwrap(content: Mapping) -> tuple[dict[str, Tensor], dict[str, object], list[str]]:
-    """Return the tensors of a state dict, what else is in it, and the prefixes of wrappers that keys are stripped of.
+def unwrap(content: Mapping) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of a state dict without wrappers' prefixes, and these prefixes.
 
-    What lies beside a wrapper's keys are its own counters, and is left out.
+    What lies beside a wrapper's keys are its own counters; they and the data preprocessor's constants are left out.
     """
-    state, stripped = {str(key): value for key, value in content.items()}, []
-    tensors = [key for key, value in state.items() if isinstance(value, Tensor)]
-    while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in tensors)), None):
+    state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    wrappers = []
+    while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in state)), None):
         state = {key.removeprefix(wrapper): value for key, value in state.items() if key.startswith(wrapper)}
-        tensors = [key for key, value in state.items() if isinstance(value, Tensor)]
-        stripped.append(wrapper)
-    others = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-    return {key: state[key] for key in tensors}, others, stripped
+        wrappers.append(wrapper)
+    return {key: value for key, value in state.items() if not key.startswith(PREPROCESSOR)}, wrappers
 
 
 def sample(keys: Mapping | list, count: int = 3) -> str:
-    """Return the first keys in words, and how many there are."""
+    """Return the first keys, and how many there are."""
     keys = [str(key) for key in keys]
     shown = ", ".join(keys[:count]) or "none"
     return shown if len(keys) <= count else f"{shown}, ... ({len(keys)} in all)"
 
 
 def by_part(keys: Mapping | list) -> str:
-    """Return the top-level names of keys and how many tensors each has, in words."""
+    """Return the top-level names of keys and how many tensors each has."""
     counts = Counter(key.partition(".")[0] for key in keys)
     return ", ".join(f"{part} ({count})" for part, count in counts.items())

@@ -39,19 +39,6 @@ def test_masks_take_their_class_colour_and_weak_ones_are_left_out():
     assert blue[2] > blue[0] + 30
 
 
-def test_nothing_found_leaves_the_picture():
-    picture = draw_detections(GREY, detections(), meta=META, score_thr=0.95, min_side=1)
-    np.testing.assert_array_equal(picture, GREY)
-
-
-def test_the_input_is_not_changed():
-    image, instances = GREY.copy(), detections()
-    draw_detections(image, instances, meta=META, score_thr=0.1, min_side=320)
-    np.testing.assert_array_equal(image, GREY)
-    assert instances.bboxes.tolist() == detections().bboxes.tolist()
-    assert instances.masks.shape == (2, 60, 80)
-
-
 def test_truth_is_left_and_prediction_right():
     predicted = detections((0.9, 0.9))
     truth = InstanceData(bboxes=predicted.bboxes[:1], labels=torch.tensor([0]))

@@ -2,36 +2,35 @@
 
 import csv
 
+import cv2
 import pytest
 import torch
+from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.analysis import layer_attention_plots as plots
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import LayerAttentionResidual, MRLALight
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.backbones import MRLAEfficientNet, MRLAResNet
 from mrla_mm.errors import InputError
 from tests.analysis.small_models import resnet, vit
 
 
-def listen(model, picture):
-    """Run a model; return the recorder and what each branch was given and its attention gave, by branch name."""
+def record(model, picture):
+    """Run a model; return the recorder, and what each branch took and its attention took and gave, by name."""
     given, outs, handles = {}, {}, []
     branches = {name: m for name, m in model.named_modules() if isinstance(m, LayerAttentionResidual)}
+    for name, branch in branches.items():
 
-    def keep(name):
-        def hook(branch, args, kwargs, result):
+        def keep(branch, args, kwargs, result, name=name):
             given[name] = (*args[:2], kwargs.get("grid"))
 
-        return hook
+        def keep_out(attention, args, result, name=name):
+            outs[name] = args[0], result[0]
 
-    def keep_out(name):
-        return lambda attention, args, result: outs.__setitem__(name, (args[0], result[0]))
-
-    for name, branch in branches.items():
-        handles.append(branch.register_forward_hook(keep(name), with_kwargs=True))
-        handles.append(branch.attention.register_forward_hook(keep_out(name)))
+        handles.append(branch.register_forward_hook(keep, with_kwargs=True))
+        handles.append(branch.attention.register_forward_hook(keep_out))
     with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
         model(picture)
     for handle in handles:
@@ -58,7 +57,7 @@ def applied(recorder, branches, outs, stage, index, from_own=False):
 @pytest.mark.parametrize("variant", ["MRLABase", "MLA", "LinearRLA"])
 @torch.no_grad()
 def test_softmax_rows_sum_to_one_and_give_the_output(build, variant, picture):
-    recorder, branches, _, outs = listen(build(variant), picture)
+    recorder, branches, _, outs = record(build(variant), picture)
     for stage in recorder.stages():
         torch.testing.assert_close(stage.weights.nansum(-1), torch.ones(stage.weights.shape[:2]))
         assert stage.weights.isnan().equal(torch.ones_like(stage.weights).triu(1).bool())
@@ -72,7 +71,7 @@ def test_softmax_rows_sum_to_one_and_give_the_output(build, variant, picture):
 @pytest.mark.parametrize("previous", ["output", "none"])
 @torch.no_grad()
 def test_implied_weights_of_light_give_its_output(build, previous, picture):
-    recorder, branches, _, outs = listen(build("MRLALight", previous=previous), picture)
+    recorder, branches, _, outs = record(build("MRLALight", previous=previous), picture)
     for stage in recorder.stages():
         for index, name in enumerate(stage.layers):
             torch.testing.assert_close(applied(recorder, branches, outs, stage.layers, index), outs[name][1])
@@ -80,66 +79,57 @@ def test_implied_weights_of_light_give_its_output(build, previous, picture):
     assert (earlier.abs().max() > 1e-3) == (previous == "output")
 
 
-def without_values(branches, given, stage):
-    """Outputs of a stage's layers if all values were zero, x and gates as they were: what is not a value's work."""
-    rests, shortcut = {}, given[stage[0]][1]
-    for name in stage:
-        rests[name] = branches[name].attention.history_scale[:, None, None] * shortcut
-        shortcut = given[name][0] + branches[name].norm(rests[name])
-    return rests
-
-
 @torch.no_grad()
 def test_implied_weights_through_the_shortcut_of_a_resnet(picture):
-    recorder, branches, given, outs = listen(resnet("MRLALight"), picture)
+    recorder, branches, given, outs = record(resnet("MRLALight"), picture)
     for stage in recorder.stages():
-        rests = without_values(branches, given, stage.layers)
-        for index, name in enumerate(stage.layers):
-            found = applied(recorder, branches, outs, stage.layers, index) + rests[name]
+        shortcut = given[stage.layers[0]][1]
+        for index, name in enumerate(stage.layers):  # the rest is the output if all values were zero
+            rest = branches[name].attention.history_scale[:, None, None] * shortcut
+            shortcut = given[name][0] + branches[name].norm(rest)
+            found = applied(recorder, branches, outs, stage.layers, index) + rest
             torch.testing.assert_close(found, outs[name][1])
-        assert recorder.last[stage.layers[1]][0].abs().min() > 1e-4, "nothing was handed on"
+        assert recorder.last[stage.layers[1]][0].abs().min() > 1e-4, "nothing was passed on"
 
 
 @torch.no_grad()
 def test_implied_weights_through_the_shortcut_of_a_vit(picture):
-    recorder, branches, given, outs = listen(vit("MRLALight"), picture)
+    recorder, branches, given, outs = record(vit("MRLALight"), picture)
     for stage in recorder.stages():
-        handed_on = 0  # what the values made of the last layer's output
+        passed_on = 0  # what the values made of the last layer's output
         for index, name in enumerate(stage.layers):
             branch, (_, shortcut, grid) = branches[name], given[name]
             norm, scale = branch.history_norm, branch.attention.history_scale[:, None, None]
             factor = (norm(shortcut) - norm.bias) / (shortcut - shortcut.mean(-1, keepdim=True))
-            rest = to_map(norm(shortcut)[:, 1:], grid) - to_map(factor[:, 1:], grid) * handed_on
-            handed_on = applied(recorder, branches, outs, stage.layers, index)
-            torch.testing.assert_close(handed_on + scale * rest, outs[name][1])
-        assert recorder.last[stage.layers[1]][0].abs().max() > 1e-2, "nothing was handed on"
+            rest = to_map(norm(shortcut)[:, 1:], grid) - to_map(factor[:, 1:], grid) * passed_on
+            passed_on = applied(recorder, branches, outs, stage.layers, index)
+            torch.testing.assert_close(passed_on + scale * rest, outs[name][1])
+        assert recorder.last[stage.layers[1]][0].abs().max() > 1e-2, "nothing was passed on"
 
 
 @torch.no_grad()
-def test_group_norm_hands_on_with_its_own_statistics(picture):
-    recorder, branches, given, outs = listen(resnet("MRLALight", norm="GN"), picture)
+def test_group_norm_passes_on_with_its_own_statistics(picture):
+    recorder, branches, _, outs = record(resnet("MRLALight", norm="GN"), picture)
     first, second = recorder.stages()[0].layers
     norm, out = branches[first].norm, outs[first][1]
     plain = nn.GroupNorm(norm.num_groups, norm.num_channels, affine=False).double()(out)
     groups = out.unflatten(1, (norm.num_groups, -1))
     centred = (groups - groups.mean((2, 3, 4), keepdim=True)).flatten(1, 2)
     slope = (plain / centred).mean((2, 3)) * norm.weight * branches[second].attention.history_scale
-    expected = slope[:, :, None, None] * recorder.last[first][0]
-    torch.testing.assert_close(recorder.last[second][0], expected)
+    torch.testing.assert_close(recorder.last[second][0], slope[:, :, None, None] * recorder.last[first][0])
 
 
 @torch.no_grad()
-def test_a_fresh_branch_hands_nothing_on(picture):
-    model = MRLAResNet(
-        18, dict(type="MRLALight", head_channels=32), num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,)
-    ).eval()
-    recorder, *_ = listen(model, picture.float())
+def test_a_fresh_branch_passes_nothing_on(picture):
+    one_stage = dict(num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,))
+    model = MRLAResNet(18, dict(type="MRLALight", head_channels=32), **one_stage).eval()
+    recorder, *_ = record(model, picture.float())
     weights = recorder.stages()[0].weights
     assert weights[:, 1, 0].eq(0).all() and weights[:, 0, 0].gt(0).all()
 
 
 @torch.no_grad()
-def test_means_over_images_and_restarts(picture):
+def test_means_over_images(picture):
     model = resnet("MRLABase")
     alone = []
     for image in picture.split(1):
@@ -151,33 +141,49 @@ def test_means_over_images_and_restarts(picture):
             model(image)
     torch.testing.assert_close(recorder.stages()[1].weights, sum(alone) / 2, equal_nan=True)
     assert (alone[0] - alone[1]).nan_to_num().abs().max() > 1e-6
-    assert not any(branch._forward_hooks for branch in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def test_layers_of_efficientnet_stages_and_models_without_any():
+def test_layers_of_efficientnet_stages():
     model = MRLAEfficientNet("b0", layer_attention=dict(type="MRLABase", head_channels=8)).eval()
     with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
         model(torch.rand(1, 3, 64, 64))
     assert [len(stage.layers) for stage in recorder.stages()] == [1, 1, 2, 2, 3]
-    with pytest.raises(InputError, match="Conv2d has no layer attention"):
+
+
+def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
+    with pytest.raises(InputError, match="Conv2d"):
         LayerAttentionRecorder(nn.Conv2d(3, 3, 1))
+
+    @MODELS.register_module()
+    class Own(MRLALight):
+        def forward(self, x, shortcut, memory=None):
+            return x, None
+
+    try:
+        own = resnet("Own")
+    finally:
+        MODELS.module_dict.pop("Own")
+    with pytest.raises(InputError, match="record"), pytest.warns(UserWarning, match="Own"):
+        LayerAttentionRecorder(own)
+    with pytest.warns(UserWarning, match="Own"), LayerAttentionRecorder(nn.ModuleList([own, resnet("MLA")])) as both:
+        own(picture)
+    assert both.stages() == []
 
 
 @torch.no_grad()
 def test_pictures_and_table(tmp_path, picture):
-    import cv2
-
     model = resnet("MRLALight")
     with LayerAttentionRecorder(model) as recorder:
         model(picture)
     stages = recorder.stages()
-    overview = plots.plot_overview(stages, tmp_path / "new/overview.png")
-    heads = plots.plot_stage(stages[1], 2, tmp_path / "stage2.png", max_heads=3)
-    assert min(cv2.imread(str(overview)).shape[:2]) > 150 and min(cv2.imread(str(heads)).shape[:2]) > 150
-    rows = list(csv.DictReader(plots.write_csv(stages, tmp_path / "scores.csv").open()))
+    plots.plot_overview(stages, tmp_path / "overview.png")
+    plots.plot_stage(stages[1], 2, tmp_path / "stage2.png", max_heads=3)
+    for name in ("overview", "stage2"):
+        assert min(cv2.imread(str(tmp_path / f"{name}.png")).shape[:2]) > 150
+    plots.write_csv(stages, tmp_path / "scores.csv")
+    rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
     assert len(rows) == sum(stage.weights.shape[0] * 3 for stage in stages)
     last = rows[-1]
     assert (last["stage"], last["layer"], last["attends_to"], last["layer_name"]) == ("2", "2", "2", "layer2.1.mrla")
     assert float(last["weight"]) == pytest.approx(float(stages[1].weights[-1, 1, 1]), rel=1e-5)
-    assert plots.stage_title(2, stages[1]) == "stage 2: layer2, blocks 0-1"
-    assert plots.shown_heads(64, 3) == [0, 32, 63] and plots.shown_heads(2, 16) == [0, 1]

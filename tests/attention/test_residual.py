@@ -1,41 +1,48 @@
-"""The residual branch computes the same whichever path runs, and folds only what it may."""
+"""The residual branch: how much is fused, that it computes the same whichever path runs, and users' own variants."""
 
 import copy
 
 import pytest
 import torch
+from mmengine.registry import MODELS
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import LayerAttentionResidual, MRLABase, TokenAttentionResidual, build_layer_attention
-from mrla_mm.errors import InputError
-from mrla_mm.ops import fused
+from mrla_mm.attention import (
+    LayerAttentionResidual,
+    MRLABase,
+    MRLALight,
+    SoftmaxMemory,
+    TokenAttentionResidual,
+    choose_fusion,
+)
 
 VARIANTS = {
     "light": dict(type="MRLALight", head_channels=4),
     "light, last output": dict(type="MRLALight", head_channels=4, previous="output"),
     "light, depthwise alone": dict(type="MRLALight", head_channels=4, previous="none", gated=False),
+    "light, GELU": dict(type="MRLALight", head_channels=4, value="dwconv_gelu"),
     "base": dict(type="MRLABase", head_channels=4),
+    "base, identity value": dict(type="MRLABase", head_channels=4, value="identity"),
     "MLA": dict(type="MLA", head_channels=4),
     "linear": dict(type="LinearRLA", head_channels=2),
 }
 NORMS = {
     "frozen": dict(type="BN"),
-    "frozen without gradient": dict(type="BN", requires_grad=False),
     "frozen without scale": dict(type="BN", affine=False),
     "batch statistics": dict(type="BN"),
     "frozen SyncBN": dict(type="SyncBN"),
     "GN": dict(type="GN", num_groups=2),
 }
+LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base"])
 
 
 def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop_path=0.0):
     """Branches of one stage in float64 with statistics and parameters drawn anew, in training mode."""
     torch.manual_seed(0)
     options = dict(norm_cfg=NORMS[norm], drop_path=drop_path, zero_init=zero_init)
-    stage = nn.ModuleList(
-        LayerAttentionResidual(VARIANTS[variant], 12, first_in_stage=t == 0, **options) for t in range(depth)
-    )
+    attention = VARIANTS[variant] if isinstance(variant, str) else variant
+    stage = nn.ModuleList(LayerAttentionResidual(attention, 12, first_in_stage=t == 0, **options) for t in range(depth))
     for name, parameter in stage.named_parameters():
         if not (zero_init and name.endswith("norm.weight")):
             nn.init.normal_(parameter)
@@ -47,17 +54,12 @@ def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop
     return stage.double()
 
 
-def test_the_scale_learns_whatever_the_config_says():
-    """A scale that starts at zero and stays there would make the branch dead weight."""
-    of_tokens = TokenAttentionResidual(VARIANTS["light"], 12, norm_cfg=dict(type="LN", requires_grad=False))
-    for branch in (*make_stage(norm="frozen without gradient"), of_tokens):
-        assert all(parameter.requires_grad for parameter in branch.parameters())
-
-
 def run(stage, x, shortcut):
+    """Branches one after the other, each after a sum and ReLU as in a ResNet."""
     memory = None
     for branch in stage:
-        x, memory = branch(x, shortcut, memory)
+        x, memory = branch.forward_add_relu(x, shortcut, nn.ReLU(), memory)
+        shortcut = shortcut * 0.5
     return x
 
 
@@ -82,64 +84,85 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_folding_changes_no_value_and_no_gradient(variant, norm, monkeypatch):
+def test_fusing_changes_no_value_and_no_gradient(variant, norm, monkeypatch):
     stage = make_stage(variant, norm)
-    expected = gradients(stage, path="reference", monkeypatch=monkeypatch)
-    assert_same(gradients(stage, path="folded", monkeypatch=monkeypatch), expected)
+    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
+    assert_same(gradients(stage, path="fused", monkeypatch=monkeypatch), expected)
 
 
 @pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
-@pytest.mark.parametrize("variant", ["light", "base"])
+@LIGHT_AND_BASE
 def test_drop_path_drops_the_same_samples(variant, norm, monkeypatch):
     stage = make_stage(variant, norm, drop_path=0.5)
-    expected = gradients(stage, path="reference", monkeypatch=monkeypatch)
-    assert_same(gradients(stage, path="folded", monkeypatch=monkeypatch), expected)
-    kept = gradients(make_stage(variant, norm), path="folded", monkeypatch=monkeypatch)
+    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
+    assert_same(gradients(stage, path="fused", monkeypatch=monkeypatch), expected)
+    kept = gradients(make_stage(variant, norm), path="fused", monkeypatch=monkeypatch)
     assert not torch.allclose(kept["out"], expected["out"])
 
 
-@pytest.mark.parametrize("variant", ["light", "base"])
-def test_a_fresh_branch_is_the_identity_to_the_bit_and_learns_its_scale(variant, monkeypatch):
-    monkeypatch.setenv("MRLA_OPS", "folded")
+@LIGHT_AND_BASE
+def test_a_fresh_branch_is_the_identity_to_the_bit_and_learns_its_scale(variant):
     stage = make_stage(variant, zero_init=True)
     for branch in stage:
         nn.init.zeros_(branch.norm.bias)
-    x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    out = run(stage, x, x)
-    assert torch.equal(out, x)
+    x, memory = torch.rand(2, 12, 5, 6, dtype=torch.float64), None
+    for branch in stage:
+        out, memory = branch(x, x, memory)
+        assert torch.equal(out, x)
     out.pow(3).sum().backward()
-    assert all(branch.norm.weight.grad.abs().min() > 0 for branch in stage)
+    assert stage[-1].norm.weight.grad.abs().min() > 0
+
+
+def test_the_scale_learns_whatever_the_config_says():
+    """A scale that starts at zero and stays there would make the branch dead weight."""
+    of_maps = LayerAttentionResidual(VARIANTS["light"], 12, norm_cfg=dict(type="BN", requires_grad=False))
+    of_tokens = TokenAttentionResidual(VARIANTS["light"], 12, norm_cfg=dict(type="LN", requires_grad=False))
+    assert all(parameter.requires_grad for branch in (of_maps, of_tokens) for parameter in branch.parameters())
 
 
 @pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
-@pytest.mark.parametrize("variant", ["light", "base"])
+@LIGHT_AND_BASE
 def test_checkpointing(variant, norm, monkeypatch):
     stage = make_stage(variant, norm, drop_path=0.5)
 
     def recomputed(stage, x, shortcut):
-        memory = None
+        memory, relu = None, nn.ReLU()
         for branch in stage:
-            x, memory = checkpoint(branch, x, shortcut, memory, use_reentrant=False)
+            x, memory = checkpoint(branch.forward_add_relu, x, shortcut, relu, memory, use_reentrant=False)
+            shortcut = shortcut * 0.5
         return x
 
-    expected = gradients(stage, path="folded", monkeypatch=monkeypatch)
-    assert_same(gradients(stage, path="folded", monkeypatch=monkeypatch, call=recomputed), expected)
+    expected = gradients(stage, path="fused", monkeypatch=monkeypatch)
+    assert_same(gradients(stage, path="fused", monkeypatch=monkeypatch, call=recomputed), expected)
 
 
 @pytest.mark.parametrize(("variant", "norm"), [("light", "frozen"), ("base", "frozen"), ("light", "batch statistics")])
-def test_compiling_breaks_no_graph(variant, norm, monkeypatch):
+def test_compilers_and_function_transforms_see_plain_operators(variant, norm, monkeypatch):
     torch.compiler.reset()
     stage = make_stage(variant, norm, depth=2)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    expected = gradients(stage, path="folded", monkeypatch=monkeypatch)
-    assert_same(gradients(stage, path="folded", monkeypatch=monkeypatch, call=compiled), expected)
+    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
+    monkeypatch.delenv("MRLA_OPS")
+    torch.manual_seed(1)
+    x, shortcut = (torch.randn(4, 12, 5, 6, dtype=torch.float64) for _ in range(2))
+    torch.testing.assert_close(compiled(stage, x, shortcut), expected["out"])
+    stage.requires_grad_(False)
+    # torch.func.grad refuses batch norms that update their statistics
+    for branch in stage:
+        branch.norm.track_running_stats = norm != "batch statistics"
+    by_func = torch.func.grad(lambda x: run(stage, x, shortcut).square().sum())(x)
+    if norm == "frozen":
+        torch.testing.assert_close(by_func, expected["x"])
+        traced = torch.jit.trace(lambda x: run(stage, x, x), x, check_trace=False)
+        assert "PythonOp" not in str(traced.graph)
+        torch.testing.assert_close(traced(x), run(stage, x, x))
 
 
-@pytest.mark.parametrize("variant", ["light", "base"])
+@LIGHT_AND_BASE
 def test_autocast(variant, monkeypatch):
     """As in a detector under AMP: maps in bfloat16, parameters in float32."""
     stage = make_stage(variant).float()
-    monkeypatch.setenv("MRLA_OPS", "folded")
+    monkeypatch.setenv("MRLA_OPS", "fused")
     x = torch.randn(2, 12, 5, 6)
     expected = run(stage, x, x)
     half = x.bfloat16().requires_grad_()
@@ -152,87 +175,136 @@ def test_autocast(variant, monkeypatch):
     assert all(parameter.grad.dtype == torch.float32 for parameter in stage.parameters())
 
 
-def count_folded(stage, monkeypatch):
-    """How many residual branches of a stage ran folded into their attention."""
-    monkeypatch.setenv("MRLA_OPS", "folded")
-    seen = []
-    light, weighted_sum = fused.light, fused.weighted_sum
-    count = lambda f: lambda *a, affine, **k: seen.append(affine is not None) or f(*a, affine=affine, **k)  # noqa: E731
-    monkeypatch.setattr(fused, "light", count(light))
-    monkeypatch.setattr(fused, "weighted_sum", count(weighted_sum))
-    run(stage, *(torch.randn(2, 12, 5, 6, dtype=torch.float64) for _ in range(2)))
-    return sum(seen)
+def extent(branch, **options):
+    return choose_fusion(branch, torch.randn(2, 12, 5, 6, dtype=torch.float64), **options).extent
 
 
 @pytest.mark.parametrize(
-    ("variant", "norm", "folds"),
+    ("variant", "norm", "wanted"),
     [
-        ("light", "frozen", 3),
-        ("base", "frozen", 3),
-        ("MLA", "frozen", 3),
-        ("light", "frozen without scale", 3),
-        ("light", "batch statistics", 0),
-        ("light", "frozen SyncBN", 0),
-        ("light", "GN", 0),
-        ("light, last output", "frozen", 0),
-        ("linear", "frozen", 0),
+        ("light", "frozen", "all"),
+        ("base", "frozen", "all"),
+        ("light", "frozen without scale", "all"),
+        ("light", "batch statistics", "attention"),
+        ("base", "batch statistics", "attention"),
+        ("light", "frozen SyncBN", "attention"),
+        ("light", "GN", "attention"),
+        ("light, last output", "frozen", "attention"),
+        ("light, GELU", "frozen", "nothing"),
+        ("base, identity value", "frozen", "nothing"),
+        ("MLA", "frozen", "nothing"),
+        ("linear", "frozen", "nothing"),
     ],
 )
-def test_only_frozen_batch_norms_are_folded(variant, norm, folds, monkeypatch):
-    assert count_folded(make_stage(variant, norm), monkeypatch) == folds
+def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
+    branch = make_stage(variant, norm)[1]
+    assert extent(branch) == wanted
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    assert extent(branch) == "nothing"
 
 
-@pytest.mark.parametrize("listened", ["norm", "attention"])
-def test_hooks_see_what_they_listen_to(listened, monkeypatch):
-    stage = make_stage()
-    heard = []
-    getattr(stage[1], listened).register_forward_hook(lambda module, args, out: heard.append(out))
-    assert count_folded(stage, monkeypatch) == 2
-    assert len(heard) == 1
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("norm", "attention"), ("drop_path", "attention"), ("attention", "nothing"), ("attention.value", "nothing")],
+)
+def test_hooks_and_replaced_forwards_are_respected(name, wanted, monkeypatch):
+    stage = make_stage(norm="frozen", drop_path=0.5)
+    module, calls = stage[1].get_submodule(name), []
+    handle = module.register_forward_hook(lambda *args: calls.append(args[-1]))
+    assert extent(stage[1]) == wanted
+    torch.manual_seed(2)
+    found = run(stage, *(torch.ones(4, 12, 5, 6, dtype=torch.float64) for _ in range(2)))
+    assert len(calls) == 1
+    handle.remove()
+    assert extent(stage[1]) == "all"
+    torch.manual_seed(2)
+    torch.testing.assert_close(run(stage, *(torch.ones(4, 12, 5, 6, dtype=torch.float64) for _ in range(2))), found)
+    forward = module.forward
+    module.forward = lambda *args: calls.append(args) or forward(*args)
+    run(stage, *(torch.ones(4, 12, 5, 6, dtype=torch.float64) for _ in range(2)))
+    assert len(calls) == 2
 
 
-def test_tracing_sees_plain_operators(monkeypatch):
-    monkeypatch.delenv("MRLA_OPS", raising=False)
-    stage = make_stage().eval().requires_grad_(False)
-    x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    traced = torch.jit.trace(lambda x: run(stage, x, x), x, check_trace=False)
-    assert "PythonOp" not in str(traced.graph)
-    torch.testing.assert_close(traced(x), run(stage, x, x))
+def test_other_activations_and_dtypes_are_not_fused_away():
+    branch, x = make_stage()[0], torch.randn(2, 12, 5, 6, dtype=torch.float64)
+    relu = nn.ReLU()
+    assert extent(branch, shortcut=x, relu=relu) == "all"
+    assert extent(branch, shortcut=x, relu=nn.ReLU6()) == extent(branch, shortcut=x.float(), relu=relu) == "attention"
+    expected = branch(nn.ReLU6()(x + x), x)[0]
+    torch.testing.assert_close(branch.forward_add_relu(x, x, nn.ReLU6())[0], expected)
 
 
-@pytest.mark.parametrize("path", ["reference", "folded"])
+class SigmoidNorm(nn.BatchNorm2d):
+    """A subclass whose backward needs its own output."""
+
+    def forward(self, x):
+        return super().forward(x).sigmoid()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_subclass_of_batch_norm(training):
+    branch = make_stage(depth=1)[0]
+    branch.norm = SigmoidNorm(12).double().train(training)
+    x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
+    out, _ = branch(x, x)
+    expected = x + branch.norm(branch.attention(x, x)[0])
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))
+
+
+class NegatedLight(MRLALight):
+    """A user's variant that overrides forward."""
+
+    def forward(self, x, shortcut, memory=None):
+        out, memory = super().forward(x, shortcut, memory)
+        return -out, memory
+
+
+class SquaredBase(MRLABase):
+    """A user's variant that overrides a part."""
+
+    def project_value(self, x):
+        return super().project_value(x) ** 2
+
+
+class MeanAttention(nn.Module):
+    """A user's variant that derives from nothing of ours."""
+
+    def __init__(self, channels, first_in_stage):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x, shortcut, memory=None):
+        total, count = memory or (torch.zeros_like(x), 0)
+        memory = (total + x * self.scale, count + 1)
+        return memory[0] / memory[1], memory
+
+
 @pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
-@pytest.mark.parametrize("module", ["norm", "drop_path"])
-def test_what_a_listener_heard_stays_as_it_was(module, norm, path, monkeypatch):
-    monkeypatch.setenv("MRLA_OPS", path)
-    stage, heard = make_stage(norm=norm, drop_path=0.5), []
-    getattr(stage[1], module).register_forward_hook(lambda *a: heard.append((a[2].detach(), a[2].detach().clone())))
+@pytest.mark.parametrize("kind", [NegatedLight, SquaredBase, MeanAttention])
+def test_users_variants_compute_what_they_say(kind, norm):
+    own = {} if kind is MeanAttention else dict(head_channels=4)
+    stage = make_stage(dict(type=kind, **own), norm)
+    assert all(extent(branch) == "nothing" for branch in stage)
     x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    run(stage, x, x)
-    ((shared, copied),) = heard
-    assert shared.shape == x.shape
-    assert torch.equal(shared, copied)
+    y, memory = x, None
+    for branch in stage:
+        out, memory = branch.attention(y, x, memory)
+        y = y + branch.norm(out)
+    expected, y, memory = y, x, None
+    for branch in stage:
+        y, memory = branch(y, x, memory)
+    torch.testing.assert_close(y, expected)
+    if kind is SquaredBase:
+        assert isinstance(memory, SoftmaxMemory)
 
 
-@pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
-@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-@pytest.mark.parametrize("module", ["norm", "attention", "drop_path"])
-def test_listeners_of_gradients_hear_the_same_on_every_path(module, register, norm, monkeypatch):
-    stage, heard = make_stage(norm=norm), []
-    for path in ("reference", "folded"):
-        branch = copy.deepcopy(stage)
-        getattr(getattr(branch[1], module), register)(lambda *a: heard.append(a[-1][0].clone()))
-        monkeypatch.setenv("MRLA_OPS", path)
-        torch.manual_seed(1)
-        x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
-        run(branch, x, x).pow(2).sum().backward()
-    torch.testing.assert_close(*heard)
+def test_variants_of_any_registry_and_scope():
+    from mmdet.registry import MODELS as MMDET_MODELS
 
-
-def test_a_variant_may_be_given_as_a_class():
-    """As configs that import what they name do; saved by mmengine, they have the full path of the class."""
-    for kind in ("MRLABase", MRLABase, "mrla_mm.attention.MRLABase", f"{MRLABase.__module__}.MRLABase"):
-        assert type(build_layer_attention(dict(type=kind, head_channels=4), 12)) is MRLABase
-    for kind in (nn.Conv2d, "torch.nn.Conv2d", "mrla_mm.attention.MRLABas", ".MRLABase", None):
-        with pytest.raises(InputError, match="is no variant of layer attention"):
-            build_layer_attention(dict(type=kind), 12)
+    MMDET_MODELS.register_module(name="MeanAttention", module=MeanAttention, force=True)
+    by_scope = dict(type="MeanAttention", _scope_="mmdet")
+    for cfg in (dict(type="mmdet.MeanAttention"), by_scope, dict(type=MeanAttention)):
+        assert isinstance(make_stage(cfg)[0].attention, MeanAttention)
+    with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
+        make_stage(dict(type="MRLAHeavy"))

@@ -1,10 +1,16 @@
-"""What the tests of every backbone do to a backbone."""
+"""A small member of each family of backbones, and what tests do to every one of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from mmcv.cnn import ConvModule
+from mmdet.models.backbones import EfficientNet, PyramidVisionTransformerV2, ResNet
+from mmdet.models.layers import nlc_to_nchw
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual
-from tests.attention.test_tokens import algorithm_2, algorithm_4
+from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, MRLAResNet, MRLAViT, ViT
 
 
 def count(module: nn.Module) -> int:
@@ -15,12 +21,24 @@ def branches(backbone: nn.Module) -> list[LayerAttentionResidual]:
     return [module for module in backbone.modules() if isinstance(module, LayerAttentionResidual)]
 
 
-def wake(backbone: nn.Module) -> nn.Module:
+def randomize_zero_init(backbone: nn.Module) -> nn.Module:
     """Leave the identity start, so that layer attention takes part in outputs and gradients."""
     for branch in branches(backbone):
         for name, child in branch.named_children():
             if name.endswith("norm"):
                 nn.init.uniform_(child.weight, 0.5, 1.0)
+                nn.init.normal_(child.bias, std=0.5)
+    return backbone
+
+
+def randomize(backbone: nn.Module) -> nn.Module:
+    """Draw all parameters and running statistics anew, tokens, positions and biases too."""
+    for parameter in backbone.parameters():
+        nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
+    for module in backbone.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.3)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
     return backbone
 
 
@@ -30,35 +48,159 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
     return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
 
 
-def batch_norm(x, module):
-    """Batch norm in evaluation of (B, C, H, W), channel by channel."""
-    columns = [
-        (x[:, c] - module.running_mean[c]) / torch.sqrt(module.running_var[c] + module.eps) * module.weight[c]
-        + module.bias[c]
-        for c in range(x.shape[1])
-    ]
-    return torch.stack(columns, dim=1)
+def saved_bytes(backbone: nn.Module, image: torch.Tensor) -> int:
+    """Bytes of the tensors that a forward pass saves for backward, without parameters, each storage once."""
+    exempt = {tensor.untyped_storage().data_ptr() for tensor in (*backbone.parameters(), *backbone.buffers())}
+    saved = {}
 
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in exempt:
+            saved[storage.data_ptr()] = storage
+        return tensor.detach()
 
-def stage_by_the_algorithms(kind, plain_blocks, token_branches, tokens, grid, extra):
-    """Run a stage of 32 channels: each plain block is a function, its layer attention Algorithm 4 ("light") or 2."""
-    outputs, inputs, parameters = [], [], []
-    for block, branch in zip(plain_blocks, token_branches, strict=True):
-        inputs.append(tokens)
-        outputs.append(block(tokens))
-        parameters.append(dict(branch.named_parameters()))
-        if kind == "light":
-            tokens = algorithm_4(outputs[-1:], inputs[-1:], parameters[-1:], grid, extra, "shortcut")[-1]
-        else:
-            tokens = algorithm_2(outputs, inputs, parameters, grid, extra, "shortcut")[-1]
-    return tokens
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outs = backbone(image)
+    del outs
+    return sum(storage.nbytes() for storage in saved.values())
 
 
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
-    """Compare two float64 results and their gradients with respect to `leaves`, which must all be reached."""
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
-    probe = torch.randn_like(actual)
-    ours = torch.autograd.grad((actual * probe).sum(), leaves)
-    theirs = torch.autograd.grad((expected * probe).sum(), leaves)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    """Compare lists of float64 tensors and their gradients with respect to `leaves`, all of which must be reached."""
+    found = []
+    for outs in (actual, expected):
+        generator = torch.Generator().manual_seed(0)
+        probes = [torch.randn(out.shape, generator=generator, dtype=out.dtype) for out in outs]
+        found.append([*outs, *torch.autograd.grad(outs, leaves, probes)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def call(mrla, x, shortcut, memory, **grid):
+    return mrla(x, shortcut, memory, **grid)
+
+
+def resnet_by_hand(backbone, plain, image, branch=call):
+    """Plain blocks of mmdet, each followed by our branch; its memory is reset at every stage."""
+    x, outs = plain.maxpool(plain.relu(plain.norm1(plain.conv1(image)))), []
+    for name in plain.res_layers:
+        memory = None
+        for block, ours in zip(getattr(plain, name), getattr(backbone, name), strict=True):
+            shortcut = x if block.downsample is None else block.downsample(x)
+            x, memory = branch(ours.mrla, block(x), shortcut, memory)
+        outs.append(x)
+    return outs
+
+
+def efficientnet_by_hand(backbone, plain, image):
+    """As for ResNet; a block without a shortcut has no branch and resets the memory."""
+    x, outs = image, []
+    for index, (layer, ours) in enumerate(zip(plain.layers, backbone.layers, strict=True)):
+        memory = None
+        for block, our_block in () if isinstance(layer, ConvModule) else zip(layer, ours, strict=True):
+            shortcut = getattr(block, "with_res_shortcut", getattr(block, "with_residual", None))
+            x, memory = our_block.mrla(block(x), x, memory) if shortcut else (block(x), None)
+        x = layer(x) if isinstance(layer, ConvModule) else x
+        if index in plain.out_indices:
+            outs.append(x)
+    return outs
+
+
+def pvt_by_hand(backbone, plain, image):
+    x, outs = image, []
+    for (embed, blocks, norm), (_, our_blocks, _) in zip(plain.layers, backbone.layers, strict=True):
+        (x, grid), memory = embed(x), None
+        for block, ours in zip(blocks, our_blocks, strict=True):
+            x, memory = ours.mrla(block(x, grid), x, memory, grid=grid)
+        x = nlc_to_nchw(norm(x), grid)
+        outs.append(x)
+    return outs
+
+
+def vit_by_hand(backbone, plain, image):
+    """Stages of two blocks, the norm after the last; `plain` is ViT or CeiT."""
+    (x, grid), memory, outs = plain.embed(image), None, []
+    for index, ours in enumerate(backbone.layers):
+        out, _ = plain.run_block(index, x, None, grid)
+        x, memory = ours.mrla(out, x, memory if index % 2 else None, grid=grid)
+        x = plain.ln1(x) if index == plain.num_layers - 1 else x
+        if index in plain.out_indices:
+            outs.append(x[:, 1:].transpose(1, 2).unflatten(2, grid))
+    return outs
+
+
+@dataclass
+class Family:
+    """A small member of a family: how to build it plain and with a variant, and what is frozen first."""
+
+    plain: Callable[..., nn.Module]
+    build: Callable[..., nn.Module]
+    by_hand: Callable[..., list[torch.Tensor]]
+    head_channels: int
+    frozen: tuple[str, ...]  # prefixes of the parameters that frozen_stages=2 freezes
+    drop_path: str = "drop_path_rate"
+
+    def mrla(self, variant: str = "light", **kwargs: object) -> nn.Module:
+        name, arguments = VARIANTS[variant]
+        return self.build(dict(type=name, head_channels=self.head_channels, **arguments), **kwargs)
+
+
+VARIANTS = {
+    "light": ("MRLALight", {}),
+    "light-output": ("MRLALight", dict(previous="output")),
+    "base": ("MRLABase", {}),
+    "mla": ("MLA", {}),
+    "linear": ("LinearRLA", {}),
+}
+RESNET = dict(base_channels=8, norm_eval=False, zero_init_residual=False)
+PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
+ARCH = dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=48)
+VIT = dict(arch=ARCH, img_size=64, out_type="featmap", out_indices=(1, 5))
+CEIT = dict(VIT, stem_channels=8)
+STAGES = ("layers.0.", "layers.1.")
+TOKENS = ("cls_token", "pos_embed", "patch_embed.", *STAGES)
+
+
+def resnet(depth: int) -> Family:
+    return Family(
+        plain=lambda **kw: ResNet(depth, **{**RESNET, **kw}),
+        build=lambda attention, **kw: MRLAResNet(depth, attention, **{**RESNET, **kw}),
+        by_hand=resnet_by_hand,
+        head_channels=8,
+        frozen=("conv1.", "bn1.", "layer1.", "layer2."),
+        drop_path="attention_drop_path",
+    )
+
+
+FAMILIES = {
+    "resnet18": resnet(18),
+    "resnet50": resnet(50),
+    "vit": Family(
+        plain=lambda **kw: ViT(**{**VIT, **kw}),
+        build=lambda attention, **kw: MRLAViT(layer_attention=attention, **{**VIT, "stage_blocks": 2, **kw}),
+        by_hand=vit_by_hand,
+        head_channels=16,
+        frozen=TOKENS,
+    ),
+    "ceit": Family(
+        plain=lambda **kw: CeiT(**{**CEIT, **kw}),
+        build=lambda attention, **kw: MRLACeiT(layer_attention=attention, **{**CEIT, "stage_blocks": 2, **kw}),
+        by_hand=vit_by_hand,
+        head_channels=16,
+        frozen=(*TOKENS, "stem."),
+    ),
+    "pvtv2": Family(
+        plain=lambda **kw: PyramidVisionTransformerV2(**{**PVT, **kw}),
+        build=lambda attention, **kw: MRLAPVTv2("b0", attention, **{**PVT, **kw}),
+        by_hand=pvt_by_hand,
+        head_channels=16,
+        frozen=STAGES,
+    ),
+    "efficientnet": Family(
+        plain=lambda **kw: EfficientNet("b1", out_indices=(1, 2, 4), **kw),
+        build=lambda attention, **kw: MRLAEfficientNet("b1", attention, out_indices=(1, 2, 4), **kw),
+        by_hand=efficientnet_by_hand,
+        head_channels=8,
+        frozen=STAGES,
+    ),
+}

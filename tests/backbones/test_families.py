@@ -1,68 +1,53 @@
-"""What MRLAEfficientNet, MRLAPVTv2 and MRLACeiT hold alike against their plain hosts."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+"""What all families of backbones have in common, against their plain hosts."""
 
 import pytest
 import torch
-from mmdet.models.backbones import EfficientNet, PyramidVisionTransformerV2
+from mmcv.cnn.bricks import DropPath
+from mmengine.registry import MODELS
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2
+from mrla_mm.attention import LayerAttentionResidual
 
-from .common import branches, count, gradients, wake
-
-
-@dataclass
-class Family:
-    """A small member of a family: how to build it plain and with a variant, and what its first stages are called."""
-
-    plain: Callable[..., nn.Module]
-    build: Callable[..., nn.Module]
-    head_channels: int
-    frozen_prefixes: tuple[str, ...]  # parameters that frozen_stages=2 freezes
-
-    def variant(self, name: str, **arguments: object) -> dict:
-        return dict(type=name, head_channels=self.head_channels, **arguments)
-
-
-SMALL_PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
-SMALL_CEIT = dict(
-    arch=dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=64),
-    img_size=64,
-    stem_channels=8,
-    out_type="featmap",
-    out_indices=(1, 5),
+from .common import (
+    FAMILIES,
+    VARIANTS,
+    assert_same_with_gradients,
+    branches,
+    count,
+    gradients,
+    randomize_zero_init,
+    saved_bytes,
 )
-FAMILIES = {
-    "efficientnet": Family(
-        plain=lambda **kw: EfficientNet("b1", out_indices=(1, 2, 4), **kw),
-        build=lambda attention=None, **kw: MRLAEfficientNet("b1", attention, out_indices=(1, 2, 4), **kw),
-        head_channels=8,
-        frozen_prefixes=("layers.0.", "layers.1."),
-    ),
-    "pvtv2": Family(
-        plain=lambda **kw: PyramidVisionTransformerV2(**{**SMALL_PVT, **kw}),
-        build=lambda attention=None, **kw: MRLAPVTv2("b0", attention, **{**SMALL_PVT, **kw}),
-        head_channels=16,
-        frozen_prefixes=("layers.0.", "layers.1."),
-    ),
-    "ceit": Family(
-        plain=lambda **kw: CeiT(**{**SMALL_CEIT, **kw}),
-        build=lambda attention=None, **kw: MRLACeiT(
-            layer_attention=attention, **{**SMALL_CEIT, "stage_blocks": 2, **kw}
-        ),
-        head_channels=16,
-        frozen_prefixes=("cls_token", "pos_embed", "patch_embed.", "stem.", "layers.0.", "layers.1."),
-    ),
+
+# Width of a classifier of 1000 classes (0: without one), parameters plain, with MRLA-light and with MRLA-base. The
+# paper's Tables 1 and 2 and the plain models' papers have them in millions: PVTv2-B0 without a classifier.
+PARAMETERS = {
+    ("ResNet", 50): (2048, 25_557_032, 25_738_452, 25_723_348),
+    ("ResNet", 101): (2048, 44_549_160, 44_939_646, 0),
+    ("ResNet", 152): (2048, 60_192_808, 60_767_784, 0),
+    ("ViT", "deit-tiny"): (192, 5_717_416, 5_749_792, 5_742_880),
+    ("ViT", "deit-small"): (384, 22_050_664, 22_115_296, 0),
+    ("ViT", "deit-base"): (768, 86_567_656, 86_696_800, 0),
+    ("CeiT", "ceit-tiny"): (192, 6_354_600, 6_386_976, 6_380_064),
+    ("CeiT", "ceit-small"): (384, 24_200_232, 24_264_864, 24_251_040),
+    ("EfficientNet", "b0"): (1280, 5_288_548, 5_300_902, 5_299_878),
+    ("EfficientNet", "b1"): (1280, 7_794_184, 7_815_996, 7_814_188),
+    ("EfficientNet", "b2"): (1408, 9_109_994, 9_133_726, 9_131_758),
+    ("EfficientNet", "b3"): (1536, 12_233_232, 12_265_258, 12_262_602),
+    ("EfficientNet", "b4"): (1792, 19_341_616, 19_389_818, 19_385_818),
+    ("EfficientNet", "b5"): (2048, 30_389_784, 30_458_992, 30_453_248),
+    ("EfficientNet", "b6"): (2304, 43_040_704, 43_132_524, 43_124_900),
+    ("EfficientNet", "b7"): (2560, 66_347_960, 66_478_556, 66_467_708),
+    ("PVTv2", "b0"): (0, 3_409_760, 3_424_160, 3_421_088),
+    ("PVTv2", "b1"): (0, 13_496_000, 13_524_744, 13_518_600),
+    ("PVTv2", "b2"): (0, 24_849_856, 24_908_244, 24_895_764),
+    ("PVTv2", "b3"): (0, 44_725_696, 44_837_964, 44_813_964),
+    ("PVTv2", "b4"): (0, 62_043_072, 62_202_958, 62_168_782),
+    ("PVTv2", "b5"): (0, 81_443_008, 81_657_660, 81_611_772),
 }
-VARIANTS = {
-    "light": ("MRLALight", {}),
-    "light-output": ("MRLALight", dict(previous="output")),
-    "base": ("MRLABase", {}),
-    "mla": ("MLA", {}),
-    "linear": ("LinearRLA", {}),
-}
+PLAIN = {"ResNet": "mmdet.ResNet", "EfficientNet": "PlainEfficientNet"}
+HEAD_CHANNELS = {"ResNet": 32, "EfficientNet": 8, "ViT": 16, "CeiT": 16, "PVTv2": 16}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -71,105 +56,134 @@ def family(request):
     return FAMILIES[request.param]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_fresh_branches_leave_plain_weights_their_outputs(family, variant):
-    name, arguments = VARIANTS[variant]
-    backbone = family.build(family.variant(name, **arguments))
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    return request.param
+
+
+@pytest.mark.parametrize(("name", "size"), PARAMETERS)
+def test_parameters(name, size, monkeypatch):
+    for draw in ("kaiming_uniform_", "uniform_", "xavier_uniform_"):  # seconds for the large models
+        monkeypatch.setattr(nn.init, draw, lambda tensor, *args, **kwargs: tensor)
+    width, *expected = PARAMETERS[name, size]
+    plain = {"type": PLAIN.get(name, name), "depth" if name == "ResNet" else "arch": size}
+    for kind, parameters in zip((None, "MRLALight", "MRLABase"), expected, strict=True):
+        attention = dict(layer_attention=dict(type=kind, head_channels=HEAD_CHANNELS[name]))
+        cfg = plain if kind is None else plain | attention | dict(type=f"MRLA{name}")
+        if parameters:
+            assert count(MODELS.build(cfg)) + (width and width + 1) * 1000 == parameters
+
+
+@pytest.mark.parametrize(("name", "head_channels"), HEAD_CHANNELS.items())
+def test_the_root_registry_builds_the_light_variant_by_default(name, head_channels):
+    size = dict(ResNet=dict(depth=50), ViT=dict(arch="deit-tiny")).get(name, {})
+    for branch in branches(MODELS.build(dict(type=f"MRLA{name}", **size))):
+        attention = branch.attention
+        assert type(attention).__name__ == "MRLALight" and attention.previous == "shortcut"
+        assert attention.channels // attention.heads == head_channels
+
+
+@pytest.mark.parametrize("size", [(64, 64), (65, 97)], ids=["square", "65x97"])
+def test_fresh_branches_leave_plain_weights_their_outputs(family, variant, size):
+    backbone, plain = family.mrla(variant), family.plain()
     backbone.init_weights()
-    plain = family.plain()
     assert not plain.load_state_dict(backbone.state_dict(), strict=False).missing_keys
-    image = torch.randn(2, 3, 65, 97)
+    image = torch.randn(2, 3, *size)
     for mode in (True, False):
         plain.train(mode)
-        backbone.train(mode)
-        for ours, theirs in zip(backbone(image), plain(image), strict=True):
+        for ours, theirs in zip(backbone.train(mode)(image), plain(image), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    wake(backbone)
+    randomize_zero_init(backbone)
     assert not torch.allclose(backbone(image)[-1], plain(image)[-1], atol=1e-3)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_checkpointing_gives_the_same_gradients_with_the_same_drops(family, variant):
-    name, arguments = VARIANTS[variant]
-    cfg = family.variant(name, **arguments)
-    kept = wake(family.build(cfg, drop_path_rate=0.3)).train()
-    recomputed = family.build(cfg, drop_path_rate=0.3, with_cp=True).train()
-    recomputed.load_state_dict(kept.state_dict())
-    image = torch.randn(2, 3, 64, 64)
-    torch.manual_seed(1)
-    expected = gradients(kept, image)
-    torch.manual_seed(1)
-    actual = gradients(recomputed, image)
-    for key, gradient in expected.items():
-        assert gradient is not None, key
-        torch.testing.assert_close(actual[key], gradient, msg=key)
+@pytest.mark.parametrize("size", [(64, 64), (48, 80)], ids=["square", "48x80"])
+def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_stage(family, variant, size):
+    backbone, plain = randomize_zero_init(family.mrla(variant)).double(), family.plain().double()
+    for module in backbone.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    plain.load_state_dict(backbone.state_dict(), strict=False)
+    plain.train(False)
+    backbone.eval()(torch.randn(1, 3, 64, 64).double())  # leaves no memory for the next call
+    image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    leaves = [image, *(p for branch in branches(backbone) for p in branch.parameters())]
+    assert_same_with_gradients(list(backbone(image)), family.by_hand(backbone, plain, image), leaves)
 
 
-def test_checkpointing_keeps_fewer_tensors(family):
-    def saved(with_cp):
-        total = 0
+@pytest.mark.parametrize("drop_path", [0.0, 0.5])
+def test_checkpointing_gives_the_same_gradients_to_every_parameter(family, variant, drop_path):
+    options = {family.drop_path: drop_path}
+    saving = randomize_zero_init(family.mrla(variant, **options)).train()
+    recomputing = family.mrla(variant, with_cp=True, **options).train()
+    recomputing.load_state_dict(saving.state_dict())
+    image, found = torch.randn(2, 3, 64, 64), []
+    for backbone in (saving, recomputing):
+        torch.manual_seed(1)
+        found.append(gradients(backbone, image))
+    for name, gradient in found[0].items():
+        assert gradient is not None, name
+        torch.testing.assert_close(found[1][name], gradient, msg=name)
 
-        def pack(tensor):
-            nonlocal total
-            total += tensor.numel()
-            return tensor
 
-        backbone = family.build(with_cp=with_cp).train()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            backbone(torch.randn(2, 3, 64, 64))
-        return total
-
-    assert saved(True) < 0.6 * saved(False)
+def test_checkpointing_saves_fewer_tensors(family):
+    image = torch.randn(2, 3, 128, 128)
+    saving, recomputing = (saved_bytes(family.mrla(with_cp=with_cp).train(), image) for with_cp in (False, True))
+    assert recomputing < 0.6 * saving
 
 
 @pytest.mark.parametrize("variant", ["light", "base"])
-def test_frozen_stages_cover_layer_attention_from_construction_and_leave_no_parameter_unused(family, variant):
-    name, arguments = VARIANTS[variant]
-    backbone = wake(family.build(family.variant(name, **arguments), frozen_stages=2, with_cp=True))
-    frozen = {key for key, p in backbone.named_parameters() if not p.requires_grad}
-    assert frozen == {key for key, _ in backbone.named_parameters() if key.startswith(family.frozen_prefixes)}
-    assert any(".mrla." in key for key in frozen)
+def test_frozen_stages_cover_layer_attention_from_construction(family, variant):
+    backbone = randomize_zero_init(family.mrla(variant, frozen_stages=2, with_cp=True))
+    frozen = {name for name, p in backbone.named_parameters() if not p.requires_grad}
+    assert frozen == {name for name, _ in backbone.named_parameters() if name.startswith(family.frozen)}
+    assert any(".mrla." in name for name in frozen)
     assert backbone.train() is backbone
-    assert all(not m.training for key, m in backbone.named_modules() if f"{key}.".startswith(family.frozen_prefixes))
-    for key, gradient in gradients(backbone, torch.randn(2, 3, 64, 64)).items():
-        assert (gradient is None) == (key in frozen), key
+    modes = (_BatchNorm, nn.LayerNorm, DropPath, LayerAttentionResidual)
+    for name, module in backbone.named_modules():
+        if isinstance(module, modes):
+            assert module.training is not f"{name}.".startswith(family.frozen), name
+    for name, gradient in gradients(backbone, torch.randn(2, 3, 64, 64)).items():  # DDP: no parameter is unused
+        assert (gradient is None) == (name in frozen), name
 
 
-def test_zero_init_attention_can_be_turned_off(family):
-    backbone = family.build(zero_init_attention=False)
-    backbone.init_weights()
-    assert all(torch.all(branch.norm.weight == 1) for branch in branches(backbone))
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet"])
+def test_branches_learn_although_the_norms_of_the_blocks_are_frozen(name):
+    """Caffe-style configs freeze all norms; behind one frozen at zero, a branch would never learn."""
+    backbone = FAMILIES[name].mrla(norm_cfg=dict(type="BN", requires_grad=False), frozen_stages=2).train()
+    found = gradients(backbone, torch.randn(2, 3, 64, 64))
+    norms = {key: grad for key, grad in found.items() if key.endswith((".bn1.weight", ".bn.weight"))}
+    assert norms and all(grad is None for grad in norms.values())
+    for key, grad in found.items():
+        if key.endswith("mrla.norm.weight"):
+            assert grad is None if key.startswith(FAMILIES[name].frozen) else grad.abs().max() > 0, key
 
 
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [
-        (dict(type="MRLAHeavy"), "MRLAHeavy.*MLA.*MRLABase"),
-        (dict(type="MRLALight", head_channels=7), "head_channels=7 does not cut"),
-        (dict(type="MRLALight", heads=4), "heads"),
-        ("MRLALight", "layer_attention='MRLALight' must be a dict"),
-    ],
-)
-def test_bad_attention_is_named(family, attention, message):
-    with pytest.raises(ValueError, match=message):
-        family.build(attention)
+def test_the_identity_start_can_be_turned_off(family):
+    for zero_init, weight in ((True, 0), (False, 1)):
+        backbone = family.mrla(zero_init_attention=zero_init)
+        backbone.init_weights()
+        assert all(torch.all(branch.norm.weight == weight) for branch in branches(backbone))
 
 
-@pytest.mark.parametrize("variant", ["light", "base"])
+def test_heads_that_do_not_divide_the_channels_are_named(family):
+    with pytest.raises(ValueError, match="head_channels=7"):
+        family.build(dict(type="MRLALight", head_channels=7))
+
+
 def test_bf16_autocast_on_cpu_stays_close(family, variant):
-    name, arguments = VARIANTS[variant]
-    backbone = wake(family.build(family.variant(name, **arguments))).eval()
+    backbone = randomize_zero_init(family.mrla(variant)).eval()
     image = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         exact = backbone(image)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rough = backbone(image)
-    for level, reference in zip(rough, exact, strict=True):
-        assert (level.float() - reference).norm() < 0.05 * reference.norm()
+    for level, expected in zip(rough, exact, strict=True):
+        assert (level.float() - expected).norm() < 0.05 * expected.norm()
 
 
 def test_channels_last_gives_the_same_values(family):
-    backbone = wake(family.build()).double().eval()
+    backbone = randomize_zero_init(family.mrla()).double().eval()
     image = torch.randn(2, 3, 64, 96, dtype=torch.float64)
     expected = backbone(image)
     actual = backbone.to(memory_format=torch.channels_last)(image.to(memory_format=torch.channels_last))
@@ -177,15 +191,13 @@ def test_channels_last_gives_the_same_values(family):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_memory_starts_empty_at_every_call(family):
-    backbone = wake(family.build(family.variant("MRLABase"))).eval()
-    first, second = torch.randn(2, 1, 3, 64, 96)
-    expected = backbone(second)
-    backbone(first)
-    for ours, theirs in zip(backbone(second), expected, strict=True):
-        assert torch.equal(ours, theirs)
-
-
-def test_layer_attention_adds_what_the_branches_hold(family):
-    backbone, plain = family.build(), family.plain()
-    assert count(backbone) - count(plain) == sum(count(branch) for branch in branches(backbone)) > 0
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_a_step_stays_on_its_device(family, variant, path, monkeypatch):
+    """Tensors on torch's meta device mix with no others, nor can a value be read, for which a GPU would be waited."""
+    monkeypatch.setenv("MRLA_OPS", path)
+    backbone = family.mrla(variant, zero_init_attention=False, **{family.drop_path: 0.1}).to("meta")
+    for batch_statistics in (True, False):
+        backbone.train(batch_statistics).zero_grad()
+        outs = backbone(torch.rand(2, 3, 97, 129, device="meta"))
+        sum(out.square().mean() for out in outs).backward()
+        assert all(p.grad.device.type == "meta" for p in backbone.parameters())

@@ -1,4 +1,4 @@
-"""Simple feature pyramid: levels, their places, their parameters and what it refuses."""
+"""Simple feature pyramid: levels, their places and their parameters."""
 
 import pytest
 import torch
@@ -76,23 +76,7 @@ def test_every_parameter_gets_a_gradient():
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in neck.parameters())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(strides=(4, 16)), r"\(4, 16\)"),
-        (dict(strides=(2, 4, 8)), r"\(2, 4, 8\).*in_stride=16"),
-        (dict(strides=(6, 12)), r"\(6, 12\)"),
-        (dict(strides=()), r"strides=\(\)"),
-        (dict(strides=(0, 0)), r"\(0, 0\)"),
-        (dict(strides=(64, 128)), "begin at 32"),
-        (dict(in_channels=18), "in_channels=18 cannot be halved 2 times"),
-    ],
-)
-def test_bad_values_are_named(options, message):
-    with pytest.raises(InputError, match=message):
-        SimpleFeaturePyramid(**{"in_channels": 16, "out_channels": 8, **options})
-
-
-def test_several_maps_are_refused():
-    with pytest.raises(InputError, match="takes one map, got 2"):
-        SimpleFeaturePyramid(16, 8)([torch.randn(1, 16, 3, 5)] * 2)
+@pytest.mark.parametrize("strides", [(4, 16), (2, 4, 8), (6, 12), (0, 0), (64, 128)])
+def test_strides_that_do_not_fit_are_named(strides):
+    with pytest.raises(InputError, match="strides"):
+        SimpleFeaturePyramid(16, 8, strides=strides)

@@ -1,0 +1,137 @@
+"""How much of a residual branch is fused, and why: decided here and nowhere else.
+
+    all        sum and ReLU before it, attention, norm with frozen statistics, drop path and residual
+    attention  the attention alone: batch statistics, or another norm
+    nothing    the modules run one after the other, as their classes are written
+
+A variant is fused if its exact class is in the table `FUSED`; a subclass may compute anything else.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules import module as every_module
+
+from mrla_mm.attention.base import LayerAttention, Memory
+from mrla_mm.attention.light import MRLALight
+from mrla_mm.attention.softmax import MRLABase, SoftmaxMemory
+from mrla_mm.ops import LightWeights, base_fused, choose_path, light_fused
+
+
+class Fusion(NamedTuple):
+    """How much is fused ("all", "attention" or "nothing"), by which path of `mrla_mm.ops`, and the reason."""
+
+    extent: str
+    path: str
+    reason: str
+
+
+class FusedVariant(NamedTuple):
+    """A variant's fused path.
+
+    Attributes:
+        run: called with (attention, path, c, shortcut, memory, add_relu=, affine=), returns out and the new memory; see
+            `mrla_mm.ops.light` for what each means.
+        obstacle: returns why an instance has no fused path, or an empty string.
+        takes_branch: whether the norm and residual behind an instance can be fused too.
+    """
+
+    run: Callable[..., tuple[Tensor, Memory]]
+    obstacle: Callable[[LayerAttention], str]
+    takes_branch: Callable[[LayerAttention], bool] = lambda attention: True
+
+
+def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
+    """Run MRLA-light fused; the arguments are those of `FusedVariant.run`."""
+    query, key = (attention.query.weight, attention.key.weight) if attention.gated else (None, None)
+    value = None if attention.value is None else attention.value.weight
+    history = attention.history(shortcut, memory)
+    out = light_fused(
+        path,
+        c,
+        shortcut if branch["add_relu"] else history,
+        LightWeights(query, key, value, attention.history_scale),
+        heads=attention.heads,
+        history=history is not None,
+        **branch,
+    )
+    return out, attention.memory(out)
+
+
+def run_base(attention: MRLABase, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
+    """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
+    earlier = memory or SoftmaxMemory()
+    weights = (attention.query.weight, attention.key.weight, attention.value.weight)
+    out, key, value = base_fused(path, c, shortcut, weights, earlier, heads=attention.heads, **branch)
+    return out, SoftmaxMemory((*earlier.keys, key), (*earlier.values, value))
+
+
+def light_obstacle(attention: MRLALight) -> str:
+    """Return why an MRLA-light has no fused path, or an empty string."""
+    return "its value has a GELU" if attention.value_gelu else ""
+
+
+def base_obstacle(attention: MRLABase) -> str:
+    """Return why an MRLA-base has no fused path, or an empty string."""
+    return "its value is not a convolution alone" if attention.value is None or attention.value_gelu else ""
+
+
+def light_takes_branch(attention: MRLALight) -> bool:
+    """Whether norm and residual can be fused too: not where the output itself becomes the memory."""
+    return attention.previous != "output"
+
+
+FUSED = {
+    MRLALight: FusedVariant(run_light, light_obstacle, light_takes_branch),
+    MRLABase: FusedVariant(run_base, base_obstacle),
+}
+
+
+def choose_fusion(
+    branch: nn.Module, x: Tensor, *, shortcut: Tensor | None = None, relu: nn.Module | None = None
+) -> Fusion:
+    """Choose how much of a branch is fused.
+
+    Args:
+        branch: module with `attention`, `norm` and `drop_path`.
+        x: map (B, C, H, W) that enters the attention or, with relu, the sum before it.
+        shortcut: what the sum adds, where there is a relu.
+        relu: activation between the sum and the attention, to be fused too.
+
+    Raises:
+        InputError: the environment variable MRLA_OPS asks for a path that cannot run.
+    """
+    attention, variant = branch.attention, FUSED.get(type(branch.attention))
+    path, reason = choose_path(x)
+    if variant is None:
+        return Fusion("nothing", "naive", f"{type(attention).__name__} has no fused path")
+    if path == "naive":
+        return Fusion("nothing", path, reason)
+    if any(has_hooks(module) for module in attention.modules()):
+        return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
+    if obstacle := variant.obstacle(attention):
+        return Fusion("nothing", "naive", obstacle)
+    if not is_frozen_bn(branch.norm):
+        return Fusion("attention", path, "the norm is not a BatchNorm2d with frozen statistics")
+    if not variant.takes_branch(attention):
+        return Fusion("attention", path, "the attention's output is needed as its memory")
+    if has_hooks(branch.norm) or has_hooks(branch.drop_path):
+        return Fusion("attention", path, "norm or drop path has a hook, or its forward was replaced")
+    if relu is not None and (type(relu) is not nn.ReLU or has_hooks(relu) or has_hooks(branch)):
+        return Fusion("attention", path, "the activation is not a ReLU, or has a hook")
+    if shortcut is not None and x.dtype != shortcut.dtype:
+        return Fusion("attention", path, "the sum is of two dtypes")
+    return Fusion("all", path, reason)
+
+
+def is_frozen_bn(norm: nn.Module) -> bool:
+    """Whether a norm is a batch norm that uses its running statistics, a fixed affine function of each channel."""
+    return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    hooked = any(getattr(module, kind) or getattr(every_module, f"_global{kind}") for kind in kinds)
+    return hooked or "forward" in vars(module)

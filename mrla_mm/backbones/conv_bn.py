@@ -1,0 +1,73 @@
+"""A convolution and the batch norm with frozen statistics behind it, run as one convolution.
+
+Frozen, the norm is an affine function of each channel, norm(conv(x; W)) = conv(x; s W) + t. With its scale in the
+weights no map is saved for it; the gradients of the norm's weight and bias follow from those of s W and t (You et al.,
+Efficient ConvBN Blocks for Transfer Learning and Beyond, 2023).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from mrla_mm.attention.fusion import has_hooks, is_frozen_bn
+from mrla_mm.ops import choose_path, frozen_bn_affine
+
+# Minimum number of elements of the output at which folding pays off; measured with two cores, estimated for a GPU.
+MIN_NUMEL_TO_FOLD = {"cpu": 2**17, "cuda": 2**24}
+
+
+def conv_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    """norm(conv(x)): (B, C', H', W') -> (B, C, H, W)."""
+    if not can_fold_bn(conv, norm, x):
+        return norm(conv(x))
+    scale, offset = frozen_bn_affine(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
+    bias = offset if conv.bias is None else torch.addcmul(offset, scale, conv.bias)
+    weight, dtype = conv.weight * scale[:, None, None, None], conv.weight.dtype
+    device = x.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if bias.requires_grad and (dtype in (torch.float16, torch.bfloat16) or autocast):
+        return AddedBias.apply(conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype)), bias)
+    return conv._conv_forward(x, weight.to(dtype), bias.to(dtype))
+
+
+class AddedBias(torch.autograd.Function):
+    """The output of a convolution that has added a bias, of which autograd does not know yet.
+
+    The gradient of a bias in half precision would round the sum over the map. The gradient of the norm's weight is the
+    difference of two such sums, often a small one.
+    """
+
+    @staticmethod
+    def forward(ctx, out, bias):
+        """Return out (B, C, H, W) as it is; bias (C,)."""
+        ctx.mark_dirty(out)  # the same tensor, which may go through ReLU in place
+        ctx.dtype = bias.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Sum over samples and grid in the precision of the bias."""
+        return grad, grad.sum((0, 2, 3), dtype=ctx.dtype)
+
+
+def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
+    """Whether the norm can go into the convolution's weights, and saves something there.
+
+    It saves nothing where the output has fewer elements than the weights.
+    """
+    plain = type(conv) is nn.Conv2d and is_frozen_bn(norm) and not has_hooks(conv) and not has_hooks(norm)
+    if not plain or choose_path(x).path == "naive":
+        return False
+    rows, columns = conv.stride
+    numel = conv.out_channels * x.shape[0] * (x.shape[2] // rows) * (x.shape[3] // columns)
+    minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
+    return numel >= max(minimum, conv.weight.numel())
+
+
+def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:
+    """Run a shortcut's projection, whose last two modules are folded: (B, C', H', W') -> (B, C, H, W)."""
+    if type(downsample) is not nn.Sequential or len(downsample) < 2 or has_hooks(downsample):
+        return downsample(x)
+    *before, conv, norm = downsample
+    for module in before:
+        x = module(x)
+    return conv_bn(conv, norm, x)

@@ -1,0 +1,126 @@
+"""Checkpoints that survive whatever ends a run."""
+
+from pathlib import Path
+
+from mmengine.dist import get_world_size, is_main_process
+from mmengine.fileio import LocalBackend
+from mmengine.hooks import CheckpointHook
+from mmengine.registry import HOOKS
+from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+
+from mrla_mm.engine.atomic import BACKEND, PART, AtomicBackend, write_atomically
+from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
+
+INTERRUPTED = "interrupted.pth"
+
+
+@HOOKS.register_module()
+class AtomicCheckpointHook(CheckpointHook):
+    """mmengine's CheckpointHook without its windows for losing work; it takes the same arguments.
+
+    * A checkpoint and `last_checkpoint` are written aside, forced to the disk and renamed; only then are outdated
+      checkpoints removed. The disk must have room for one checkpoint more than `max_keep_ckpts` and the best ones.
+      Folders of mmengine's remote backends are written as mmengine does.
+    * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after at most five) and
+      ends the process with code 143; the next regular checkpoint replaces it. Resumed, a run by epochs repeats the
+      epoch in progress, unless `ExactResumeHook` is there. During evaluation SIGTERM ends it at once.
+    * A resumed run that has nothing left to train says so.
+
+    Raises:
+        InputError: a checkpoint cannot be written, for example on a full disk.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.stop = StopRequest()
+        self.first_iter = self.saved_iter = 0
+
+    def before_run(self, runner: Runner) -> None:
+        """Take over SIGTERM while the training runs, and no longer."""
+        if isinstance(runner._train_loop, BaseLoop):
+            self.stop.listen_while_running(runner._train_loop)
+
+    def before_train(self, runner: Runner) -> None:
+        """Prepare the folder and the data loaders' workers."""
+        super().before_train(runner)
+        self.first_iter = self.saved_iter = runner.iter
+        for loop in (runner.train_loop, runner.val_loop):
+            outlive_sigterm(getattr(loop, "dataloader", None))
+        if isinstance(self.file_backend, LocalBackend):
+            self.backend_args, self.file_backend = dict(backend=BACKEND), AtomicBackend()
+            if is_main_process():
+                for path in Path(self.out_dir).glob(f"*.pth{PART}"):  # of a run that was killed
+                    path.unlink(missing_ok=True)
+
+    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        """Save if it is time to, or if the run is asked to stop."""
+        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        if self.stop.agreed(runner.iter):
+            self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+
+    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        """Stop if asked to; processes may evaluate unequal numbers of batches, so they cannot save together here."""
+        if self.stop.received and (get_world_size() == 1 or self.saved_iter == runner.iter):
+            self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
+
+    def after_train(self, runner: Runner) -> None:
+        """Publish if asked to, and say so if the run was complete before."""
+        super().after_train(runner)
+        if runner.iter == self.first_iter > 0:
+            unit = "iter" if isinstance(runner.train_loop, IterBasedTrainLoop) else "epoch"
+            runner.logger.warning(
+                f"the run in {runner.work_dir} is complete, nothing was trained: it has done all "
+                f"{getattr(runner, f'max_{unit}s')} of train_cfg.max_{unit}s. Raise it to go on, or start another run "
+                "without --resume"
+            )
+
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
+        """Save and only then remove what is outdated; mmengine does it the other way round."""
+        if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
+            if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
+                self._remove(self.filename_tmpl.format(self.keep_ckpt_ids.popleft()))
+            self.keep_ckpt_ids.append(step)
+            runner.message_hub.update_info("keep_ckpt_ids", list(self.keep_ckpt_ids))
+        self._remove(INTERRUPTED)
+        self._save_as(runner, self.filename_tmpl.format(step), meta)
+        self._prune()
+
+    def _save_as(self, runner: Runner, name: str, meta: dict) -> None:
+        """Save under a name and make it the checkpoint to resume from."""
+        self.saved_iter = meta["iter"]
+        self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        runner.message_hub.update_info("last_ckpt", self.last_ckpt)
+        runner.save_checkpoint(
+            self.out_dir,
+            name,
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=self.by_epoch,
+            backend_args=self.backend_args,
+            **self.args,
+        )
+        if is_main_process():
+            write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        super()._save_best_checkpoint(runner, metrics)
+        self._prune()
+
+    def _remove(self, name: str) -> None:
+        path = self.file_backend.join_path(self.out_dir, name)
+        if is_main_process() and self.file_backend.isfile(path):
+            self.file_backend.remove(path)
+
+    def _prune(self) -> None:
+        if isinstance(self.file_backend, AtomicBackend):
+            best = [getattr(self, "best_ckpt_path", None), *getattr(self, "best_ckpt_path_dict", {}).values()]
+            self.file_backend.prune(keep={self.last_ckpt, *best})
+
+    def _stop(self, runner: Runner, meta: dict) -> None:
+        """Save unless this iteration is saved already, and end the process."""
+        if self.saved_iter != meta["iter"]:
+            self._save_as(runner, INTERRUPTED, meta)
+        runner.logger.warning(f"SIGTERM: the run ends after iteration {meta['iter']}, saved. Continue with --resume")
+        raise SystemExit(TERMINATED)

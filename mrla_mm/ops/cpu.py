@@ -1,0 +1,180 @@
+"""The passes over feature maps of fused layer attention in plain PyTorch.
+
+One depthwise convolution over B * C channels, with weights of each sample, does gate, value, norm and residual; the
+history is one more operation. `light` and `base` call the passes for a few samples at a time (`chunks`), which stay in
+the cache of a CPU from one pass to the next. The passes write into the tensors they are given.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mrla_mm.ops.coefficients import Coefficients, GridSums, light_coefficients, light_coefficients_backward
+from mrla_mm.ops.reference import at_least_float32, global_average
+
+__all__ = [
+    "add_relu",
+    "apply",
+    "apply_backward",
+    "chunks",
+    "grid_sums",
+    "light_coefficients",
+    "light_coefficients_backward",
+    "pool",
+    "weighted_sum",
+    "weighted_sum_backward",
+]
+
+CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
+EXACT = (torch.float32, torch.float64)  # in less precision a weight of 1 for the residual would swallow small weights
+
+
+def chunks(x: Tensor) -> Iterator[slice]:
+    """Slices of the batch whose maps fit the cache of a CPU; elsewhere the whole batch.
+
+    Channels-last maps cannot be seen as one map of b * c channels, so they go one by one.
+    """
+    step = batch = x.shape[0]
+    if x.device.type == "cpu":
+        step = math.ceil(batch / math.ceil(x.nbytes / CHUNK_BYTES)) if x.is_contiguous() else 1
+    for start in range(0, batch, step):
+        yield slice(start, start + step)
+
+
+pool = global_average
+
+
+def grid_sum(x: Tensor) -> Tensor:
+    """Sum over the grid in at least single precision: (B, C, H, W) -> (B, C)."""
+    return x.sum(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
+    """Values per channel that multiply a map in its precision: (B, C) -> (B, C, 1, 1)."""
+    return per_channel.to(x.dtype)[:, :, None, None]
+
+
+def depthwise(x: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
+    """Depthwise 3x3 convolution (or product, with one tap) in which each sample has its own weights.
+
+    Shapes:
+        x (b, c, H, W), taps (b, c, 9 or 1), shift (b or 1, c) -> (b, c, H, W).
+    """
+    batch, channels = x.shape[:2]
+    if shift is not None:
+        shift = shift.to(x.dtype).expand(batch, channels).reshape(-1)
+    if taps.shape[-1] == 1:
+        out = x * on_grid(taps[..., 0], x)
+        return out if shift is None else out.add_(shift.view(batch, channels, 1, 1))
+    weight = taps.to(x.dtype).reshape(batch * channels, 1, 3, 3)
+    stacked = x.reshape(1, batch * channels, *x.shape[2:])
+    return F.conv2d(stacked, weight, shift, padding=1, groups=batch * channels).view(x.shape)
+
+
+def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor | None:
+    """Write relu(c + shortcut) (B, C, H, W); return its average over the grid (B, C) if asked for."""
+    torch.add(c, shortcut, out=out).relu_()
+    return global_average(out) if pool else None
+
+
+def apply(x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
+    """Write [x +] dw(x; taps) + slope previous + shift, all (B, C, H, W)."""
+    taps, slope, shift = coefficients
+    in_taps = residual and x.dtype in EXACT
+    if in_taps:
+        taps = taps.clone()
+        taps[..., taps.shape[-1] // 2].add_(1)
+    part = depthwise(x, taps, shift)
+    if previous is not None:
+        torch.addcmul(part, previous, on_grid(slope, x), out=out)
+    elif in_taps or not residual:
+        out.copy_(part)
+    else:
+        torch.add(x, part, out=out)
+        return
+    if residual and not in_taps:
+        out.add_(x)
+
+
+def grid_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> GridSums:
+    """Sums over the grid that all gradients of weights follow from; `size` taps, 9 or 1, and that of grad if asked."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    grad_slope = None if previous is None else grid_sum(grad.to(dtype) * previous)
+    if size == 1:
+        taps = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
+        return GridSums(taps, grad_slope, grid_sum(grad) if shift else None)
+    groups, with_bias = x.shape[0] * x.shape[1], shift and x.dtype in EXACT
+    stacked = (1, groups, *x.shape[2:])
+    weight = x.new_empty(groups, 1, 3, 3)  # only its shape matters for the gradient of the weight and bias
+    _, grad_taps, grad_shift = torch.ops.aten.convolution_backward(
+        grad.reshape(stacked), x.reshape(stacked), weight,
+        [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
+    )  # fmt: skip
+    if shift:
+        grad_shift = grad_shift.view(x.shape[:2]) if with_bias else grid_sum(grad)
+    return GridSums(grad_taps.to(dtype).view(*x.shape[:2], size), grad_slope, grad_shift if shift else None)
+
+
+def apply_backward(
+    grad: Tensor,
+    coefficients: Coefficients,
+    *,
+    residual: bool,
+    grad_x: Tensor,
+    grad_previous: Tensor | None = None,
+    positive: Tensor | None = None,
+) -> None:
+    """Write the gradients of x and, if asked for, of previous: the transpose of `apply`, all (B, C, H, W).
+
+    Args:
+        grad: gradient of what `apply` wrote.
+        coefficients: those of `apply`, but as shift what is added to every position of grad_x.
+        residual: whether `apply` added x.
+        grad_x: gradient of x, or with `positive` of c.
+        grad_previous: gradient of previous, or with `positive` of the shortcut, which is the history and added to c.
+        positive: x = relu(c + shortcut), through which the gradient goes on to c.
+    """
+    apply(grad, None, Coefficients(coefficients.taps.flip(-1), None, coefficients.shift), residual=residual, out=grad_x)
+    if positive is not None:
+        torch.ops.aten.threshold_backward.grad_input(grad_x, positive, 0, grad_input=grad_x)
+    if grad_previous is None:
+        return
+    slope = on_grid(coefficients.slope, grad)
+    if positive is None:
+        torch.mul(grad, slope, out=grad_previous)
+    else:
+        torch.addcmul(grad_x, grad, slope, out=grad_previous)
+
+
+def weighted_sum(
+    x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor], *, out: Tensor
+) -> None:
+    """Write [x +] sum_s weights_s values_s [+ shift], reading each value once.
+
+    Shapes:
+        x, T values and out (B, C, H, W), weights (B, C, T), shift (B or 1, C).
+    """
+    factors = [on_grid(weight, out) for weight in weights.unbind(-1)]
+    first = x is not None and out.dtype in EXACT
+    if first:
+        torch.addcmul(x, values[0], factors[0], out=out)
+    else:
+        torch.mul(values[0], factors[0], out=out)
+    for value, factor in zip(values[1:], factors[1:], strict=True):
+        out.addcmul_(value, factor)
+    if shift is not None:
+        out.add_(on_grid(shift, out))
+    if x is not None and not first:
+        out.add_(x)
+
+
+def weighted_sum_backward(grad: Tensor, weights: Tensor, values: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+    """Write the gradient of each value, weights_s grad; return the sums over the grid of grad times value (B, C, T)."""
+    sums = torch.empty_like(weights)
+    for index, (value, gradient) in enumerate(zip(values, grads, strict=True)):
+        sums[..., index] = grid_sum(torch.mul(grad, value, out=gradient))
+        torch.mul(grad, on_grid(weights[..., index], grad), out=gradient)
+    return sums

@@ -1,0 +1,35 @@
+"""The passes over feature maps of fused layer attention as Triton kernels; the interface is that of `cpu`.
+
+Values are loaded in the map's precision, computed in float32 and rounded once, when stored. Where a kernel sums, each
+program writes the sum of its span of the grid, and the spans are added up afterwards in one order: nothing is added
+atomically, so results are the same to the bit in every run. Contiguous and channels-last maps of any size are read as
+they lie.
+
+The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from mrla_mm.ops.triton.gate import light_coefficients, light_coefficients_backward
+from mrla_mm.ops.triton.reduce import add_relu, pool, weighted_sum, weighted_sum_backward
+from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums
+
+__all__ = [
+    "add_relu",
+    "apply",
+    "apply_backward",
+    "chunks",
+    "grid_sums",
+    "light_coefficients",
+    "light_coefficients_backward",
+    "pool",
+    "weighted_sum",
+    "weighted_sum_backward",
+]
+
+
+def chunks(x: Tensor) -> Iterator[slice]:
+    """Return the whole batch as one slice: a kernel's programs share it out."""
+    yield slice(None)

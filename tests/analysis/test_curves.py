@@ -1,0 +1,71 @@
+"""Logs of runs that were killed, resumed, started over, or whose loss is not finite, and their curves."""
+
+import json
+import math
+
+import cv2
+import numpy as np
+import pytest
+
+from mrla_mm.analysis.logs import read_scalars, training_logs
+from mrla_mm.analysis.plots import plot_training_curves
+from mrla_mm.errors import InputError
+
+
+def train_record(step, loss, epoch=1):
+    return dict(lr=1e-3 / step, loss=loss, loss_cls=0.6 * loss, loss_bbox=0.4 * loss, epoch=epoch, step=step)
+
+
+def val_record(epoch, ap50):
+    return {"coco/bbox_mAP": ap50 / 2, "coco/bbox_mAP_50": ap50, "coco/segm_mAP_50": ap50 - 0.1, "step": epoch}
+
+
+def write_log(work_dir, stamp, records, tail=""):
+    path = work_dir / stamp / "vis_data/scalars.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records) + tail)
+    return path
+
+
+def test_a_resumed_run_reads_as_one(tmp_path):
+    """Epoch 2 was interrupted, and is done again from its start."""
+    first = [train_record(10, 3.0), val_record(1, 0.2), train_record(20, 2.0, epoch=2), train_record(30, 9.0, epoch=2)]
+    second = [train_record(20, 1.5, epoch=2), val_record(2, 0.6), train_record(40, 1.0, epoch=3)]
+    write_log(tmp_path, "20260101_000000", first, tail='{"loss": 1.0, "st')
+    write_log(tmp_path, "20260101_000100", second)
+    write_log(tmp_path, "20260101_000200", [])  # a test of a checkpoint logs nothing here
+    train, val = read_scalars(training_logs(tmp_path))
+    assert [(r["step"], r["loss"]) for r in train] == [(10, 3.0), (20, 1.5), (40, 1.0)], "30 was undone"
+    assert [(r["step"], r["coco/bbox_mAP_50"]) for r in val] == [(1, 0.2), (2, 0.6)]
+
+
+def test_logs_without_a_training_record_are_refused(tmp_path):
+    with pytest.raises(InputError, match="scalars"):
+        read_scalars([write_log(tmp_path, "20260101_000000", [val_record(1, 0.5)])])
+
+
+def test_the_picture_holds_curves(tmp_path):
+    write_log(tmp_path, "20260101_000000", [train_record(10, 3.0), train_record(20, 2.0), val_record(1, 0.2)])
+    write_log(tmp_path, "20260101_000100", [train_record(30, 1.5, epoch=2), val_record(2, 0.6)])
+    picture = cv2.imread(str(plot_training_curves(training_logs(tmp_path), tmp_path / "new/curves.png")))
+    height, width = picture.shape[:2]
+    assert width > height > 300
+    validation = picture[:, int(0.7 * width) :]
+    for colour in ((180, 119, 31), (14, 127, 255)):  # BGR, box AP and mask AP
+        assert (np.abs(validation.astype(int) - colour).max(-1) < 12).sum() > 50
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [train_record(10, 3.0)],
+        [train_record(10, 3.0), train_record(20, math.nan), train_record(30, math.inf)],
+        [train_record(10, math.nan)],
+        [dict(loss=3.0, step=10)],
+        [train_record(10, 3.0), val_record(1, math.nan)],
+    ],
+    ids=["no validation yet", "diverged", "never finite", "no learning rate", "no AP"],
+)
+def test_odd_runs_are_drawn(records, tmp_path):
+    log = write_log(tmp_path, "20260101_000000", records)
+    assert plot_training_curves([log], tmp_path / "curves.png").stat().st_size > 5000

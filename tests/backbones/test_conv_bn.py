@@ -1,0 +1,229 @@
+"""Convolution and frozen norm as one convolution, against both step by step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones import MRLAResNet
+from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD, can_fold_bn, conv_bn, run_downsample
+
+CONVOLUTIONS = {
+    "1x1": dict(kernel_size=1, bias=False),
+    "strided": dict(kernel_size=3, stride=2, padding=1, bias=False),
+    "dilated": dict(kernel_size=3, padding=2, dilation=2, bias=False),
+    "grouped": dict(kernel_size=3, padding=1, groups=4, bias=False),
+    "oblong": dict(kernel_size=(1, 3), stride=(1, 2), padding=(0, 1), bias=False),
+    "with bias": dict(kernel_size=3, padding="same", padding_mode="circular"),
+}
+
+
+@pytest.fixture(autouse=True)
+def folded(monkeypatch):
+    """Take the folded path on a CPU, for maps however small."""
+    monkeypatch.setenv("MRLA_OPS", "fused")
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
+
+
+def draw(options=None, **norm_options):
+    """Convolution and norm in float64, all numbers drawn, and a map that has more of them than the weights."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 12, **(CONVOLUTIONS["strided"] if options is None else options)).double()
+    norm = nn.BatchNorm2d(12, **norm_options).double().eval()
+    for numbers in (norm.running_mean, norm.weight, norm.bias):
+        if numbers is not None:
+            nn.init.normal_(numbers)
+    nn.init.uniform_(norm.running_var, 0.1, 2)
+    return conv, norm, torch.randn(2, 8, 19, 24).double()
+
+
+def outcome(run, conv, norm, x):
+    x = x.clone().requires_grad_()
+    out = run(conv, norm, x)
+    leaves = [x, *(p for module in (conv, norm) for p in module.parameters() if p.requires_grad)]
+    torch.manual_seed(1)
+    return out, *torch.autograd.grad(out, leaves, torch.randn_like(out))
+
+
+def in_steps(conv, norm, x):
+    return norm(conv(x))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_values_and_gradients(kind, affine):
+    conv, norm, x = draw(CONVOLUTIONS[kind], affine=affine)
+    assert can_fold_bn(conv, norm, x)
+    for found, expected in zip(outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_shapes_alone(monkeypatch):
+    """On the meta device, for which PyTorch has no autocast."""
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cuda", 0)
+    conv, norm, x = (each.to("meta") for each in draw())
+    assert can_fold_bn(conv, norm, x)
+    assert conv_bn(conv, norm, x).shape == (2, 12, 10, 12)
+
+
+def test_frozen_weights_take_no_gradient():
+    conv, norm, x = draw()
+    norm.requires_grad_(False)
+    conv.weight.requires_grad_(False)
+    (_, found), (_, expected) = outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x)
+    torch.testing.assert_close(found, expected)
+    assert not conv_bn(conv, norm, x).requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_less_precision_loses_no_more_than_step_by_step(autocast, dtype):
+    conv, norm, x = draw(CONVOLUTIONS["grouped"])
+    exact = outcome(in_steps, conv, norm, x)
+    rough = torch.float32 if autocast else dtype
+    conv, norm, x = conv.to(rough), norm.to(rough), x.to(rough)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        found, steps = outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x)
+    assert found[0].dtype == steps[0].dtype == dtype
+    for ours, theirs, wanted in zip(found, steps, exact, strict=True):
+        errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
+        assert errors[0] < max(1.5 * errors[1], 2 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_the_norms_own_gradients_where_the_mean_is_large(autocast):
+    """The gradient of its weight is there a small difference of large sums, which half precision would spoil."""
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(16, 12, 3, bias=False).double(), nn.BatchNorm2d(12).double().eval()
+    x = torch.rand(2, 16, 40, 40).double()
+    nn.init.uniform_(conv.weight, 0.0, 0.5)
+    with torch.no_grad():
+        variance, mean = torch.var_mean(conv(x), (0, 2, 3))
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(variance)
+    assert (norm.running_mean > 8 * norm.running_var.sqrt()).all()
+
+    def gradients(run, dtype):
+        modules = copy.deepcopy((conv, norm))
+        modules = [module.to(torch.float32 if autocast else dtype) for module in modules]
+        maps = x.to(torch.float32 if autocast else dtype)
+        with torch.autocast("cpu", dtype, enabled=autocast and dtype is not torch.float64):
+            out = run(*modules, maps)
+        cotangent = torch.rand(out.shape, generator=torch.Generator().manual_seed(1))
+        return torch.autograd.grad(out, list(modules[1].parameters()), cotangent.to(out.dtype))
+
+    exact = gradients(in_steps, torch.float64)
+    found, steps = gradients(conv_bn, torch.bfloat16), gradients(in_steps, torch.bfloat16)
+    for ours, theirs, wanted in zip(found, steps, exact, strict=True):
+        errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
+        assert errors[0] < 3 * errors[1]  # 18 times, if a bias of the convolution took the gradient
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *args: None)
+
+
+def patched(module):
+    module.forward = lambda x: torch.zeros(2, 12, 10, 12, dtype=x.dtype) + x.mean()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda conv, norm: norm.train(),
+        lambda conv, norm: hooked(conv),
+        lambda conv, norm: hooked(norm),
+        lambda conv, norm: patched(conv),
+        lambda conv, norm: patched(norm),
+        lambda conv, norm: nn.utils.parametrizations.weight_norm(conv),
+        lambda conv, norm: nn.utils.parametrizations.spectral_norm(conv),
+    ],
+)
+def test_hooks_and_replaced_forwards_are_respected(change):
+    conv, norm, x = draw()
+    assert can_fold_bn(conv, norm, x)
+    change(conv, norm)
+    assert not can_fold_bn(conv, norm, x)
+    twin = copy.deepcopy((conv, norm))
+    torch.testing.assert_close(conv_bn(conv, norm, x), in_steps(*twin, x), rtol=0, atol=0)
+
+
+def test_where_it_saves_nothing(monkeypatch):
+    conv, norm, x = draw()
+    assert not can_fold_bn(conv, norm, x[:, :, :5, :5])  # 216 numbers, and 864 weights
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 2 * 12 * 9 * 12 + 1)
+    assert not can_fold_bn(conv, norm, x)
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 2 * 12 * 9 * 12)
+    assert can_fold_bn(conv, norm, x)
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    assert not can_fold_bn(conv, norm, x)
+
+
+@pytest.mark.parametrize("change", [hooked, patched])
+def test_downsample(change):
+    conv, norm, x = draw()
+    pool = nn.AvgPool2d(2)
+    for modules in (nn.Sequential(conv, norm), nn.Sequential(pool, conv, norm), nn.Sequential(conv), pool):
+        torch.testing.assert_close(run_downsample(modules, x), modules(x))
+        changed = copy.deepcopy(modules)
+        change(changed)
+        torch.testing.assert_close(run_downsample(changed, x), changed(x))
+
+
+@pytest.mark.parametrize("name", ["conv2", "bn3", "downsample", "relu", "mrla", "mrla.attention", "mrla.norm"])
+def test_a_replaced_forward_is_called(name):
+    """As mmengine's activation_checkpointing exchanges it."""
+    backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
+    module, calls = backbone.layer1[0].get_submodule(name), []
+    forward = module.forward
+    image = torch.randn(1, 3, 64, 64)
+    expected = backbone(image)
+    module.forward = lambda *args: calls.append(name) or forward(*args)
+    torch.testing.assert_close(backbone(image), expected)
+    assert len(calls) == (3 if name == "relu" else 1)
+
+
+def test_a_hook_on_all_modules_is_called_for_all():
+    backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
+    called = set()
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *rest: called.add(module))
+    try:
+        backbone(torch.randn(1, 3, 64, 64))
+    finally:
+        handle.remove()
+    kinds = nn.Conv2d | nn.BatchNorm2d | LayerAttentionResidual
+    expected = {module for module in backbone.modules() if isinstance(module, kinds)}
+    assert expected <= called
+
+
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+def test_tracing_makes_no_choice_of_its_own(monkeypatch):
+    monkeypatch.delenv("MRLA_OPS")
+    conv, norm, x = draw()
+    for module in (conv, norm):
+        module.requires_grad_(False)  # a trace takes them for constants
+    traced = torch.jit.trace(lambda x: conv_bn(conv, norm, x), x)
+    torch.testing.assert_close(traced(x[:1]), in_steps(conv, norm, x[:1]))
+
+
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", "MLA"])
+def test_a_backbone_computes_the_same_on_every_path(variant, monkeypatch):
+    """Same outputs and gradients whether ResNet-50 folds norms and fuses the ends of its blocks or runs naively."""
+    torch.manual_seed(0)
+    options = dict(base_channels=16, zero_init_residual=False, norm_eval=True, zero_init_attention=False)
+    backbone = MRLAResNet(50, dict(type=variant, head_channels=16), **options).double().train()
+    for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.uniform_(norm.weight, 0.3, 0.8)
+        nn.init.normal_(norm.running_mean, std=0.1)
+        nn.init.uniform_(norm.running_var, 0.5, 2)
+    image, found = torch.randn(2, 3, 96, 96).double(), []
+    for path in ("fused", "naive"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        outputs = backbone(image)
+        backbone.zero_grad()
+        sum(out.square().mean() for out in outputs).backward()
+        found.append([*outputs, *(p.grad for p in backbone.parameters())])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)

@@ -1,0 +1,68 @@
+"""Importing the package changes nothing of others but what is listed here."""
+
+import json
+import subprocess
+import sys
+
+from ..conftest import ROOT
+
+ALLOWED = {
+    "mmengine.config.config.Config._get_cfg_path",  # the scope mrla_mm:: of config files
+    "torch._weights_only_unpickler._marked_safe_globals_set",  # torch's list of what checkpoints may hold
+    "mmengine.runner.checkpoint._safe_torch_load",  # OneDL's alone, which executes what it refuses
+}
+# An extension of the test's own lets mmdet be imported before the package.
+COMPARE = """
+import importlib, importlib.machinery, json, sys, types, warnings
+warnings.simplefilter("ignore")
+HOSTS = ("mmengine", "mmcv", "mmdet", "mmpretrain", "torch", "torchvision")
+try:
+    import mmcv._ext
+except ImportError:
+    ext = types.ModuleType("mmcv._ext")
+    ext.__file__, ext.__getattr__ = "none", lambda name: print
+    ext.__spec__ = importlib.machinery.ModuleSpec("mmcv._ext", None)
+    sys.modules["mmcv._ext"] = ext
+for name in ("mmdet.models", "mmdet.datasets", "mmdet.evaluation", "mmdet.engine", "mmpretrain.models",
+             "mmpretrain.engine", "mmpretrain.datasets", "mmengine.runner", "mmengine._strategy", "mmengine.hooks"):
+    importlib.import_module(name)
+
+def snapshot():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in HOSTS and isinstance(module, types.ModuleType):
+            for key, value in list(vars(module).items()):
+                found[f"{name}.{key}"] = value
+                if isinstance(value, type) and value.__module__ == name:
+                    found.update({f"{name}.{key}.{k}": v for k, v in vars(value).items()})
+    return found
+
+before = snapshot()
+modules = set(sys.modules)
+import mrla_mm
+changed = []
+for key, value in snapshot().items():
+    owner = key.rpartition(".")[0]
+    new_module = not any(key.startswith(name + ".") for name in modules if name in (owner, owner.rpartition(".")[0]))
+    if key in before and before[key] is not value:
+        changed.append(key)
+    elif key not in before and not new_module and not isinstance(value, types.ModuleType):
+        changed.append(key)
+print(json.dumps(changed))
+"""
+
+
+def test_no_attribute_of_a_hosts_class_or_module_differs():
+    command = [sys.executable, "-c", COMPARE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout.splitlines()[-1])) <= ALLOWED
+
+
+def test_mmengines_initializer_is_its_own():
+    """A plain mmdet ResNet loads as without the package: what matches, with mmengine's warning."""
+    from mmengine.model.weight_init import PretrainedInit
+    from mmengine.registry import WEIGHT_INITIALIZERS
+
+    assert WEIGHT_INITIALIZERS.get("Pretrained") is PretrainedInit
+    assert PretrainedInit.__call__.__module__ == "mmengine.model.weight_init"

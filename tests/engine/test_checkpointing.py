@@ -1,0 +1,201 @@
+"""Checkpoints appear whole, outdated ones go last, SIGTERM saves, and the hook leaves everything else alone."""
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from mmengine.dataset import DefaultSampler
+from torch.utils.data import BatchSampler
+
+from mrla_mm.engine.atomic import write_atomically
+from mrla_mm.errors import InputError
+
+from ..conftest import ROOT
+from .runs import EPOCHS, ITERATIONS, At, NoisyData, build, terminate, weights
+
+
+@pytest.fixture(autouse=True)
+def idle_disk(monkeypatch):
+    """Forcing files to a busy disk takes seconds; the tests of a full one put their own function here."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def received():
+    """The SIGTERMs that reached the handler which a process had before its training."""
+    count = []
+    previous = signal.signal(signal.SIGTERM, lambda *_: count.append(1))
+    yield count
+    signal.signal(signal.SIGTERM, previous)
+
+
+def full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def names(folder):
+    return {path.name for path in folder.glob("*.pth*")}
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def test_outdated_checkpoints_go_after_the_new_one_is_there(tmp_path, monkeypatch):
+    there, real = {}, os.replace
+
+    def watched(source, target):
+        there.setdefault(target.name, names(tmp_path))
+        return real(source, target)
+
+    monkeypatch.setattr(os, "replace", watched)
+    build(tmp_path, max_keep_ckpts=1, save_best="score", rule="greater").train()
+    assert names(tmp_path) == {"epoch_3.pth", "best_score_epoch_3.pth"}
+    assert "epoch_1.pth" in there["epoch_2.pth"]
+    assert "best_score_epoch_1.pth" in there["best_score_epoch_2.pth"]
+    assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_3.pth")
+
+
+@pytest.mark.parametrize(("keep", "left"), [(-1, {1, 2, 3}), (2, {2, 3})])
+def test_as_many_are_kept_as_asked_for(tmp_path, keep, left):
+    build(tmp_path, max_keep_ckpts=keep).train()
+    assert names(tmp_path) == {f"epoch_{number}.pth" for number in left}
+
+
+def test_a_torn_write_leaves_the_old_file(tmp_path, monkeypatch):
+    """Whether the disk is full or the process dies: the new file takes the name only when it is whole."""
+    target = tmp_path / "epoch_1.pth"
+    target.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old" and list(tmp_path.iterdir()) == [target]
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", die)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+
+
+def test_full_disk_while_saving_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    fill = At("before_train_iter", lambda: monkeypatch.setattr(os, "fsync", full), iteration=5)
+    with pytest.raises(InputError, match="No space left on device"):
+        build(tmp_path, hooks=[fill], max_keep_ckpts=1).train()
+    assert names(tmp_path) == {"epoch_1.pth"} and load(tmp_path / "epoch_1.pth")["meta"]["epoch"] == 1
+    assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_1.pth")
+
+
+@pytest.mark.parametrize(
+    ("loop", "every", "epoch"),
+    [(EPOCHS, dict(interval=1), 1), (ITERATIONS, dict(interval=4, by_epoch=False), None)],
+    ids=["epoch", "iter"],
+)
+def test_sigterm_saves_and_the_run_goes_on(tmp_path, loop, every, epoch):
+    stopped = build(tmp_path, loop=loop, hooks=[At("after_train_iter", terminate, 6)], **every)
+    with pytest.raises(SystemExit) as caught:
+        stopped.train()
+    assert caught.value.code == 128 + signal.SIGTERM
+    saved = load(tmp_path / "interrupted.pth")
+    assert saved["meta"]["iter"] == 6 and saved["optimizer"]["state"]
+    assert epoch is None or saved["meta"]["epoch"] == epoch
+    assert torch.equal(torch.cat([value.flatten() for value in saved["state_dict"].values()]), weights(stopped))
+    resumed = build(tmp_path, loop=loop, resume=True, **every)
+    resumed.train()
+    assert resumed.epoch == 3 if loop is EPOCHS else resumed.iter == 10
+    assert "interrupted.pth" not in names(tmp_path)
+
+
+def test_sigterm_during_evaluation_ends_the_run_at_once(tmp_path):
+    with pytest.raises(SystemExit):
+        build(tmp_path, hooks=[At("before_val_iter", terminate)]).train()
+    assert names(tmp_path) == {"epoch_1.pth"}, "the epoch was saved before its evaluation"
+
+
+@pytest.mark.slow
+def test_sigterm_to_a_whole_job_saves_despite_its_workers(tmp_path):
+    """As clusters send it; loader workers that died first would end the run by an error."""
+    code = """
+import os, pathlib, signal, sys
+from tests.engine.runs import At, build
+kill = lambda: os.killpg(os.getpid(), signal.SIGTERM)
+build(pathlib.Path(sys.argv[1]), workers=1, hooks=[At("before_train_iter", kill, 6)]).train()
+"""
+    run = [sys.executable, "-c", code, tmp_path]
+    ended = subprocess.run(run, cwd=ROOT, timeout=120, start_new_session=True, check=False)
+    assert ended.returncode == 128 + signal.SIGTERM and load(tmp_path / "interrupted.pth")["meta"]["iter"] == 6
+
+
+def test_leftovers_of_a_killed_run_are_removed(tmp_path):
+    (tmp_path / "epoch_9.pth.part").write_bytes(b"half")
+    build(tmp_path).train()
+    assert "epoch_9.pth.part" not in names(tmp_path)
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("out of memory"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_the_signal_is_given_back_however_a_run_ends(tmp_path, received, error):
+    def fail():
+        if error is not None:
+            raise error
+
+    mine = signal.getsignal(signal.SIGTERM)
+    run = build(tmp_path, hooks=[At("after_train_iter", fail)])
+    if error is None:
+        run.train()
+    else:
+        with pytest.raises(type(error)):
+            run.train()
+    assert signal.getsignal(signal.SIGTERM) is mine and not received
+
+
+def test_a_signal_too_late_to_stop_the_run_is_passed_on(tmp_path, received):
+    """Else a process that trains one model after another would begin the next one, and be killed in it."""
+    build(tmp_path, hooks=[At("after_train", terminate, priority="LOWEST")]).train()
+    assert received == [1]
+
+
+def test_a_run_in_a_thread_leaves_the_signal_alone(tmp_path):
+    mine, seen = signal.getsignal(signal.SIGTERM), set()
+    watch = At("before_train_iter", lambda: seen.add(signal.getsignal(signal.SIGTERM)))
+    thread = threading.Thread(target=build(tmp_path, hooks=[watch]).train)
+    thread.start(), thread.join()
+    assert seen == {mine}
+
+
+def test_a_complete_run_that_is_resumed_says_so(tmp_path):
+    build(tmp_path).train()
+    build(tmp_path, resume=True).train()
+    build(tmp_path, loop=dict(EPOCHS, max_epochs=4), resume=True).train()
+    assert [path.read_text().count("nothing was trained") for path in sorted(tmp_path.glob("*/*.log"))].count(1) == 1
+
+
+def test_random_numbers_samplers_and_workers_are_the_hosts(tmp_path):
+    """A run with the hook is the run with mmengine's: same weights, same generators, nothing taken over."""
+    threads = []
+
+    def states(runner):
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), weights(runner)
+
+    def trained(kind):
+        count = At("before_train_iter", lambda: threads.append(threading.active_count()))
+        runner = build(tmp_path / kind, type=kind, hooks=[count])
+        runner.train()
+        return runner
+
+    runner = trained("AtomicCheckpointHook")
+    ours, theirs = states(runner), states(trained("CheckpointHook"))
+    assert ours[:3] == theirs[:3] and torch.equal(ours[3], theirs[3])
+    loader = runner.train_dataloader
+    assert type(loader.batch_sampler) is BatchSampler and type(loader.sampler) is DefaultSampler
+    assert not hasattr(loader.dataset, "__getitems__") and type(loader.dataset) is NoisyData
+    assert loader.worker_init_fn.func.__module__.startswith("mmengine"), "without workers nothing is theirs to outlive"
+    assert len(set(threads)) == 1

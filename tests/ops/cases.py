@@ -1,0 +1,113 @@
+"""Named float64 tensors for layer attention in every form that is fused, and both ways to compute it."""
+
+import os
+
+import pytest
+import torch
+
+from mrla_mm.ops import Affine, LightWeights, base_fused, light_fused, reference
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = pytest.mark.skipif(
+    DEVICE == "cpu" and not INTERPRETED,
+    reason="Triton needs a GPU or TRITON_INTERPRET=1; test_triton_interpreted runs these in a process of its own",
+)
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+CONSTANT = {"keep"}  # takes no gradient
+HEAD_CHANNELS = 4
+EXTENTS = ("attention", "branch", "block end")
+
+
+def draw(shape, extent, *, depth=0, gated=True, linear=False, value=True, history=True, learned=True, keep=True):
+    """Named tensors: c and shortcut, parameters, the branch's affine, and depth earlier keys and values.
+
+    No sum that a ReLU meets is so near 0 that rounding decides about it.
+    """
+    torch.manual_seed(0)
+    batch, channels = shape[:2]
+    c, shortcut = torch.randn(shape) + torch.randn(batch, channels, 1, 1), torch.randn(shape)
+    total = c + shortcut
+    shortcut += torch.where(total.abs() < 0.2, 0.3 * total.sign(), 0)
+    found = dict(c=c, shortcut=shortcut)
+    if not history and extent != "block end":
+        del found["shortcut"]
+    size = (channels, channels) if linear else (1, 1, 5)
+    if gated:
+        found |= dict(query=torch.randn(size), key=torch.randn(size) * 0.5)
+    if value:
+        found["value"] = torch.randn(channels, 1, 3, 3)
+    if history and learned:
+        found["history_scale"] = torch.randn(channels)
+    if extent != "attention":
+        found |= dict(scale=torch.randn(channels), offset=torch.randn(channels))
+        if keep:
+            found["keep"] = torch.arange(batch).remainder(2).add(0.25)
+    for s in range(depth):
+        found[f"keys{s}"] = torch.randn(batch, channels // HEAD_CHANNELS, HEAD_CHANNELS)
+        found[f"values{s}"] = torch.randn(shape)
+    return {name: tensor.double() for name, tensor in found.items()}
+
+
+def parts(t):
+    """Weights of light, the affine or None, earlier keys and values, and the number of heads."""
+    weights = LightWeights(*(t.get(name) for name in LightWeights._fields))
+    affine = Affine(t["scale"], t["offset"], t.get("keep")) if "scale" in t else None
+    earlier = tuple([t[name] for name in t if name.startswith(kind)] for kind in ("keys", "values"))
+    return weights, affine, earlier, t["c"].shape[1] // HEAD_CHANNELS
+
+
+def light(t, extent, path, history=True):
+    """MRLA-light, naive or by a fused path: (B, C, H, W)."""
+    (weights, affine, _, heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
+    add_relu = extent == "block end"
+    if path != "naive":
+        history = history and shortcut is not None
+        options = dict(heads=heads, history=history, add_relu=add_relu, affine=affine)
+        return light_fused(path, c, shortcut, weights, **options)
+    x = (c + shortcut).relu() if add_relu else c
+    gate = None
+    if weights.query is not None:
+        gate = reference.light_gate(*query_and_key(x, weights, heads))
+    value = reference.depthwise_value(x, weights.value)
+    out = reference.light_attention(value, gate, shortcut if history else None, weights.history_scale)
+    return out if affine is None else reference.affine_residual(x, out, *affine)
+
+
+def query_and_key(x, weights, heads):
+    pooled = reference.global_average(x)
+    return [reference.split_heads(reference.project(pooled, w), heads) for w in (weights.query, weights.key)]
+
+
+def base(t, extent, path):
+    """MRLA-base, naive or by a fused path: y, the layer's key and its value."""
+    (weights, affine, (keys, values), heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
+    add_relu = extent == "block end"
+    if path != "naive":
+        options = dict(heads=heads, add_relu=add_relu, affine=affine)
+        return base_fused(path, c, shortcut, weights[:3], (keys, values), **options)
+    x = (c + shortcut).relu() if add_relu else c
+    query, key = query_and_key(x, weights, heads)
+    value = reference.depthwise_value(x, weights.value)
+    out = reference.weighted_sum(reference.softmax_scores(query, (*keys, key)), (*values, value))
+    return out if affine is None else reference.affine_residual(x, out, *affine), key, value
+
+
+def base_joined(t, extent, path):
+    """One map that output, key and value all enter, so that backward gets a gradient of each."""
+    out, key, value = base(t, extent, path)
+    return out + 0.5 * value + key.to(out.dtype).flatten(1)[:, :, None, None]
+
+
+def results(function, tensors, *, dtype, layout="contiguous"):
+    """Output and all gradients; feature maps in dtype, parameters in at least float32."""
+    leaves = {}
+    for name, tensor in tensors.items():
+        is_map = tensor.dim() == 4 and name != "value"
+        leaf = tensor.to(DEVICE, dtype if is_map or dtype == torch.float64 else torch.float32)
+        leaf = leaf.contiguous(memory_format=LAYOUTS[layout]) if is_map else leaf
+        leaves[name] = leaf.detach().requires_grad_(name not in CONSTANT)
+    out = function(leaves)
+    torch.manual_seed(1)
+    out.backward(torch.randn(out.shape, dtype=torch.float64).to(out))
+    return {"output": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if name not in CONSTANT}

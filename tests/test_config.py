@@ -1,0 +1,117 @@
+"""Reading configs: where they are found, what overrides do to them, and which overrides are warned of."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+from mmengine.config import Config
+
+from mrla_mm.config import read_config
+from mrla_mm.errors import InputError
+
+from .conftest import ROOT
+
+FASTER = "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"
+DECAY = """
+_base_ = "mrla_mm::retinanet_r50_mrla_light_1x.py"
+optim_wrapper = dict(paramwise_cfg=dict(norm_decay_mult=0.0))
+"""
+
+
+def read(name, **options):
+    """Read a config with the overrides, in which "__" stands for a dot, and return it with the warnings given."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        cfg = read_config(str(name), {key.replace("__", "."): value for key, value in options.items()})
+    return cfg, [str(each.message) for each in caught if "--cfg-options" in str(each.message)]
+
+
+@pytest.fixture
+def with_decay(tmp_path):
+    (tmp_path / "decay.py").write_text(DECAY)
+    return tmp_path / "decay.py"
+
+
+@pytest.mark.parametrize(
+    ("option", "nearest"),
+    [
+        ("model.test_cfg.rcnn.score_thresh", "model.test_cfg.rcnn.score_thr"),
+        ("model.test_cfg.rpn.max_per_image", "model.test_cfg.rpn.max_per_img"),
+        ("train_dataloader.dataset.filter_cfg.min_sizes", "train_dataloader.dataset.filter_cfg.min_size"),
+        ("train_dataloader.dataset.data_prefix.imgs", "train_dataloader.dataset.data_prefix.img"),
+        ("train_dataloader.dataset.pipeline.2.keepratio", "train_dataloader.dataset.pipeline.2.keep_ratio"),
+        ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),  # which has no paramwise_cfg here
+        ("optim_wraper.optimizer.lr", "optim_wrapper"),
+        ("model.score_thr", ".score_thr"),  # elsewhere in the config
+        ("trian_cfg.max_epochs", "train_cfg"),
+        ("train_pipeline", "variable"),  # its value is in the data set already
+    ],
+)
+def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nearest):
+    cfg, said = read(FASTER, **{option: 1})
+    assert len(said) == 1 and option in said[0] and nearest in said[0].split(option, 1)[1]
+    assert cfg.option_warnings == said
+    assert "\n" not in said[0]
+
+
+def test_an_option_below_an_existing_dictionary_is_named(with_decay):
+    _, said = read(with_decay, optim_wrapper__paramwise_cfg__norm_decay=0.0)
+    assert len(said) == 1 and "norm_decay_mult" in said[0]
+
+
+def test_options_that_are_read_say_nothing(with_decay):
+    """Keys that the config has, those of items of lists, and top-level ones that mmengine takes."""
+    right = {
+        "model.backbone.init_cfg": None,
+        "train_dataloader.dataset.pipeline.2.scale": (96, 64),
+        "optim_wrapper.paramwise_cfg.norm_decay_mult": 1.0,
+        "train_dataloader.batch_size": 4,
+        "randomness.seed": 3,
+        "load_from": "weights.pth",
+        "data_root": "/elsewhere",
+    }
+    cfg, said = read(with_decay, **right)
+    assert not said and "option_warnings" not in cfg
+    assert cfg.model.backbone.init_cfg is None and cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
+    assert cfg.randomness.seed == 3 and cfg.load_from == "weights.pth"
+
+
+def test_without_options_a_config_is_its_file():
+    assert read(FASTER)[0].model == Config.fromfile(ROOT / "configs/faster_rcnn_r50_mrla_light_1x.py").model
+
+
+def test_data_root_moves_data_sets_and_evaluators(tmp_path):
+    """All that lies below the old folder, also to a folder below it; what only begins like it stays."""
+    cfg, _ = read(FASTER, data_root="data/coco/mini")
+    assert cfg.train_dataloader.dataset.data_root == cfg.test_dataloader.dataset.data_root == "data/coco/mini/"
+    assert cfg.val_evaluator.ann_file == "data/coco/mini/annotations/instances_val2017.json"
+    loaders = {f"{name}_dataloader": dict(dataset=dict(data_root=f"sets/{name}")) for name in ("train", "training")}
+    Config(dict(data_root="sets/train", **loaders)).dump(tmp_path / "own.py")
+    cfg, _ = read(tmp_path / "own.py", data_root="/new")
+    assert cfg.train_dataloader.dataset.data_root == "/new/"
+    assert cfg.training_dataloader.dataset.data_root == "sets/training"
+
+
+def test_packed_configs_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read(FASTER)[0].model.type == "FasterRCNN"
+    assert read("mmdet::retinanet/retinanet_r50_fpn_1x_coco.py")[0].model.type == "RetinaNet"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("mrla_mm::faster_rcnn_r50_mrla_lihgt_1x.py", "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"),
+        ("configs/faster_rcnn_r50_mrla_light_1x.py", "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"),
+        ("mmdet::retinanet_r50_fpn_1x_coco.py", "mmdet::retinanet/retinanet_r50_fpn_1x_coco.py"),
+        ("mine.pyy", "mine.py"),
+        ("nopackage::a.py", "'nopackage'"),
+        ("zzzz.py", ".mim"),
+    ],
+)
+def test_a_config_that_does_not_exist_is_answered_with_the_nearest(name, nearest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").touch()
+    with pytest.raises(InputError) as caught:
+        read_config(name, {})
+    assert nearest in str(caught.value)

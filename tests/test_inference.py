@@ -1,0 +1,165 @@
+"""A trained model has all the weights of its checkpoint or is refused; images and models as the tools choose them."""
+
+import argparse
+import re
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from mmengine.config import Config
+
+from mrla_mm import inference
+from mrla_mm.errors import InputError
+from mrla_mm.inference import build_model, load_model
+
+CONFIG = """
+default_scope = "mmpretrain"
+data_preprocessor = dict(num_classes=3, mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0])
+model = dict(
+    type="ImageClassifier",
+    backbone=dict(
+        type="MRLAResNet", depth=18, base_channels=8, num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,),
+        layer_attention={attention},
+    ),
+    neck=dict(type="GlobalAveragePooling"),
+    head=dict(type="LinearClsHead", num_classes=3, in_channels=8),
+)
+pipeline = [
+    dict(type="LoadImageFromFile"), dict(type="ResizeEdge", scale=32, edge="short"), dict(type="PackInputs"),
+]
+test_dataloader = dict(dataset=dict(type="CustomDataset", pipeline=pipeline))
+"""
+LIGHT = 'dict(type="MRLALight", head_channels=8)'
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "light.py").write_text(CONFIG.format(attention=LIGHT))
+    return str(tmp_path / "light.py")
+
+
+@pytest.fixture
+def plain_config(tmp_path):
+    """The same ResNet without layer attention."""
+    text = CONFIG.replace("layer_attention={attention},", "").replace("MRLAResNet", "mmpretrain.ResNet")
+    (tmp_path / "plain.py").write_text(text)
+    return str(tmp_path / "plain.py")
+
+
+@pytest.fixture
+def state(config):
+    torch.manual_seed(0)
+    return build_model(Config.fromfile(config)).state_dict()
+
+
+@pytest.fixture
+def save(tmp_path):
+    """Return `save(content)`, which writes a checkpoint and returns its path."""
+
+    def save(content, name="file.pth"):
+        torch.save(content, tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_every_weight_is_the_files_and_images_are_normalised_as_in_training(prefix, config, state, save):
+    saved = {prefix + key: value for key, value in state.items()}
+    path = save(dict(state_dict=saved, meta=dict(dataset_meta=dict(classes=("a", "b", "c")))))
+    torch.manual_seed(1)
+    model, cfg, meta = load_model(config, path, device="cpu")
+    assert not model.training and cfg.default_scope == "mmpretrain" and meta["dataset_meta"]["classes"][0] == "a"
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key]), key
+    assert model.data_preprocessor.mean.flatten().tolist() == [1, 2, 3], "mmpretrain's configs have it beside the model"
+
+
+def test_constants_of_a_preprocessor_are_no_weights(config, state, save):
+    load_model(config, save(state | {"data_preprocessor.mean": torch.ones(3, 1, 1)}), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: {"conv.weight": torch.ones(2)},
+        lambda state: state | {"neck.conv.weight": torch.ones(2)},
+        lambda state: state | {"head.fc.weight": torch.ones(5, 8)},
+        lambda state: state | {"head.fc.bias": torch.full((3,), torch.nan)},
+        lambda state: {key: value for key, value in state.items() if key != "head.fc.bias"},
+        lambda state: {key: value for key, value in state.items() if "mrla" not in key},
+    ],
+    ids=["other model", "part too many", "shape", "nan", "one missing", "without layer attention"],
+)
+def test_weights_that_do_not_fit_are_refused(change, config, state, save):
+    path = save(change(state))
+    with pytest.raises(InputError, match=re.escape(str(path))):
+        load_model(config, path, device="cpu")
+
+
+def test_layer_attention_of_a_file_is_not_dropped(plain_config, state, save):
+    with pytest.raises(InputError, match="mrla"):
+        load_model(plain_config, save(state), device="cpu")
+
+
+def parsed(*argv):
+    parser = argparse.ArgumentParser()
+    inference.add_picture_arguments(parser, out_dir="out")
+    inference.add_compare_argument(parser)
+    return parser.parse_args([str(argument) for argument in argv])
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("b.png", "a.jpg", "a.png"):
+        cv2.imwrite(str(folder / name), np.full((48, 64, 3), (0, 100, 200), np.uint8))
+    (folder / "notes.txt").touch()
+    return folder
+
+
+def test_images_of_a_folder_and_the_pictures_made_of_them(images, tmp_path):
+    """In order of their names; two of one name give two pictures."""
+    out = tmp_path / "made/here"
+    chosen = inference.chosen_images(parsed("c.py", "c.pth", images, "--out-dir", out))
+    assert [path.name for path in chosen] == ["a.jpg", "a.png", "b.png"] and out.is_dir()
+    names = [path.name for path in inference.paths_by_name(chosen, out).values()]
+    assert names == ["a.jpg.png", "a.png.png", "b.png"]
+    assert len(inference.chosen_images(parsed("c.py", "c.pth", images, "--out-dir", out, "--max-images", 2))) == 2
+    assert inference.find_images(images / "b.png") == [images / "b.png"]
+
+
+@pytest.mark.parametrize("source", ["images", "images/b.png"])
+def test_results_never_lie_among_the_images(source, images, tmp_path):
+    with pytest.raises(InputError, match="another folder"):
+        inference.chosen_images(parsed("c.py", "c.pth", tmp_path / source, "--out-dir", f"{images}/../images"))
+
+
+@pytest.mark.parametrize("source", ["nowhere", "."])
+def test_no_image_is_said(source, tmp_path):
+    with pytest.raises(InputError, match="image"):
+        inference.chosen_images(parsed("c.py", "c.pth", tmp_path / source))
+
+
+def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(config, plain_config, state, images, save):
+    """Two checkpoints of one config are told apart; classes come from the checkpoint."""
+    one = save(dict(state_dict=state, meta=dict(dataset_meta=dict(CLASSES=("a", "b", "c")))), "one.pth")
+    two = save(state, "two.pth")
+    plain = save(build_model(Config.fromfile(plain_config)).state_dict(), "plain.pth")
+    compared = ["--compare", config, two, "--compare", plain_config, plain]
+    models = inference.load_models(parsed(config, one, images, "--device", "cpu", *compared))
+    assert [each.name for each in models] == ["light, one", "light, two", "plain"]
+    assert [each.classes for each in models] == [("a", "b", "c"), (), ()] and not models[0].is_detector
+    inputs, _, picture = models[0].prepare(images / "b.png")
+    assert picture.shape == (32, 42, 3)
+    assert picture[0, 0].tolist() == [200, 100, 0], "RGB"
+    assert inputs.shape == (1, 3, 32, 42)
+    np.testing.assert_allclose(inputs[0, :, 0, 0], [(0 - 1) / 4, (100 - 2) / 5, (200 - 3) / 6], rtol=1e-5)
+
+
+def test_a_model_without_a_test_pipeline_is_refused(tmp_path, state, images, save):
+    (tmp_path / "none.py").write_text(CONFIG.format(attention=LIGHT).replace("test_dataloader", "other_dataloader"))
+    with pytest.raises(InputError, match="pipeline"):
+        inference.load_models(parsed(tmp_path / "none.py", save(state), images, "--device", "cpu"))

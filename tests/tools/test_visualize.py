@@ -1,0 +1,97 @@
+"""The commands that draw what models see, each run as the documentation shows it, on small models and pictures."""
+
+import csv
+from collections import defaultdict
+
+import cv2
+import pytest
+import torch
+
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
+
+DETECTOR = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
+BASE = "model.backbone.layer_attention.type=MRLABase"
+VIT = """
+_base_ = "mrla_mm::imagenet/deit_tiny_mrla_light_8xb128.py"
+model = dict(
+    backbone=dict(
+        _delete_=True, type="{kind}", arch=dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64),
+        img_size=224, patch_size=16,
+    ),
+    head=dict(in_channels=32),
+)
+"""
+
+
+def save_model(config, path, options=None):
+    """Write the weights of a config's model as they start, from seed 0."""
+    torch.manual_seed(0)
+    torch.save(dict(state_dict=build_model(read_config(str(config), options or {})).state_dict()), path)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folder with detector.pth, base.pth and, with a config each, mrla.pth and plain.pth of a small transformer."""
+    folder = tmp_path_factory.mktemp("models")
+    save_model(DETECTOR, folder / "detector.pth")
+    save_model(DETECTOR, folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
+    for name, kind in (("mrla", "MRLAViT"), ("plain", "ViT")):
+        (folder / f"{name}.py").write_text(VIT.format(kind=kind))
+        save_model(folder / f"{name}.py", folder / f"{name}.pth")
+    return folder
+
+
+def check_picture(path):
+    picture = cv2.imread(str(path))
+    assert min(picture.shape[:2]) > 100 and picture.std() > 10
+
+
+def test_layer_attention(run_tool, models, images, tmp_path):
+    arguments = [DETECTOR, models / "base.pth", images, "--out-dir", tmp_path / "out", "--cfg-options", BASE]
+    code, err = run_tool("visualize_layer_attention", *arguments)
+    assert code == 0, err
+    pictures = ["overview.png", *(f"stage{number}.png" for number in (1, 2, 3))]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*pictures, "scores.csv"}
+    for name in pictures:
+        check_picture(tmp_path / "out" / name)
+    sums = defaultdict(float)
+    for row in csv.DictReader((tmp_path / "out/scores.csv").open()):
+        sums[row["stage"], row["head"], row["layer"]] += float(row["weight"])
+    assert len(sums) == (2 + 4 + 8) * 2
+    assert list(sums.values()) == pytest.approx([1] * len(sums), abs=1e-4)
+
+
+def test_query_similarity(run_tool, models, images, tmp_path):
+    first = [DETECTOR, models / "base.pth", images, "--cfg-options", BASE]
+    more = ["--compare", DETECTOR, models / "detector.pth", "--out-dir", tmp_path / "out"]
+    code, err = run_tool("visualize_query_similarity", *first, *more)
+    assert code == 0, err
+    check_picture(tmp_path / "out/histograms.png")
+    rows = list(csv.DictReader((tmp_path / "out/similarities.csv").open()))
+    assert {row["model"].split(", ")[1] for row in rows} == {"base", "detector"}
+    assert {row["images"] for row in rows} == {"2"} and len(rows) == 2 * (2 + 4 + 8)
+
+
+def test_class_activation_maps(run_tool, models, images, tmp_path):
+    weak = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]  # random weights detect nothing above 0.05
+    arguments = [DETECTOR, models / "detector.pth", images, "--out-dir", tmp_path / "out", *weak]
+    compare = ["--compare", DETECTOR, models / "detector.pth"]
+    code, err = run_tool("visualize_cam", *arguments, *compare, "--layers", "layer3", "--max-channels", 4)
+    assert code == 0, err
+    for name in ("a.png", "b.png"):
+        check_picture(tmp_path / "out" / name)
+    code, err = run_tool("visualize_cam", *arguments, "--class", "unicorn")
+    assert code == 2 and "unicorn" in err
+    code, err = run_tool("visualize_cam", *arguments)
+    assert code == 2 and "layer4" in err, "the quick start's model has three stages"
+
+
+def test_attention_of_a_transformer(run_tool, models, images, tmp_path):
+    first = [models / "mrla.py", models / "mrla.pth", images, "--max-images", 1, "--out-dir", tmp_path / "out"]
+    compare = ["--compare", models / "plain.py", models / "plain.pth"]
+    code, err = run_tool("visualize_vit_attention", *first, "--patch", 3, 4, *compare)
+    assert code == 0, err
+    check_picture(tmp_path / "out/a.png")
+    code, err = run_tool("visualize_vit_attention", *first, "--patch", 14, 0)
+    assert code == 2 and "14 x 14" in err
