@@ -1,5 +1,6 @@
 """Reading configs: by path or `package::name`, with the overrides of --cfg-options."""
 
+import argparse
 import difflib
 import inspect
 import warnings
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from mrla_mm.errors import InputError
@@ -17,6 +18,18 @@ TOP_LEVEL = {*inspect.signature(Runner).parameters, "activation_checkpointing", 
     *("custom_imports", "find_unused_parameters", "model_wrapper_cfg", "runner_type", "strategy", "sync_bn"),
     *("tta_model", "tta_pipeline"),
 }
+
+
+def add_option_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --cfg-options."""
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=DictAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b], without spaces",
+    )
 
 
 def read_config(name: str, options: Mapping[str, object]) -> Config:
@@ -119,9 +132,9 @@ def unknown_key(cfg: Config, option: str) -> str | None:
     near = [".".join([*path, each]) for each in difflib.get_close_matches(key, known, n=1)]
     if not near and len(path) == len(keys) - 1:
         anywhere = {name.rpartition(".")[2]: name for name in dotted_names(root)}
-        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1)]
-    hint = f"the nearest is {near[0]}" if near else f"it has {', '.join(known)}"
-    return f"--cfg-options {option} may have no effect: {here or 'the config'} has no {key!r}; {hint}"
+        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1, cutoff=0.8)]
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    return f"--cfg-options {option} adds a new key, {here or 'the config'} has no {key!r}; {hint}"
 
 
 def dotted_names(node: object, prefix: str = "") -> Iterator[str]:

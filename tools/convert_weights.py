@@ -2,7 +2,6 @@
 """Convert a weight file: `python tools/convert_weights.py FILE CONFIG`, to the authors' layout with --to release."""
 
 import argparse
-import copy
 import sys
 from pathlib import Path
 
@@ -12,9 +11,8 @@ import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is 
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import cli
-from mrla_mm.errors import InputError
+from mrla_mm.config import read_config
 from mrla_mm.weights import convert
-from mrla_mm.weights.conversion import TARGETS
 
 
 def parse_args(argv):
@@ -22,36 +20,25 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(prog="convert_weights.py", description=__doc__.splitlines()[0])
     parser.add_argument("weights", help="file, URL or catalogue://name in any layout that init_cfg accepts")
     parser.add_argument("config", help="config whose model.backbone has the file's architecture")
-    parser.add_argument("--to", choices=TARGETS, default="mrla_mm", help="layout of the result (default: ours)")
+    parser.add_argument("--to", choices=["mrla_mm", "release"], default="mrla_mm", help="layout (default: ours)")
     parser.add_argument("--out-dir", help="folder of the result (default: that of the file)")
     parser.add_argument("--name", help="name of the result before its hash (default: the file's and the layout)")
     parser.add_argument("--entry", help="entry of the file to take, e.g. model_ema")
     parser.add_argument("--prefix", help="prefix of the backbone's keys in the file (default: found out)")
-    parser.add_argument(
-        "--cfg-options", nargs="+", action=cli.OptionsAction, default={}, metavar="KEY=VALUE", help="override config"
-    )
+    cli.add_option_argument(parser)
     return parser.parse_args(argv)
-
-
-def build_backbone(cfg):
-    """Build the backbone of a config without its pretrained weights."""
-    backbone = copy.deepcopy((cfg.get("model") or {}).get("backbone"))
-    if backbone is None:
-        raise InputError(f"config {cfg.filename} has no model.backbone to load the weights into")
-    init_default_scope(cfg.get("default_scope", "mmengine"))
-    return MODELS.build({**backbone, "init_cfg": None})
 
 
 def main(argv=None):
     """Convert with the given command line."""
     args = parse_args(argv)
-    cfg = cli.read_config(args.config, args.cfg_options)
-    folder = args.out_dir or (Path(args.weights).parent if "://" not in args.weights else ".")
+    cfg = read_config(args.config, args.cfg_options)
+    init_default_scope(cfg.get("default_scope", "mmengine"))
     path, report, left_out = convert(
         args.weights,
-        build_backbone(cfg),
+        MODELS.build({**cfg.model.backbone, "init_cfg": None}),
         target=args.to,
-        folder=folder,
+        folder=args.out_dir or (Path(args.weights).parent if "://" not in args.weights else "."),
         stem=args.name,
         prefix=args.prefix,
         entry=args.entry,
@@ -59,7 +46,7 @@ def main(argv=None):
     print(report.table())
     if left_out:
         print(f"left out, no place in this layout: {len(left_out)} tensors, first {', '.join(left_out[:3])}")
-    print(f"verified: both files give every tensor and the output for one image bit for bit\nwrote {path}")
+    print(f"verified: both files give every tensor bit for bit\nwrote {path}")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main(argv=None):
     path = save_published(clean, folder, args.name or stem_of(args.checkpoint))
     print(f"kept {len(clean['state_dict'])} tensors and meta ({', '.join(clean['meta'])})")
     print(f"left behind: {', '.join(left) or 'nothing'}")
-    print(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MB) and {path.name}.sha256")
+    print(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MB)")
 
 
 if __name__ == "__main__":

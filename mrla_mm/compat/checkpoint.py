@@ -1,20 +1,16 @@
 """Loading mmengine's checkpoints with ``weights_only``, torch's restricted unpickler.
 
 torch >= 2.6 loads nothing but tensors and plain containers unless told otherwise. mmengine 0.10 also stores its log
-history (``HistoryBuffer``, numpy arrays) and the odd numpy scalar, so it cannot read its own checkpoints back. Here
-exactly those names are allowed, some of them by a stricter stand-in:
+history (``HistoryBuffer``, numpy arrays) and numpy scalars, so it cannot read its own checkpoints back. Exactly those
+names are allowed here, two of them by a stricter stand-in:
 
-* ``HistoryBuffer`` pickles a registry of functions with every instance and its ``__setstate__`` merges that registry
-  into the class, for the whole process. The stand-in restores the numbers alone.
+* ``HistoryBuffer`` pickles a registry of functions with every instance, and its ``__setstate__`` merges that registry
+  into the class for the whole process. The stand-in restores the numbers alone.
 * That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open every attribute of
   every allowed object, so the name is bound to a function that knows those four methods and nothing else.
 
-OneDL's mmengine has a list of its own, with ``getattr`` on it, takes back what is on both after each load, and reads
-what it refuses without restriction, executing what the file holds. Its loader is replaced by one that refuses.
-
-torch < 2.6 loads any pickle by default and so reads these checkpoints, and malicious ones, without help. Nothing is
-changed there: its restricted unpickler cannot bind names to stand-ins, and refusing by force would break
-checkpoints that work. On such a version load only files you trust.
+OneDL's mmengine reads what torch refuses without restriction, executing what the file holds. Its loader, a function
+that mmengine does not have, is replaced by one that refuses.
 """
 
 from pickle import UnpicklingError
@@ -28,21 +24,14 @@ _STATISTICS = ("min", "max", "current", "mean")
 
 
 def allow_mmengine_checkpoints() -> None:
-    """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves; needs torch >= 2.6."""
-    if restricted_by_default():
-        torch.serialization.add_safe_globals(_allowed())
-        if hasattr(mmengine.runner.checkpoint, "_safe_torch_load"):
-            mmengine.runner.checkpoint._safe_torch_load = _load_restricted
+    """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves."""
+    torch.serialization.add_safe_globals(_allowed())
+    if hasattr(mmengine.runner.checkpoint, "_safe_torch_load"):
+        mmengine.runner.checkpoint._safe_torch_load = _load_restricted
 
 
 def _load_restricted(file, map_location=None, weights_only: bool | None = None):
-    """Load in place of OneDL's mmengine's own, with the restricted unpickler and the list above, or not at all."""
     return torch.load(file, map_location=map_location, weights_only=weights_only is not False)
-
-
-def restricted_by_default() -> bool:
-    """Whether this torch loads with ``weights_only=True`` unless told otherwise (torch >= 2.6)."""
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 6)
 
 
 class _LogHistory(HistoryBuffer):
@@ -62,14 +51,14 @@ def _is_numbers(values) -> bool:
 
 
 def _statistic(owner: type, name: str) -> str:
-    """What ``getattr`` means in a checkpoint: the name of one of HistoryBuffer's four methods."""
+    """Return what ``getattr`` means in a checkpoint: the name of one of HistoryBuffer's four methods."""
     if owner is not _LogHistory or name not in _STATISTICS:
         raise UnpicklingError(f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed")
     return name
 
 
 def _allowed() -> list:
-    """Types and functions with the names they carry in a checkpoint, whichever numpy wrote it (1 or 2)."""
+    """Return types and functions with the names they carry in a checkpoint, whichever numpy wrote it (1 or 2)."""
     reconstruct = np.zeros(1).__reduce__()[0]
     scalar = np.float64(0).__reduce__()[0]
     allowed = [
@@ -80,6 +69,6 @@ def _allowed() -> list:
     ]
     for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
         allowed += [(reconstruct, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
-    # the class of a dtype object, needed to set its byte order; never named in the file
+    # The class of a dtype object, which sets its byte order; no file names it.
     numbers = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     return allowed + [type(np.dtype(name)) for name in (*numbers, "float16", "float32", "float64")]

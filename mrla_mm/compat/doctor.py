@@ -182,13 +182,4 @@ def _probe_roi_align(torch, device):
     return out.mean().item() + ramp.grad.sum().item(), 5.5 + 16
 
 
-def _probe_deform(torch, device):
-    from mmcv.ops import deform_conv2d
-
-    x, weight = (torch.ones(1, 1, n, n, device=device, requires_grad=True) for n in (4, 3))
-    out = deform_conv2d(x, torch.zeros(1, 18, 2, 2, device=device), weight)
-    out.sum().backward()
-    return out.sum().item() + weight.grad.sum().item(), 72
-
-
-PROBES = {"nms": _probe_nms, "roi_align": _probe_roi_align, "deform_conv": _probe_deform}
+PROBES = {"nms": _probe_nms, "roi_align": _probe_roi_align}

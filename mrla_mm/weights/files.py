@@ -59,13 +59,10 @@ def read_checkpoint(location: str | Path) -> Mapping:
 
 
 def from_catalogue(scheme: str, name: str) -> str:
-    """Return the URL behind `scheme://name`.
-
-    Raises:
-        InputError: the catalogue has no such name; the message has the nearest ones.
-    """
+    """Return the URL behind `scheme://name`; InputError with the nearest names if the catalogue lacks it."""
     table = CATALOGUES[scheme]()
-    name = get_deprecated_model_names().get(name, name) if table and "open" in scheme else name
+    if "open" in scheme:
+        name = get_deprecated_model_names().get(name, name)
     if name not in table:
         nearest = difflib.get_close_matches(name, table, n=3) or sorted(table)[:5]
         raise InputError(f"{scheme}:// has no weights {name!r}; nearest: {', '.join(nearest)}")
@@ -73,11 +70,7 @@ def from_catalogue(scheme: str, name: str) -> str:
 
 
 def read_url(url: str) -> Mapping:
-    """Read a URL, from torch.hub's cache if it has been fetched before; one process of a machine fetches.
-
-    Raises:
-        InputError: see `read_checkpoint`; a bad download is removed.
-    """
+    """Read a URL through torch.hub's cache; one process of a machine fetches, and removes a bad download."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
     fetched = not path.is_file()
     if fetched and get_local_rank() == 0:
@@ -143,11 +136,7 @@ def digest_of(path: Path) -> str:
 
 
 def mapping_of(content: object, shown: str) -> Mapping:
-    """Return the content of a checkpoint.
-
-    Raises:
-        InputError: it is not a mapping.
-    """
+    """Return the content of a checkpoint; InputError if it is not a mapping."""
     if not isinstance(content, Mapping):
         raise InputError(f"weights {shown} hold a {type(content).__name__}, not a state dict")
     return content

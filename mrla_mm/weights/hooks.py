@@ -29,7 +29,7 @@ class CheckpointCheckHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Warn of layers that start from random weights and never learn."""
         backbone = getattr(bare(runner.model), "backbone", None)
-        starts = [runner._load_from, *pretrained_entries(bare(runner.model)), *pretrained_entries(backbone)]
+        starts = [runner._has_loaded, *pretrained_entries(bare(runner.model)), *pretrained_entries(backbone)]
         if backbone is not None and not any(starts) and (frozen := frozen_parts(backbone)):
             runner.logger.warning(
                 f"THE BACKBONE STARTS FROM RANDOM WEIGHTS, YET {frozen} KEEPS PART OF IT AS IT IS. Give pretrained "
@@ -40,7 +40,8 @@ class CheckpointCheckHook(Hook):
         """Compare the checkpoint that was read with the model that it is for."""
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
-        report, _ = match(model, source.state, location=str(runner._load_from), origin=source.origin)
+        location = str(runner._load_from or f"in {runner.work_dir}")
+        report, _ = match(model, source.state, location=location, origin=source.origin)
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
         if starting:
             faults = report.faults(BACKBONE) or ([] if report.matched else ["no key matches"])

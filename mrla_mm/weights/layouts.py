@@ -25,29 +25,17 @@ PROJECTIONS = {
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """How published files name our keys; without tables, just as we do. All tables map our prefix to theirs.
+    """How published files name our keys; without tables, just as we do. All tables map our prefix to theirs."""
 
-    Attributes:
-        block: pattern of a block's prefix, ours or theirs.
-        parts: prefixes within a block.
-        others: prefixes outside blocks, and of the blocks themselves.
-        heads: prefixes of the classifier, ours with the `head.` of the whole model.
-        scale_shape: shape of lambda in the release.
-        entry: entry of a released file that holds the state dict.
-        base_stages: whether the release's base models have `stages.0.` in place of `layer1.`.
-        variants: types of layer attention that the release has; without any, only plain files have this layout.
-        trunk: first name of all their backbone keys; a key left with it belongs to a model of another size.
-    """
-
-    block: str = r"(?!)"
-    parts: Mapping[str, str] = field(default_factory=dict)
-    others: Mapping[str, str] = field(default_factory=dict)
-    heads: Mapping[str, str] = field(default_factory=dict)
-    scale_shape: tuple[int, ...] = (-1,)
-    entry: str = "state_dict"
-    base_stages: bool = False
-    variants: tuple[str, ...] = ("MRLALight", "MRLABase")
-    trunk: str | None = None
+    block: str = r"(?!)"  # pattern of a block's prefix, ours or theirs
+    parts: Mapping[str, str] = field(default_factory=dict)  # within a block
+    others: Mapping[str, str] = field(default_factory=dict)  # outside blocks, and the blocks' own prefixes
+    heads: Mapping[str, str] = field(default_factory=dict)  # of the classifier, ours with the model's `head.`
+    scale_shape: tuple[int, ...] = (-1,)  # of lambda in the release
+    entry: str = "state_dict"  # of a released file, with its state dict
+    base_stages: bool = False  # whether the release's base models have `stages.0.` in place of `layer1.`
+    variants: tuple[str, ...] = ("MRLALight", "MRLABase")  # that the release has
+    trunk: str | None = None  # first name of all their keys; one left with it belongs to a model of another size
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier, by our names."""
@@ -64,12 +52,7 @@ class KeyLayout:
     def to_release(
         self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
     ) -> dict[str, Tensor]:
-        """Return our tensors by the authors' names; of the head, what their classifiers have.
-
-        Args:
-            backbone: tensors by our key.
-            head: tensors of the rest of the model, by their full key.
-            variant: type of the layer attention; None for a plain backbone, whose layout is torchvision's or timm's.
+        """Return our tensors by the authors' names, for a type of layer attention; None is a plain backbone.
 
         Raises:
             InputError: the release has no such variant.

@@ -19,56 +19,41 @@ OPTIONAL = {"num_batches_tracked", "conv_offset"}  # counters that old files lac
 
 @dataclass
 class LoadReport:
-    """What became of every key of a file and of the model it was loaded into.
+    """What became of every key of a file and of the model it was loaded into."""
 
-    Attributes:
-        target: the model's class.
-        location: the file, as the user named it.
-        origin: the entry and prefix the weights had in it.
-        matched: keys that fit.
-        fresh: keys of layer attention, which a plain file cannot have.
-        additional: other keys that a file may lack.
-        missing: keys that the file should have.
-        unexpected: keys of the file that the model's parts do not have.
-        unused: keys of the file for parts that the model does not have.
-        heads: keys of the file for classifiers and other parts outside the backbone.
-        mismatched: keys with their shapes in the file and in the model.
-        unusable: keys of tensors whose values a model cannot use, with the reason.
-        resized: keys of positional embeddings with both shapes.
-        notes: what else the user should know.
-    """
-
-    target: str
-    location: str
-    origin: str
+    target: str  # the model's class
+    location: str  # the file, as the user named it
+    origin: str  # the entry and prefix the weights had in it
     matched: list[str] = field(default_factory=list)
-    fresh: list[str] = field(default_factory=list)
-    additional: list[str] = field(default_factory=list)
+    fresh: list[str] = field(default_factory=list)  # of layer attention, which a plain file cannot have
+    additional: list[str] = field(default_factory=list)  # what else a file may lack
     missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)
-    unusable: list[str] = field(default_factory=list)
-    resized: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)  # of the model's parts, but not in the model
+    unused: list[str] = field(default_factory=list)  # of parts that the model does not have
+    heads: list[str] = field(default_factory=list)  # of classifiers and other parts outside the backbone
+    mismatched: list[str] = field(default_factory=list)  # with both shapes, as in `resized`
+    unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
+    resized: list[str] = field(default_factory=list)  # positional embeddings
     notes: list[str] = field(default_factory=list)
 
     def table(self) -> str:
         """Return the report as a table."""
-        rows = [
-            ("matched", self.matched, ""),
-            ("missing, as expected", self.fresh, sample(self.fresh)),
-            ("missing, allowed", self.additional, sample(self.additional)),
-            ("missing", self.missing, sample(self.missing)),
-            ("unexpected", self.unexpected, sample(self.unexpected)),
-            ("shape mismatch", self.mismatched, sample(self.mismatched)),
-            ("unusable values", self.unusable, sample(self.unusable)),
-            ("pos. embedding resized", self.resized, sample(self.resized)),
-            ("dropped: heads", self.heads, by_part(self.heads)),
-            ("dropped: no such part", self.unused, by_part(self.unused)),
-        ]
-        lines = [f"  {name:<24}{len(keys):>5}  {detail if keys else ''}".rstrip() for name, keys, detail in rows]
+        rows = {
+            "matched": (self.matched, ""),
+            "missing, as expected": (self.fresh, sample(self.fresh)),
+            "missing, allowed": (self.additional, sample(self.additional)),
+            "missing": (self.missing, sample(self.missing)),
+            "unexpected": (self.unexpected, sample(self.unexpected)),
+            "shape mismatch": (self.mismatched, sample(self.mismatched)),
+            "unusable values": (self.unusable, sample(self.unusable)),
+            "pos. embedding resized": (self.resized, sample(self.resized)),
+            "dropped: heads": (self.heads, by_part(self.heads)),
+            "dropped: no such part": (self.unused, by_part(self.unused)),
+        }
         head = f"{self.target} loads {self.location} ({self.origin})"
+        lines = [
+            f"  {name:<24}{len(keys):>5}  {shown if keys else ''}".rstrip() for name, (keys, shown) in rows.items()
+        ]
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
     def require_all(self) -> None:
@@ -82,7 +67,7 @@ class LoadReport:
             "keys of the model are not in the file": self.missing,
             "keys of the file are not in the model": self.unexpected,
             "tensors have another shape": self.mismatched,
-            "tensors have values that the model cannot use": self.unusable,
+            "tensors have values that the model cannot use, such as NaN": self.unusable,
         }
         below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
         return [f"{len(keys)} {words}: {sample(keys, 2)}" for words, keys in below.items() if keys]
@@ -104,10 +89,7 @@ class LoadReport:
         if wrong and all(ATTENTION in key for key in wrong):
             return f"Only layer attention (keys with {ATTENTION}) differs: a plain model, another variant or arguments"
         if not any(key.startswith(BACKBONE) for key in wrong) and any(key.startswith(BACKBONE) for key in self.matched):
-            return (
-                "The backbone matches: it is a classifier, or has the heads of another detector or number of classes. "
-                "To start a training from its backbone, name it as model.backbone.init_cfg.checkpoint"
-            )
+            return "The backbone matches: to start a training from it, name the file as model.backbone.init_cfg"
         return "Probably it is of another depth, width or model; give the file of this architecture"
 
 
@@ -169,8 +151,8 @@ def match(
         if key not in own:
             has_part = key.partition(".")[0] in parts and not key.startswith(unbuilt)
             (report.unexpected if has_part else report.unused).append(key)
-        elif reason := why_unusable(tensor, own[key]):
-            report.unusable.append(f"{key} ({reason})")
+        elif not is_usable(tensor, own[key]):
+            report.unusable.append(f"{key} ({tensor.dtype})")
         elif tensor.shape == own[key].shape:
             loadable[key] = tensor
         elif fits_resized(module, key, tensor):
@@ -189,7 +171,8 @@ def match(
         else:
             report.missing.append(key)
     if report.fresh:
-        start = "as an exact identity" if is_identity(module) else "from random weights"
+        scales = [own[key] for key in report.fresh if key.endswith("norm.weight")]
+        start = "from random weights" if any(scale.any() for scale in scales) else "as an exact identity"
         report.notes.append(f"plain weights: layer attention starts {start}")
     return report, loadable
 
@@ -204,25 +187,20 @@ def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, T
     return {f"{BACKBONE}{key}": value for key, value in renamed.items()} | others, {}
 
 
-def why_unusable(tensor: Tensor, own: Tensor) -> str | None:
-    """Return why a model cannot compute with a tensor of a file in place of its own, or None."""
-    if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
-        return "on the meta device, sparse or quantized"
-    if tensor.is_complex() or (own.is_floating_point() and not tensor.is_floating_point()):
-        return str(tensor.dtype)
-    dtype = own.dtype if own.is_floating_point() else torch.float32
-    if tensor.is_floating_point() and not torch.isfinite(tensor.to(dtype)).all():
-        return f"NaN, infinity or beyond {dtype}"
-    return None
+def is_usable(tensor: Tensor, own: Tensor) -> bool:
+    """Whether a model can compute with a tensor of a file in place of its own."""
+    if not own.is_floating_point():
+        return not (tensor.is_floating_point() or tensor.is_complex())
+    plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
+    return plain and bool(torch.isfinite(tensor.to(own.dtype)).all())
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
     """Whether a tensor is a positional embedding that mmpretrain's transformers resize when they load it."""
-    owner, _, name = key.rpartition(".")
-    owner = module.get_submodule(owner)
+    parent, _, name = key.rpartition(".")
+    owner, state = module.get_submodule(parent), {name: tensor}
     if name != "pos_embed" or not hasattr(owner, "_prepare_pos_embed"):
         return False
-    state = {name: tensor}
     try:
         owner._prepare_pos_embed(state, "")
     except (AssertionError, RuntimeError, ValueError):
@@ -236,13 +214,6 @@ def plugin_names(module: nn.Module) -> set[str]:
     return {name for block in module.modules() for kind in kinds for name in getattr(block, kind, ())}
 
 
-def is_identity(module: nn.Module) -> bool:
-    """Whether the scale of every branch of layer attention is zero, so that plain weights compute what they did."""
-    own = module.state_dict().items()
-    scales = [value for key, value in own if ATTENTION in key and key.endswith("norm.weight")]
-    return bool(scales) and not any(torch.count_nonzero(scale) for scale in scales)
-
-
 def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     """Return in words what may be wrong about a file that matches: head widths of base ResNets, padding, eps."""
     layout = layout_of(module)
@@ -250,8 +221,5 @@ def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
         return torchvision_doubts(module)
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
     if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
-        return [
-            "the authors' code trains ResNet MRLA-base with heads of 16 channels, and shapes do not tell: this model "
-            f"has head_channels={width}; set layer_attention.head_channels=16 unless the file was trained otherwise"
-        ]
+        return [f"the authors trained ResNet MRLA-base with layer_attention.head_channels=16, this model has {width}"]
     return []

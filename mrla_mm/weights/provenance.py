@@ -57,8 +57,9 @@ def attention_defaults(backbone: nn.Module) -> dict[str, object]:
     attention = next((part for name, part in backbone.named_modules() if name.endswith("mrla.attention")), None)
     if attention is None:
         return {}
-    parameters = [inspect.signature(cls.__init__).parameters for cls in reversed(type(attention).__mro__)]
-    defaults = {key: value.default for cls in parameters for key, value in cls.items() if value.default != value.empty}
+    kinds = reversed(type(attention).__mro__)
+    parameters = [each for kind in kinds for each in inspect.signature(kind.__init__).parameters.values()]
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
     on_tokens = backbone.key_layout in ("deit", "pvtv2")
     return {**defaults, **(getattr(attention, "token_defaults", {}) if on_tokens else {})}
 

@@ -18,17 +18,11 @@ PREPROCESSOR = "data_preprocessor"  # constants of the config, not weights
 
 @dataclass
 class Source:
-    """State dict of a checkpoint, and where in the file it was.
+    """State dict of a checkpoint, and where in the file it was."""
 
-    Attributes:
-        state: tensors by key, without wrappers' prefixes.
-        origin: the entry and prefix they were found under, in words.
-        heads: tensors of the other parts of the model, by their full key.
-    """
-
-    state: dict[str, Tensor]
-    origin: str
-    heads: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor]  # without wrappers' prefixes
+    origin: str  # entry and prefix in words
+    heads: dict[str, Tensor] = field(default_factory=dict)  # of the other parts of the model, by their full key
 
 
 def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | None = None) -> Source:

@@ -78,15 +78,6 @@ def test_half_precision(device, dtype):
         assert_close(ours.double(), theirs, **tolerance)
 
 
-def test_without_offsets_it_is_a_convolution():
-    x, weight, bias = torch.randn(2, 4, 7, 8), torch.randn(6, 4, 3, 3), torch.randn(6)
-    offset, mask = torch.zeros(2, 18, 7, 8), torch.ones(2, 9, 7, 8)
-    plain = torch.nn.functional.conv2d(x, weight, padding=1)
-    assert_close(deform_conv2d(x, offset, weight, 1, 1), plain, atol=1e-5, rtol=1e-5)
-    modulated = modulated_deform_conv2d(x, offset, mask, weight, bias, 1, 1)
-    assert_close(modulated, plain + bias.view(-1, 1, 1), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("module", [DeformConv2dPack, ModulatedDeformConv2dPack])
 def test_layers_train(device, module):
     layer = module(4, 6, 3, padding=1, deform_groups=2).to(device)

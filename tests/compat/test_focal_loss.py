@@ -1,10 +1,9 @@
 import pytest
 import torch
-from mmcv.ops import sigmoid_focal_loss, softmax_focal_loss
+from mmcv.ops import sigmoid_focal_loss
 from mmdet.models.losses import FocalLoss
 from torch.testing import assert_close
 
-from mrla_mm.compat.ext_ops import focal
 from tests.compat.stand_in import needs_stand_in
 
 pytestmark = needs_stand_in
@@ -64,42 +63,8 @@ def test_sigmoid_is_stable_far_out(device, dtype):
     assert_close(grad, torch.tensor([[-0.25, 0.75], [0.0, 0.0]], device=device, dtype=dtype))
 
 
-def test_sigmoid_chunks_change_nothing(monkeypatch):
-    logits, target, _ = sample()
-    monkeypatch.setattr(focal, "CHUNK", 8)  # two rows at a time
-    loss, expected = sigmoid_focal_loss(logits, target, 2.0, 0.25, None, "none"), formula(logits, target, 2.0, 0.25)
-    assert_close(loss, expected)
-    assert_close(*(torch.autograd.grad(value.sum(), logits)[0] for value in (loss, expected)))
-
-
-def test_sigmoid_of_nothing(device):
-    logits = torch.zeros(0, 4, device=device, requires_grad=True)
-    loss = sigmoid_focal_loss(logits, torch.zeros(0, dtype=torch.long, device=device), 2.0, 0.25, None, "sum")
-    assert loss == 0 and torch.autograd.grad(loss, logits)[0].shape == (0, 4)
-
-
 def test_mmdet_loss(device):
     """mmdet computes in Python on the CPU and calls the op on CUDA; both must give the formula."""
     logits, target, _ = sample(device)
     loss = FocalLoss(gamma=2.0, alpha=0.25)(logits, target, avg_factor=3)
     assert_close(loss, formula(logits, target, 2.0, 0.25).sum() / 3)
-
-
-@GAMMAS
-@WEIGHTED
-def test_softmax(device, gamma, weighted):
-    logits, target, weight = sample(device)
-    target = target % 4
-    weight = weight if weighted else None
-    loss = softmax_focal_loss(logits, target, gamma, 0.3, weight, "sum")
-    p = logits.softmax(1)[range(len(target)), target]
-    expected = -0.3 * (1 - p) ** gamma * p.log() * (1 if weight is None else weight[target])
-    assert_close(loss, expected.sum())
-    assert_close(*(torch.autograd.grad(value.sum(), logits)[0] for value in (loss, expected)))
-
-
-@GAMMAS
-def test_softmax_of_a_certain_answer_is_finite(gamma):
-    logits = torch.tensor([[1000.0, 0.0], [-1000.0, 0.0]], requires_grad=True)
-    loss = softmax_focal_loss(logits, torch.tensor([0, 0]), gamma, 0.25, None, "sum")
-    assert loss.isfinite() and torch.autograd.grad(loss, logits)[0].isfinite().all()

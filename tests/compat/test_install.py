@@ -5,10 +5,8 @@ import sys
 import warnings
 from pathlib import Path
 
-import mmcv
 import pytest
 from mmcv.utils.ext_loader import check_ops_exist, load_ext
-from mmengine._strategy import FSDPStrategy
 from mmengine.utils.dl_utils import mmcv_full_available
 
 from mrla_mm import compat
@@ -22,15 +20,9 @@ OPTIONAL = {"loguru", "onedl"}  # packages of OneDL that its mmdet imports in tw
 @needs_stand_in
 def test_an_unknown_op_raises_when_called_and_not_before():
     ext = load_ext("_ext", ["carafe_forward", "nms"])
-    with pytest.raises(NotImplementedError, match="'carafe_forward'.*install an mmcv with compiled ops"):
+    with pytest.raises(NotImplementedError, match="carafe_forward"):
         ext.carafe_forward(1, masked=2)
     assert ext.nms is OPS["nms"]
-
-
-@needs_stand_in
-def test_pythons_own_names_are_not_ops():
-    for name in ("__path__", "__file__", "__wrapped__"):
-        assert not hasattr(mmcv._ext, name)
 
 
 @needs_stand_in
@@ -48,12 +40,6 @@ def test_installing_again_keeps_the_module():
     before = sys.modules["mmcv._ext"], dict(vars(sys.modules["mmcv._ext"]))
     compat.install()
     assert sys.modules["mmcv._ext"] is before[0] and vars(before[0]) == before[1]
-
-
-def test_installing_again_wraps_nothing_twice():
-    before = dict(vars(FSDPStrategy))
-    compat.install()
-    assert dict(vars(FSDPStrategy)) == before
 
 
 def test_every_mmdet_model_and_mmcv_op_imports():
@@ -104,14 +90,6 @@ def test_without_mmcv_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", _raise(ModuleNotFoundError("No module named 'mmcv'", name="mmcv")))
     with pytest.raises(ImportError, match="pip install mmcv-lite"):
         compat.ext.install()
-
-
-def test_without_torchvision_only_the_ops_that_need_it_fail(monkeypatch):
-    from mrla_mm.compat.ext_ops import common
-
-    monkeypatch.setitem(sys.modules, "torchvision.ops", None)
-    with pytest.raises(RuntimeError, match="install the torchvision build that belongs to torch"):
-        common.torchvision_ops()
 
 
 def _raise(error):

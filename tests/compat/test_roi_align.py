@@ -1,9 +1,8 @@
 import pytest
 import torch
-from mmcv.ops import RoIAlign, roi_align
+from mmcv.ops import roi_align
 from torch.testing import assert_close
 
-from mrla_mm.compat.ext_ops import roi
 from tests.compat import reference
 from tests.compat.stand_in import needs_stand_in
 
@@ -67,32 +66,3 @@ def test_roi_without_area_is_zero(mode):
     out = roi_align(x, x.new_tensor([[0, 4, 4, 4, 4]]), (2, 2), 1.0, 0, mode, True)
     assert out.abs().sum() == 0
     assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
-
-
-@pytest.mark.parametrize("chunk", [1, 2 * 18])
-def test_chunks_of_the_maximum_change_nothing(monkeypatch, chunk):
-    monkeypatch.setattr(roi, "CHUNK", chunk)
-    x, rois = maps(), torch.tensor(ROIS, dtype=torch.float64)
-    out, expected = (f(x, rois, (3, 2), 0.5, 0, "max", True) for f in (roi_align, reference.roi_align))
-    assert_close(out, expected)
-    assert_close(*(torch.autograd.grad(o.sum(), x)[0] for o in (out, expected)))
-
-
-@MODES
-def test_strided_maps_and_gradients(mode):
-    x, rois = maps(), torch.tensor(ROIS, dtype=torch.float64)
-    strided = x.detach().to(memory_format=torch.channels_last).requires_grad_()
-    grads = []
-    for t in (x, strided):
-        out = roi_align(t, rois, (3, 2), 0.5, 0, mode, True)
-        by = torch.arange(float(out.numel()), dtype=out.dtype).view(len(rois), 2, 3, 3).permute(0, 2, 3, 1)
-        grads.append(
-            torch.autograd.grad(out, t, by.reshape(out.shape) if t is x else by.contiguous().view(out.shape))[0]
-        )
-    assert_close(grads[0], grads[1])
-
-
-def test_module_pools_a_ramp_to_its_bin_centres():
-    ramp = torch.arange(16.0).expand(1, 1, 16, 16)  # value = column
-    out = RoIAlign((4, 4), 1.0, 2, "avg", True)(ramp, torch.tensor([[0.0, 2, 2, 10, 10]]))
-    assert_close(out[0, 0], torch.tensor([2.5, 4.5, 6.5, 8.5]).expand(4, 4))

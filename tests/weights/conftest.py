@@ -13,10 +13,10 @@ import torchvision
 from mrla_mm.backbones import MRLAResNet
 
 
-def checkpoint_bytes(content=None):
+def checkpoint_bytes(content=None, zipped=True):
     """Return what torch.save writes for some content, by default a small state dict."""
-    buffer = io.BytesIO()
-    torch.save({"weight": torch.arange(3.0)} if content is None else content, buffer)
+    buffer, content = io.BytesIO(), {"weight": torch.arange(3.0)} if content is None else content
+    torch.save(content, buffer, _use_new_zipfile_serialization=zipped)
     return buffer.getvalue()
 
 
@@ -30,19 +30,16 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def serve():
-    """Return `start(pages, promise=0)`, which serves bytes by path on this machine and returns the address.
-
-    `promise` is added to the length that the server announces, so that more than 0 cuts every download short.
-    """
+    """Return `start(pages)`, which serves bytes by path on this machine and returns the address."""
     servers = []
 
-    def start(pages, promise=0):
+    def start(pages):
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
                 body = pages.get(self.path)
                 self.send_response(404 if body is None else 200)
                 if body is not None:
-                    self.send_header("Content-Length", str(len(body) + promise))
+                    self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body or b"")
 

@@ -78,31 +78,3 @@ def test_pretrain_convert_detect(coco_root, tmp_path, run_tool, monkeypatch):
     assert any("mrla" in key and detector[key].any() for key in backbone)
     log = next((tmp_path / "det").glob("2*/2*.log")).read_text()
     assert f"MRLAResNet loads {converted}" in log and "matched                   192" in log
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [(b"<html>Not found</html>", "are a web page"), (b"PK\x03\x04 cut", "are cut off")],
-    ids=["page", "cut"],
-)
-def test_a_bad_file_ends_the_run_before_it_starts(content, expected, coco_root, tmp_path, run_tool, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "w.pth").write_bytes(content)
-    options = [option for option in tiny_options("retinanet", coco_root) if ".init_cfg" not in option]
-    code, errors = run_tool(
-        "train", DETECTOR, "--work-dir", "det", "--cfg-options", *options, "model.backbone.init_cfg.checkpoint=w.pth"
-    )
-    assert code == 2 and errors.strip().splitlines()[-1].startswith("error: model.backbone.init_cfg: weights w.pth")
-    assert expected in errors and not (tmp_path / "det").exists()
-
-
-def test_a_wrong_architecture_ends_the_run_before_training(coco_root, tmp_path, run_tool, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"features.0.weight": torch.ones(3)}, "w.pth")
-    options = [option for option in tiny_options("retinanet", coco_root) if ".init_cfg" not in option]
-    code, errors = run_tool(
-        "train", DETECTOR, "--work-dir", "det", "--cfg-options", *options, "model.backbone.init_cfg.checkpoint=w.pth"
-    )
-    assert code == 2 and "do not fit MRLAResNet, nothing was loaded" in errors and "Traceback" not in errors
-    assert "another kind of model: its first key is features.0.weight" in errors
-    assert not list(tmp_path.glob("det/*.pth"))

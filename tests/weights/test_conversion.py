@@ -46,12 +46,6 @@ def test_released_resnets_come_back_to_the_same_bytes(variant, attention, tmp_pa
     assert any(".mrla." in key for key in converted) == (variant is not None)
 
 
-def test_bottlenecks_too(tmp_path):
-    released = released_resnet("light", 50)
-    _, theirs = there_and_back(lambda: narrow(50, LIGHT), save(tmp_path, {"state_dict": released}), tmp_path)
-    assert bytes_of(read_checkpoint(theirs)["state_dict"]) == bytes_of(released)
-
-
 def test_names_and_hashes(tmp_path):
     """The name has the first digits of the SHA-256; the same weights make the same file."""
     path = save(tmp_path, released_resnet("light"))
@@ -82,7 +76,7 @@ def test_a_conversion_that_changes_anything_is_removed(key, tmp_path, monkeypatc
 
     monkeypatch.setattr("mrla_mm.weights.conversion.save_published", spoil)
     path = save(tmp_path, released_resnet("light"))
-    with pytest.raises(InputError, match="does not compute"):
+    with pytest.raises(InputError, match="removed"):
         convert(path, narrow(18, LIGHT), target="mrla_mm", folder=tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
@@ -133,12 +127,6 @@ def test_a_full_disk_leaves_no_part_of_a_published_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left on device"):
         save_published(publishable({"state_dict": {"weight": torch.zeros(3)}})[0], tmp_path, "small")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_view_does_not_take_its_storage_along(tmp_path):
-    state = {"weight": torch.zeros(1_000_000)[:3]}
-    path = save_published(publishable({"state_dict": state})[0], tmp_path, "small")
-    assert path.stat().st_size < 10_000
 
 
 def test_tool_says_what_a_detector_leaves_out(tmp_path, capsys):

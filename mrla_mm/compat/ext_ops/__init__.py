@@ -1,4 +1,4 @@
-"""mmcv's compiled ops in PyTorch and torchvision, with the signatures the wrappers in ``mmcv.ops`` call.
+"""mmcv's compiled ops in PyTorch and torchvision, with the signatures that the wrappers in ``mmcv.ops`` call.
 
 Outputs are written into tensors that the caller allocates, as mmcv does. Half-precision inputs are computed in
 float32 and rounded once, at the end.
@@ -16,8 +16,6 @@ OPS = {
         roi.roi_align_backward,
         focal.sigmoid_focal_loss_forward,
         focal.sigmoid_focal_loss_backward,
-        focal.softmax_focal_loss_forward,
-        focal.softmax_focal_loss_backward,
         deform.deform_conv_forward,
         deform.deform_conv_backward_input,
         deform.deform_conv_backward_parameters,
@@ -30,12 +28,12 @@ OPS = {
 
 
 def get_compiler_version() -> str:
-    """What ``mmcv.ops`` reports as its compiler; mmengine prints it at the start of every run."""
+    """Return what mmengine prints as mmcv's compiler at the start of every run."""
     return "none (stand-in ops of mrla_mm)"
 
 
 def get_compiling_cuda_version() -> str:
-    """What ``mmcv.ops`` reports as its CUDA version."""
+    """Return what mmengine prints as mmcv's CUDA version."""
     return "none (stand-in ops of mrla_mm)"
 
 

@@ -17,15 +17,15 @@ def ms_deform_attn_forward(
     attention_weights: Tensor,
     im2col_step: int,
 ) -> Tensor:
-    """The attended values, (B, queries, heads * channels).
+    """Return the attended values, (B, queries, heads * channels).
 
     Args:
-        value: (B, keys, heads, channels), the levels one after the other.
+        value: (B, keys, heads, channels), level after level.
         value_spatial_shapes: (levels, 2) height and width of each.
-        value_level_start_index: (levels,); follows from the shapes.
+        value_level_start_index: (levels,), which follows from the shapes.
         sampling_locations: (B, queries, heads, levels, points, 2) x and y in [0, 1].
         attention_weights: (B, queries, heads, levels, points).
-        im2col_step: of mmcv's kernel; not needed here.
+        im2col_step: of mmcv's kernel, unused.
     """
     dtype = compute_dtype(value)
     attended = _attend(value.to(dtype), value_spatial_shapes, sampling_locations.to(dtype), attention_weights.to(dtype))
@@ -44,7 +44,7 @@ def ms_deform_attn_backward(
     grad_attn_weight: Tensor,
     im2col_step: int,
 ) -> None:
-    """Write the gradients by value, sampling locations and attention weights."""
+    """Write the gradients of value, sampling locations and attention weights."""
     dtype = compute_dtype(value)
     with torch.enable_grad():
         leaves = [t.detach().to(dtype).requires_grad_() for t in (value, sampling_locations, attention_weights)]

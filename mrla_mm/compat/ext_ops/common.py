@@ -5,19 +5,19 @@ from torch import Tensor
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype to compute in: float64 stays, everything else is float32."""
+    """Return the dtype to compute in: float64 for float64, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def torchvision_ops():
-    """``torchvision.ops``, imported when an op first needs it, so that everything else works without it.
+    """Return ``torchvision.ops``, imported when an op first needs it, so that everything else works without it.
 
     Raises:
         RuntimeError: torchvision is missing or was built for another torch.
     """
     try:
         import torchvision.ops
-    except Exception as error:  # a build for another torch fails in more ways than ImportError
+    except Exception as error:  # a build for another torch can fail in any way
         raise RuntimeError(
             f"torchvision does not import ({error}); mrla_mm's stand-in ops need it: "
             f"install the torchvision build that belongs to torch {torch.__version__}"

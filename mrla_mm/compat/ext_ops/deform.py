@@ -27,7 +27,7 @@ def deform_conv_backward_input(
     columns: Tensor,
     **geometry,
 ) -> None:
-    """Write the gradients by input and offset."""
+    """Write the gradients of input and offset."""
     tensors, wanted = [input, offset, weight], [grad_input, grad_offset, None]
     _write_gradients(tensors, wanted, grad_output, _plain_geometry(**geometry))
 
@@ -42,7 +42,7 @@ def deform_conv_backward_parameters(
     scale: float,
     **geometry,
 ) -> None:
-    """Write ``scale`` times the gradient by the weight, whose shape that of ``grad_weight`` is."""
+    """Write ``scale`` times the gradient of the weight, which has the shape of ``grad_weight``."""
     weight = torch.zeros_like(grad_weight)  # this gradient does not depend on the weight's values
     tensors, wanted = [input, offset, weight], [None, None, grad_weight]
     _write_gradients(tensors, wanted, grad_output, _plain_geometry(**geometry))
@@ -61,7 +61,7 @@ def modulated_deform_conv_forward(
     with_bias: bool,
     **geometry,
 ) -> None:
-    """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``bias`` counts only with ``with_bias``."""
+    """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``bias`` counts if ``with_bias``."""
     tensors = [input, offset, weight, mask, bias][: 4 + with_bias]
     output.copy_(_convolve(tensors, _modulated_geometry(**geometry)))
 
@@ -83,7 +83,7 @@ def modulated_deform_conv_backward(
     with_bias: bool,
     **geometry,
 ) -> None:
-    """Write the gradients by input, offset, weight, mask and, with ``with_bias``, bias."""
+    """Write the gradients of input, offset, weight, mask and, if ``with_bias``, bias."""
     count = 4 + with_bias
     tensors = [input, offset, weight, mask, bias][:count]
     wanted = [grad_input, grad_offset, grad_weight, grad_mask, grad_bias][:count]
@@ -93,7 +93,7 @@ def modulated_deform_conv_backward(
 def _plain_geometry(
     *, kW, kH, dW, dH, padW, padH, dilationW, dilationH, group, deformable_group, im2col_step
 ) -> dict[str, tuple[int, int]]:
-    """The arguments of torchvision, which reads kernel size and groups off the shapes and has no im2col step."""
+    """Return torchvision's arguments; it reads kernel size and groups off the shapes and has no im2col step."""
     return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
 
 
@@ -114,7 +114,7 @@ def _modulated_geometry(
 
 
 def _convolve(tensors: list[Tensor], geometry: dict) -> Tensor:
-    """``tensors``: input, offset, weight and, in the modulated case, mask and perhaps bias."""
+    """Convolve input, offset, weight and, if modulated, mask and perhaps bias."""
     dtype = compute_dtype(tensors[0])
     input, offset, weight, *more = (t.to(dtype) for t in tensors)
     mask, bias = (*more, None, None)[:2]

@@ -1,4 +1,4 @@
-"""Non-maximum suppression: greedy, soft, and with the groups it forms."""
+"""Non-maximum suppression: greedy, soft, and the groups that greedy suppression forms."""
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ NAIVE, LINEAR, GAUSSIAN = range(3)  # mmcv's numbering
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Indices of the boxes that greedy suppression keeps, by falling score.
+    """Return the indices of the boxes that greedy suppression keeps, by descending score.
 
-    With offset 1 a box is ``x2 - x1 + 1`` wide. Overlaps then equal those of the boxes with x2 and y2 grown by one.
+    With offset 1 a box is ``x2 - x1 + 1`` wide, so it overlaps others as a box with x2 and y2 one larger does.
 
     Args:
         boxes: (N, 4) as x1, y1, x2, y2.
@@ -38,10 +38,10 @@ def softnms(
     method: int,
     offset: int,
 ) -> Tensor:
-    """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps instead of dropping them.
+    """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps, and drops none.
 
     Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns their indices.
-    As in mmcv the first box stays whatever its score.
+    As in mmcv, the best box stays whatever its score.
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long)
@@ -64,7 +64,7 @@ def softnms(
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Groups of greedy suppression: each kept box, then those it suppressed (overlap >= threshold), by falling score.
+    """Return each kept box with those it suppressed (overlap >= threshold), by descending score.
 
     ``dets``: (N, 5) as x1, y1, x2, y2, score.
     """
@@ -83,7 +83,7 @@ def _corners(boxes: Tensor) -> np.ndarray:
 
 
 def _overlaps(corners: np.ndarray, one: int, others: np.ndarray, offset: int) -> np.ndarray:
-    """IoU of box ``one`` with each of ``others``; 0 where both have no area."""
+    """Return the IoU of box ``one`` with each of ``others``; 0 where neither has an area."""
     sizes = (corners[:, 2:] - corners[:, :2] + offset).astype(corners.dtype)  # (N, 2)
     low = np.maximum(corners[one, :2], corners[others, :2])
     high = np.minimum(corners[one, 2:], corners[others, 2:])

@@ -9,7 +9,7 @@ from torch.nn.functional import embedding_bag
 from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
 
 MAX, AVG = range(2)  # mmcv's numbering
-CHUNK = 1 << 23  # values of the output handled at a time by the maximum, which bounds its memory
+CHUNK = 1 << 23  # output elements that the maximum computes at a time, which bounds its memory
 
 
 def roi_align_forward(
@@ -100,7 +100,7 @@ def roi_align_backward(
 
 @dataclass(frozen=True)
 class _Bins:
-    """Where the bins and samples of K RoIs lie on the map."""
+    """Positions of the bins and samples of K RoIs on the map."""
 
     image: Tensor  # (K,) index into the batch
     top: Tensor  # (K,) map coordinates, as left, bin_h and bin_w
@@ -125,15 +125,15 @@ class _Bins:
         return cls(rois[:, 0].long(), top, left, bin_h, bin_w, grid_h, grid_w, tuple(shape))
 
     def select(self, index: Tensor) -> "_Bins":
-        """The bins of some of the RoIs."""
+        """Return the bins of some of the RoIs."""
         return _Bins(*(getattr(self, field.name)[index] for field in fields(self)[:-1]), self.shape)
 
     def sample_y(self, row: Tensor) -> Tensor:
-        """Map coordinate of sample ``row`` of every bin row, which is the last axis of the result."""
+        """Return the map coordinate of sample ``row`` of every bin row, the last axis of the result."""
         return _sample(row, self.top, self.bin_h, self.grid_h, self.shape[0])
 
     def sample_x(self, column: Tensor) -> Tensor:
-        """Map coordinate of sample ``column`` of every bin column, which is the last axis of the result."""
+        """Return the map coordinate of sample ``column`` of every bin column, the last axis of the result."""
         return _sample(column, self.left, self.bin_w, self.grid_w, self.shape[1])
 
 
@@ -143,7 +143,7 @@ def _sample(index: Tensor, start: Tensor, size: Tensor, grid: Tensor, bins: int)
 
 
 def _max_samples(cells: Tensor, bins: _Bins) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest sample of each bin and its row and column in the grid, each (K, PH, PW, C)."""
+    """Return the largest sample of each bin and its row and column in the grid, each (K, PH, PW, C)."""
     best = cells.new_full((len(bins.image), *bins.shape, cells.shape[3]), -torch.inf)
     winner = torch.full_like(best, -1, dtype=torch.int32)
     rows, columns = int(bins.grid_h.max()), max(int(bins.grid_w.max()), 1)
@@ -164,14 +164,14 @@ def _max_samples(cells: Tensor, bins: _Bins) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor) -> Tensor:
-    """The map at the grid of ``y`` (k, PH) and ``x`` (k, PW): (k, PH, PW, C)."""
+    """Return the map at the grid of ``y`` (k, PH) and ``x`` (k, PW): (k, PH, PW, C)."""
     height, width, channels = cells.shape[1:]
     cell_y, weight_y = map(torch.stack, zip(*_neighbours(y, height), strict=True))  # (2, k, PH)
     cell_x, weight_x = map(torch.stack, zip(*_neighbours(x, width), strict=True))  # (2, k, PW)
     line = image.view(-1, 1) * height + cell_y
     index = line[:, None, :, :, None] * width + cell_x[None, :, :, None, :]  # (2, 2, k, PH, PW)
     weight = weight_y[:, None, :, :, None] * weight_x[None, :, :, None, :]
-    # a weighted sum of four table rows: one pass, where arithmetic on the corners would take a dozen
+    # A weighted sum of four table rows: one pass, where arithmetic on the corners would take a dozen.
     value = embedding_bag(
         index.view(4, -1).T.contiguous(),
         cells.view(-1, channels),
@@ -182,7 +182,7 @@ def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
 
 def _neighbours(position: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The two cells around each position and their weights; positions more than one cell outside weigh nothing."""
+    """Return the two cells around each position and their weights, zero more than one cell outside the map."""
     inside = ((position >= -1) & (position <= size)).to(position.dtype)
     position = position.clamp(0, size - 1)
     low = position.floor()
@@ -192,6 +192,6 @@ def _neighbours(position: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tup
 
 
 def _chunks(output: Tensor):
-    """Slices of the RoIs of ``output`` (K, C, PH, PW), each about CHUNK values."""
+    """Return slices of the RoIs of ``output`` (K, C, PH, PW), each of about CHUNK elements."""
     step = max(1, CHUNK // max(1, output[0].numel())) if len(output) else 1
     return (slice(start, start + step) for start in range(0, len(output), step))
