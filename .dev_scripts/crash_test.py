@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import platform
 import random
@@ -103,6 +102,7 @@ class Training:
 
     def run(self, work_dir, *more, file_limit):
         """Run tools/train.py in this process, which ends with it."""
+        os.setsid()  # so that its workers can be killed with it
         self.since = time.monotonic()
         self.register_hooks()
         log = os.open(self.out / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -188,12 +188,18 @@ def equal(one, other):
 
 
 def wait_for(process):
-    """Wait for a training and its workers, which share its sentinel; return the exit code, None if they hang."""
-    ended = multiprocessing.connection.wait([process.sentinel], TIMEOUT)
-    if not ended:
-        process.kill()
+    """Wait for a training to end and return its exit code, None if it hangs.
+
+    Its data loading workers may outlive it, blocked on a batch that nobody takes; they are killed.
+    """
+    deadline = time.monotonic() + TIMEOUT
+    while process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    code = process.exitcode
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    return process.exitcode if ended else None
+    return code
 
 
 def signal_trial(training, phase, signum, reference, rng, work_dir):

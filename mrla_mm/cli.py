@@ -9,24 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mrla_mm.config import read_config
+from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
-
-
-def add_option_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --cfg-options."""
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=DictAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b], without spaces",
-    )
+from mrla_mm.version import __version__, commit
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +42,7 @@ def load_config(args: argparse.Namespace) -> Config:
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner, or the class that the config's `runner_type` names; on a CPU, torchrun's processes use gloo."""
     unknown_options = cfg.pop("option_warnings", ())
+    cfg.provenance = dict(version=__version__, commit=commit())
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
         unused = cfg.get("find_unused_parameters", False)

@@ -1,5 +1,6 @@
 """Reading configs: by path or `package::name`, with the overrides of --cfg-options."""
 
+import argparse
 import difflib
 import inspect
 import warnings
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
 from mrla_mm.errors import InputError
@@ -17,6 +18,18 @@ TOP_LEVEL = {*inspect.signature(Runner).parameters, "activation_checkpointing", 
     *("custom_imports", "find_unused_parameters", "model_wrapper_cfg", "runner_type", "strategy", "sync_bn"),
     *("tta_model", "tta_pipeline"),
 }
+
+
+def add_option_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --cfg-options."""
+    parser.add_argument(
+        "--cfg-options",
+        nargs="+",
+        action=DictAction,
+        default={},
+        metavar="KEY=VALUE",
+        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b], without spaces",
+    )
 
 
 def read_config(name: str, options: Mapping[str, object]) -> Config:
@@ -31,7 +44,7 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """
     cfg = Config.fromfile(find_config(name))
     options = dict(options)
-    if isinstance(cfg.get("data_root"), str) and "data_root" in options:
+    if "data_root" in options and isinstance(cfg.get("data_root"), str) and cfg.data_root:
         move_data_root(cfg, str(options.pop("data_root")))
     unknown = [line for option in options if (line := unknown_key(cfg, option))]
     cfg.merge_from_dict(options)
@@ -49,15 +62,13 @@ def find_config(name: str) -> Path:
         InputError: there is no such package or file; names the nearest files.
     """
     package, separator, relative = name.partition("::")
-    path = packed_configs(package) / relative if separator else Path(name)
+    searched = package if separator else "mrla_mm"
+    folder = packed_configs(searched)
+    path = folder / relative if separator else Path(name)
     if path.is_file():
         return path
-    if separator:
-        folder = packed_configs(package)
-        known = {each: f"{package}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
-    else:
-        folder = packed_configs("mrla_mm")
-        known = {each: f"mrla_mm::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
+    known = {each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
+    if not separator:
         known |= {each: str(each) for each in path.parent.glob("*.py")}
     stems = {each.stem: shown for each, shown in known.items() if "_base_" not in each.parts}
     near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems)]
@@ -66,11 +77,7 @@ def find_config(name: str) -> Path:
 
 
 def packed_configs(package: str) -> Path:
-    """Return the folder of the configs that are packed with a package.
-
-    Raises:
-        InputError: there is no such package.
-    """
+    """Return the folder of the configs that are packed with a package, or raise InputError if there is none."""
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"config {package}::...: there is no installed package {package!r}")
@@ -119,9 +126,9 @@ def unknown_key(cfg: Config, option: str) -> str | None:
     near = [".".join([*path, each]) for each in difflib.get_close_matches(key, known, n=1)]
     if not near and len(path) == len(keys) - 1:
         anywhere = {name.rpartition(".")[2]: name for name in dotted_names(root)}
-        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1)]
-    hint = f"the nearest is {near[0]}" if near else f"it has {', '.join(known)}"
-    return f"--cfg-options {option} may have no effect: {here or 'the config'} has no {key!r}; {hint}"
+        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1, cutoff=0.8)]
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    return f"--cfg-options {option} adds a new key, {here or 'the config'} has no {key!r}; {hint}"
 
 
 def dotted_names(node: object, prefix: str = "") -> Iterator[str]:

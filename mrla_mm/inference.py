@@ -14,8 +14,7 @@ from mmengine.device import get_device
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-from mrla_mm.cli import add_option_argument
-from mrla_mm.config import read_config
+from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, read_checkpoint
 
@@ -88,13 +87,7 @@ def load_model(
     """
     cfg = read_config(config, options or {})
     model = build_model(cfg)
-    report = load_weights(model, checkpoint, prefix="")
-    unused = [key for key in report.unused if not key.startswith("data_preprocessor.")]  # constants of the config
-    if left_out := report.fresh + unused:  # a backbone may start from plain weights; a trained model must not
-        raise InputError(
-            f"checkpoint {checkpoint} does not fit the model of {config}: {len(left_out)} keys are in one of the two "
-            f"alone, {left_out[0]} for example; give the config that it was trained with"
-        )
+    load_weights(model, checkpoint)
     return Trained(model.to(device or get_device()).eval(), cfg, read_checkpoint(checkpoint).get("meta") or {})
 
 

@@ -23,9 +23,9 @@ FOLDERS = set(ALLOWED) - ANYONE
 ALLOWED |= {
     "__init__": FOLDERS,
     "config": FOLDERS,
-    "inference": FOLDERS | {"config"},
-    "export": FOLDERS | {"config", "inference"},
-    "cli": FOLDERS | {"config", "inference"},
+    "export": FOLDERS,
+    "cli": FOLDERS | {"config"},
+    "inference": FOLDERS | {"config", "cli"},
     "__main__": {"cli"},
 }
 ROOMS = sorted({path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()})

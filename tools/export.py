@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from mrla_mm import cli, export
+from mrla_mm.config import add_option_argument
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 
@@ -32,7 +33,7 @@ def parse_args(argv):
     )
     parser.add_argument("--opset", type=int, default=export.OPSET, help="of ONNX (default: %(default)s)")
     parser.add_argument("--out-dir", type=Path, default=Path("work_dirs/export"), help="folder for the files")
-    cli.add_option_argument(parser)
+    add_option_argument(parser)
     return parser.parse_args(argv)
 
 

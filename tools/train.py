@@ -56,13 +56,14 @@ def main(argv=None):
     if args.resume is not None:
         checkpoint = newest_checkpoint(Path(cfg.work_dir)) if args.resume == "auto" else args.resume
         cfg.resume = checkpoint is not None
-        cfg.load_from = str(checkpoint) if cfg.resume else cfg.get("load_from")
+        if cfg.resume:
+            cfg.load_from = str(checkpoint)
+            if "backbone" in cfg.model:  # the checkpoint has all weights, and those that it started from may be gone
+                cfg.model.backbone.init_cfg = None
     runner = cli.build_runner(cfg)
     if args.resume is not None:
-        start = (
-            f"continues from {cfg.load_from}" if cfg.resume else f"no checkpoint in {cfg.work_dir}, starts from scratch"
-        )
-        runner.logger.info(f"--resume: {start}")
+        found = f"continuing from {cfg.load_from}" if cfg.resume else "no checkpoint yet, training starts from scratch"
+        runner.logger.info(f"--resume: {found}")
     try:
         runner.train()
     except KeyboardInterrupt:

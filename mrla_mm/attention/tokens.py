@@ -85,7 +85,9 @@ class TokenAttentionResidual(LayerAttentionResidual):
         """
         extra = self.extra_tokens
         normed = self.norm(tokens)
-        history = shortcut[:, extra:] if self.history_norm is None else self.history_norm(shortcut[:, extra:])
+        history = shortcut[:, extra:]
+        if getattr(self.attention, "uses_shortcut", True):
+            history = (self.history_norm or self.norm)(history)  # a variant without the attribute has one norm for both
         patches = to_map(normed[:, extra:], grid)  # (B, C, H, W)
         out, memory = self.attend(choose_fusion(self, patches), patches, to_map(history, grid), memory)
         branch = torch.cat([normed[:, :extra], to_tokens(out)], dim=1) if extra else to_tokens(out)

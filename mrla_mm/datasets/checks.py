@@ -46,19 +46,19 @@ class DatasetCheckHook(Hook):
         if not is_main_process():
             return
         model = getattr(runner.model, "module", runner.model)
-        files, labels = {}, {}
+        files, first = {}, []
         for phase in ("train", "val", "test"):
             dataset = getattr(getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None)
             for leaf in leaf_datasets(dataset):
-                labels.setdefault(phase, check_dataset(leaf, model, phase, files, runner.logger))
-        train, val = (labels.get(phase) or [] for phase in ("train", "val"))
-        if train and val and train != val:
-            first = next((pair for pair in zip(train, val, strict=False) if pair[0] != pair[1]), ("", ""))
-            raise InputError(
-                f"training and validation data number their classes differently ({len(train)} and {len(val)} classes, "
-                f"first difference {first[0]!r} and {first[1]!r}): give both annotation files the same categories, or "
-                "both folders the same classes, in the same order"
-            )
+                labels = check_dataset(leaf, model, phase, files, runner.logger)
+                first = first or labels
+                if labels and labels != first:
+                    pair = next((pair for pair in zip(first, labels, strict=False) if pair[0] != pair[1]), ("", ""))
+                    raise InputError(
+                        f"the data sets number their classes differently ({len(first)} and {len(labels)} classes, "
+                        f"first difference {pair[0]!r} and {pair[1]!r}): give all annotation files the same "
+                        "categories, or all folders the same classes, in the same order"
+                    )
 
 
 def leaf_datasets(dataset: object) -> Iterator[BaseDataset]:
@@ -112,9 +112,10 @@ def is_coco(dataset: BaseDataset) -> bool:
     return type(dataset).load_data_list is CocoDataset.load_data_list
 
 
-def check_images(paths: Sequence[str | None], dataset: BaseDataset, phase: str) -> None:
+def check_images(paths: Sequence, dataset: BaseDataset, phase: str) -> None:
     """Raise InputError naming the first image that is missing or empty; of an empty file, OpenCV gives no name."""
-    local = [path for path in paths if path and "://" not in path] if dataset.ann_file else []
+    remote = (getattr(dataset, "backend_args", None) or {}).get("backend", "local") != "local"
+    local = [] if remote or not dataset.ann_file else [p for p in paths if isinstance(p, str) and "://" not in p]
     with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
         faulty = [path for path, fine in zip(local, pool.map(has_content, local), strict=True) if not fine]
     if faulty:

@@ -7,14 +7,7 @@ from torch import Tensor, nn
 
 @MODELS.register_module()
 class DroppedAveragePooling(GlobalAveragePooling):
-    """Average each map (B, C, H, W) over its grid and, in training, drop features with probability `drop_rate`.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.necks import DroppedAveragePooling
-        >>> tuple(DroppedAveragePooling(0.2)((torch.rand(2, 1280, 7, 7),))[0].shape)
-        (2, 1280)
-    """
+    """Average each map over its grid and, in training, drop features with probability `drop_rate`."""
 
     def __init__(self, drop_rate: float) -> None:
         super().__init__(dim=2)

@@ -19,9 +19,8 @@ HALVINGS = {0.25: 2, 0.5: 1, 1: 0, 2: -1}  # of the map's stride, by the ratio o
 class SimpleFeaturePyramid(BaseModule):
     """Pyramid of one map, without a top-down path (Li et al., Exploring Plain Vision Transformer Backbones, 2022).
 
-    The level of the map's own stride is the map itself; finer ones are deconvolved from it, by 2 or 4, and the next
-    coarser one is its 2x2 maximum. A 1x1 and a 3x3 convolution follow, each with a norm. Still coarser levels take
-    every second pixel of the level before.
+    The level of the map's own stride is the map itself, finer ones are deconvolved by 2 or 4, the next coarser one is
+    its 2x2 maximum; a 1x1 and a 3x3 convolution follow, each with a norm. The rest take every second pixel.
 
     Args:
         in_channels: C of the map.

@@ -12,7 +12,7 @@ from mrla_mm.analysis import layer_attention_plots as plots
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 from mrla_mm.attention import LayerAttentionResidual, MRLALight
 from mrla_mm.attention.tokens import to_map
-from mrla_mm.backbones import MRLAEfficientNet, MRLAResNet
+from mrla_mm.backbones import MRLAEfficientNet
 from mrla_mm.errors import InputError
 from tests.analysis.small_models import resnet, vit
 
@@ -117,15 +117,6 @@ def test_group_norm_passes_on_with_its_own_statistics(picture):
     centred = (groups - groups.mean((2, 3, 4), keepdim=True)).flatten(1, 2)
     slope = (plain / centred).mean((2, 3)) * norm.weight * branches[second].attention.history_scale
     torch.testing.assert_close(recorder.last[second][0], slope[:, :, None, None] * recorder.last[first][0])
-
-
-@torch.no_grad()
-def test_a_fresh_branch_passes_nothing_on(picture):
-    one_stage = dict(num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,))
-    model = MRLAResNet(18, dict(type="MRLALight", head_channels=32), **one_stage).eval()
-    recorder, *_ = record(model, picture.float())
-    weights = recorder.stages()[0].weights
-    assert weights[:, 1, 0].eq(0).all() and weights[:, 0, 0].gt(0).all()
 
 
 @torch.no_grad()

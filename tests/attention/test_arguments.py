@@ -130,11 +130,6 @@ def test_no_argument_is_silent(name, arguments, change):
     assert not silent
 
 
-def test_the_probe_for_silent_arguments_repeats_itself():
-    """Equal arguments give equal results: else the test above could not fail."""
-    assert same(stage_of("MRLALight", {}), stage_of("MRLALight", {"previous": "shortcut", "reduction": 1}))
-
-
 def test_first_in_stage_acts_on_the_last_output_mode():
     with_scale, without = (
         attention.MRLALight(24, head_channels=8, previous="output", first_in_stage=first) for first in (False, True)

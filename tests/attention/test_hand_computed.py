@@ -52,9 +52,8 @@ def test_light_zero_query_halves_the_value_and_adds_the_scaled_shortcut():
 
 def test_light_gate_divides_by_the_root_of_the_head_width():
     # A head of four ones: q . k = 4 (ln 3 / 2), over sqrt(4): ln 3, gate 3/4. With the key's sign turned: gate 1/4.
-    module = block(
-        "MRLALight", 8, head_channels=4, kernel_size=1, query=[LN3 / 2], key=[1], taps=[4] * 8, previous="none"
-    )
+    options = dict(head_channels=4, kernel_size=1, previous="none")
+    module = block("MRLALight", 8, query=[LN3 / 2], key=[1], taps=[4] * 8, **options)
     out, _ = module(pixel(1, -1, 1, 1, 0, 0, 0, 0), pixel(*[99] * 8), None)
     assert_map(out, [3, -3, 3, 3, 0, 0, 0, 0])
     with torch.no_grad():
@@ -65,32 +64,16 @@ def test_light_gate_divides_by_the_root_of_the_head_width():
 
 def test_light_heads_are_runs_of_consecutive_channels():
     # Head (1, 1) scores 2 (ln 3 / sqrt 2) / sqrt 2 = ln 3; head (0, 1) half of it: gate 1 / (1 + 3^-0.5).
-    module = block(
-        "MRLALight",
-        4,
-        head_channels=2,
-        kernel_size=1,
-        query=[LN3 / math.sqrt(2)],
-        key=[1],
-        taps=[4] * 4,
-        previous="none",
-    )
+    options = dict(head_channels=2, kernel_size=1, previous="none")
+    module = block("MRLALight", 4, query=[LN3 / math.sqrt(2)], key=[1], taps=[4] * 4, **options)
     out, _ = module(pixel(1, 1, 0, 1), pixel(0, 0, 0, 0), None)
     assert_map(out, [3, 3, 0, 4 / (1 + 3**-0.5)])
 
 
 def test_conv1d_reads_the_channel_that_its_tap_stands_for():
     # Last tap: q_c = ln 3 y_(c+1), zero beyond the last channel. Gates 3/4, 3/4, 1/2 (turned round: 1/2, 3/4, 3/4).
-    module = block(
-        "MRLALight",
-        3,
-        head_channels=1,
-        kernel_size=3,
-        query=[0, 0, LN3],
-        key=[0, 1, 0],
-        taps=[4, 4, 4],
-        previous="none",
-    )
+    options = dict(head_channels=1, kernel_size=3, previous="none")
+    module = block("MRLALight", 3, query=[0, 0, LN3], key=[0, 1, 0], taps=[4, 4, 4], **options)
     out, _ = module(pixel(1, 1, 1), pixel(0, 0, 0), None)
     assert_map(out, [3, 3, 2])
 
@@ -129,20 +112,9 @@ def test_each_channel_has_its_own_depthwise_kernel():
 
 def test_light_last_output_recurrence():
     # 0.5 v: 3, 4; then 1 + 2 * 3, 2 - 4; then 5 + 10 * 7, 0 + 0.5 * (-2). The shortcut plays no part.
-    modules = [
-        block(
-            "MRLALight",
-            2,
-            head_channels=2,
-            query=[0],
-            key=[1],
-            taps=[2, 2],
-            previous="output",
-            first_in_stage=first,
-            scale=scale,
-        )
-        for first, scale in ((True, None), (False, [2, -1]), (False, [10, 0.5]))
-    ]
+    options = dict(head_channels=2, query=[0], key=[1], taps=[2, 2], previous="output")
+    cases = ((True, None), (False, [2, -1]), (False, [10, 0.5]))
+    modules = [block("MRLALight", 2, first_in_stage=first, scale=scale, **options) for first, scale in cases]
     outputs = run(modules, [pixel(3, 4), pixel(1, 2), pixel(5, 0)], [pixel(99, 99)] * 3)
     for out, wanted in zip(outputs, ([3, 4], [7, -2], [75, -1]), strict=True):
         assert_map(out, wanted)
@@ -167,17 +139,9 @@ def test_light_without_gate():
 def test_linear_projection_with_reduction_narrows_query_and_key_but_not_the_heads():
     # Rows of the 2 x 4 matrices are heads of width 1 (scale 1): q = (ln 3, 0), k = (1, 4). Gates 3/4 and 1/2,
     # each over two channels of the value.
-    module = block(
-        "MRLALight",
-        4,
-        head_channels=2,
-        projection="linear",
-        reduction=2,
-        query=[[LN3, 0, 0, 0], [0, 0, 0, 0]],
-        key=[[1, 0, 0, 0], [0, 0, 0, 1]],
-        taps=[4] * 4,
-        previous="none",
-    )
+    options = dict(head_channels=2, projection="linear", reduction=2, previous="none")
+    query, key = [[LN3, 0, 0, 0], [0, 0, 0, 0]], [[1, 0, 0, 0], [0, 0, 0, 1]]
+    module = block("MRLALight", 4, query=query, key=key, taps=[4] * 4, **options)
     out, _ = module(pixel(1, 2, 3, 4), pixel(0, 0, 0, 0), None)
     assert_map(out, [3, 6, 6, 8])
 
@@ -261,31 +225,10 @@ def test_linear_rla_heads_do_not_mix():
     assert_map(outputs[1], [(1 * 0 + 3 * 8) / 4, (3 * 8 + 1 * 0) / 4])
 
 
-@pytest.mark.parametrize(
-    ("channels", "size"),
-    [
-        (3, 1),
-        (4, 1),
-        (8, 3),  # (3 + 1) / 2 = 2, raised to 3
-        (24, 3),
-        (48, 3),
-        (64, 3),
-        (96, 3),
-        (128, 5),  # 8 / 2 = 4, raised to 5
-        (192, 5),
-        (256, 5),
-        (320, 5),
-        (384, 5),
-        (512, 5),
-        (768, 5),
-        (1024, 5),
-        (1280, 5),
-        (2048, 7),  # 12 / 2 = 6, raised to 7
-        (4096, 7),
-        (8192, 7),
-        (32768, 9),  # 16 / 2 = 8, raised to 9
-    ],
-)
+SIZES = {4: 1, 8: 3, 64: 3, 96: 3, 128: 5, 256: 5, 1280: 5, 2048: 7, 8192: 7, 32768: 9}  # 8: 4 / 2 = 2, raised to 3
+
+
+@pytest.mark.parametrize(("channels", "size"), SIZES.items())
 def test_kernel_size_by_the_eca_rule(channels, size):
     module = attention.MRLALight(channels, head_channels=1)
     assert module.query.weight.shape == module.key.weight.shape == (1, 1, size)

@@ -145,12 +145,28 @@ class Family:
         return self.build(dict(type=name, head_channels=self.head_channels, **arguments), **kwargs)
 
 
+class OwnAttention(nn.Module):
+    """A variant of a user's own, with nothing of ours; its memory is the last output."""
+
+    uses_shortcut = True  # asks for a norm of the history where branches have their norms first, on tokens
+
+    def __init__(self, channels: int, head_channels: int, first_in_stage: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
+
+    def forward(self, x, shortcut, memory=None):
+        out = self.scale * torch.tanh(x) - shortcut / 2
+        out = out if memory is None else out + memory[0] / 4
+        return out, (out,)
+
+
 VARIANTS = {
     "light": ("MRLALight", {}),
     "light-output": ("MRLALight", dict(previous="output")),
     "base": ("MRLABase", {}),
     "mla": ("MLA", {}),
     "linear": ("LinearRLA", {}),
+    "own": (OwnAttention, {}),
 }
 RESNET = dict(base_channels=8, norm_eval=False, zero_init_residual=False)
 PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
