@@ -72,23 +72,21 @@ def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor 
     return global_average(out) if pool else None
 
 
-def apply(x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
-    """Write [x +] dw(x; taps) + slope previous + shift, all (B, C, H, W)."""
+def apply(
+    x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor | None = None
+) -> Tensor:
+    """Return [x +] dw(x; taps) + slope previous + shift, all (B, C, H, W); written into out if it is given."""
     taps, slope, shift = coefficients
     in_taps = residual and x.dtype in EXACT
     if in_taps:
         taps = taps.clone()
         taps[..., taps.shape[-1] // 2].add_(1)
-    part = depthwise(x, taps, shift)
+    part, last = depthwise(x, taps, shift), residual and not in_taps
     if previous is not None:
-        torch.addcmul(part, previous, on_grid(slope, x), out=out)
-    elif in_taps or not residual:
-        out.copy_(part)
-    else:
-        torch.add(x, part, out=out)
-        return
-    if residual and not in_taps:
-        out.add_(x)
+        part = torch.addcmul(part, previous, on_grid(slope, x), out=out)
+    elif out is not None and not last:
+        part = out.copy_(part)
+    return torch.add(x, part, out=out) if last else part
 
 
 def grid_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> GridSums:
@@ -129,9 +127,12 @@ def apply_backward(
         grad_previous: gradient of previous, or with `positive` of the shortcut, which is the history and added to c.
         positive: x = relu(c + shortcut), through which the gradient goes on to c.
     """
-    apply(grad, None, Coefficients(coefficients.taps.flip(-1), None, coefficients.shift), residual=residual, out=grad_x)
-    if positive is not None:
-        torch.ops.aten.threshold_backward.grad_input(grad_x, positive, 0, grad_input=grad_x)
+    transposed = Coefficients(coefficients.taps.flip(-1), None, coefficients.shift)
+    if positive is None:
+        apply(grad, None, transposed, residual=residual, out=grad_x)
+    else:
+        through = apply(grad, None, transposed, residual=residual)
+        torch.ops.aten.threshold_backward.grad_input(through, positive, 0, grad_input=grad_x)
     if grad_previous is None:
         return
     slope = on_grid(coefficients.slope, grad)
