@@ -36,9 +36,9 @@ class AtomicCheckpointHook(CheckpointHook):
         self.first_iter = self.saved_iter = 0
 
     def before_run(self, runner: Runner) -> None:
-        """Take over SIGTERM while the training runs, and no longer."""
+        """Handle SIGTERM while the training runs, and no longer."""
         if isinstance(runner._train_loop, BaseLoop):
-            self.stop.listen_while_running(runner._train_loop)
+            self.stop.handle_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
         """Prepare the folder and the data loaders' workers."""

@@ -1,12 +1,11 @@
 """A SIGTERM while a run trains, kept until the run can act on it."""
 
 import atexit
-import contextlib
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from mmengine.dist import all_reduce, get_world_size
@@ -23,42 +22,35 @@ class StopRequest:
     def __init__(self) -> None:
         self.received = False
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take over the signal, which only a process's main thread can, and give it back however the context ends.
+    def handle_while_running(self, loop: BaseLoop) -> None:
+        """Handle the signal during a loop's next run, however that ends; mmengine calls no hook after an exception.
 
-        A signal that came too late to end the run is then passed on.
+        A signal that came too late to end the run is then passed on. Only a process's main thread can handle signals.
         """
-        self.received = False
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        process = os.getpid()
-
-        def note(*_: object) -> None:
-            self.received = True
-            if os.getpid() != process:  # a process forked by a metric, for example, has nothing to save
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                signal.raise_signal(signal.SIGTERM)
-
-        previous = signal.signal(signal.SIGTERM, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
-        if self.received:
-            signal.raise_signal(signal.SIGTERM)
-
-    def listen_while_running(self, loop: BaseLoop) -> None:
-        """Take over the signal for a loop's next run; mmengine calls no hook when a run ends by an exception."""
         run = loop.run
 
-        def listening_run() -> object:
-            loop.run = run
-            with self.listening():
+        def handling_run() -> object:
+            loop.run, self.received = run, False
+            if threading.current_thread() is not threading.main_thread():
                 return run()
+            process = os.getpid()
 
-        loop.run = listening_run
+            def note(*_: object) -> None:
+                self.received = True
+                if os.getpid() != process:  # a process forked by a metric, for example, has nothing to save
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                    signal.raise_signal(signal.SIGTERM)
+
+            previous = signal.signal(signal.SIGTERM, note)
+            try:
+                result = run()
+            finally:
+                signal.signal(signal.SIGTERM, previous or signal.SIG_DFL)
+            if self.received:
+                signal.raise_signal(signal.SIGTERM)
+            return result
+
+        loop.run = handling_run
 
     def agreed(self, iteration: int) -> bool:
         """Whether any process of the run is to stop; all get the same answer at the same iteration."""

@@ -45,7 +45,7 @@ class PretrainedBackbone:
             entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
             self.init_cfg = [entry for entry in entries if entry not in files]
             BaseModule.init_weights(self)  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
-            self.init_cfg = init_cfg
+            self.init_cfg, self.is_init = init_cfg, False  # until the files are loaded
         else:
             self.init_random()
         for entry in files:
