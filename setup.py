@@ -34,10 +34,9 @@ setup(
         "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
     ],
     extras_require={
-        "cam": ["torchcam>=0.4"],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],
         "docs": ["sphinx>=7", "myst-parser>=3", "furo"],
-        "dev": ["pytest>=8", "pytest-xdist", "hypothesis", "pylint>=3", "ruff>=0.6", "build"],
+        "dev": ["pytest>=8", "pytest-xdist", "pylint>=3", "ruff>=0.6", "build"],
     },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",

@@ -23,7 +23,7 @@ from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = [f"tests/{name}" for name in ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")]
-TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-xdist")
 OPENMMLAB = ("mmengine==0.10.7", "mmcv-lite==2.1.0", "mmdet==3.3.0", "mmpretrain==1.2.0")
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
 ONEDL_MMCV = "onedl-mmcv==2.3.6"

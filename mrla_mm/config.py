@@ -44,7 +44,7 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """
     cfg = Config.fromfile(find_config(name))
     options = dict(options)
-    if isinstance(cfg.get("data_root"), str) and "data_root" in options:
+    if "data_root" in options and isinstance(cfg.get("data_root"), str) and cfg.data_root:
         move_data_root(cfg, str(options.pop("data_root")))
     unknown = [line for option in options if (line := unknown_key(cfg, option))]
     cfg.merge_from_dict(options)
@@ -62,15 +62,13 @@ def find_config(name: str) -> Path:
         InputError: there is no such package or file; names the nearest files.
     """
     package, separator, relative = name.partition("::")
-    path = packed_configs(package) / relative if separator else Path(name)
+    searched = package if separator else "mrla_mm"
+    folder = packed_configs(searched)
+    path = folder / relative if separator else Path(name)
     if path.is_file():
         return path
-    if separator:
-        folder = packed_configs(package)
-        known = {each: f"{package}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
-    else:
-        folder = packed_configs("mrla_mm")
-        known = {each: f"mrla_mm::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
+    known = {each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
+    if not separator:
         known |= {each: str(each) for each in path.parent.glob("*.py")}
     stems = {each.stem: shown for each, shown in known.items() if "_base_" not in each.parts}
     near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems)]
@@ -79,11 +77,7 @@ def find_config(name: str) -> Path:
 
 
 def packed_configs(package: str) -> Path:
-    """Return the folder of the configs that are packed with a package.
-
-    Raises:
-        InputError: there is no such package.
-    """
+    """Return the folder of the configs that are packed with a package, or raise InputError if there is none."""
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"config {package}::...: there is no installed package {package!r}")

@@ -111,18 +111,6 @@ def make_coco(tmp_path):
     return lambda **kwargs: write_coco(tmp_path / "coco", **kwargs)
 
 
-def missing_torchcam():
-    """Why class activation maps cannot be tested here, "" if they can."""
-    from mrla_mm.analysis.cams import import_torchcam
-    from mrla_mm.errors import InputError
-
-    try:
-        import_torchcam()
-    except InputError as error:
-        return str(error)
-    return ""
-
-
 def load_tool(name):
     """Return a command line tool as a module: its name in tools/, or its path below the repository."""
     path = ROOT / (name if name.endswith(".py") else f"tools/{name}.py")

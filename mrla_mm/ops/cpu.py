@@ -12,21 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, GridSums, light_coefficients, light_coefficients_backward
+from mrla_mm.ops.coefficients import (  # noqa: F401  the last two belong to the passes' interface
+    Coefficients,
+    GridSums,
+    light_coefficients,
+    light_coefficients_backward,
+)
 from mrla_mm.ops.reference import at_least_float32, global_average
-
-__all__ = [
-    "add_relu",
-    "apply",
-    "apply_backward",
-    "chunks",
-    "grid_sums",
-    "light_coefficients",
-    "light_coefficients_backward",
-    "pool",
-    "weighted_sum",
-    "weighted_sum_backward",
-]
 
 CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
 EXACT = (torch.float32, torch.float64)  # in less precision a weight of 1 for the residual would swallow small weights

@@ -1,6 +1,7 @@
 """Strict pretrained weights for this package's backbones, and every published key layout by every loader."""
 
 from mmengine.logging import print_log
+from mmengine.model import BaseModule
 from mmengine.model.weight_init import update_init_info
 from torch import Tensor
 
@@ -28,26 +29,25 @@ class PretrainedBackbone:
     key_layout: str | None = None
 
     def init_random(self) -> None:
-        """Initialise as the host does without a weight file; what a subclass adds to that goes here."""
+        """Initialise as the host does where no file is named; what a subclass adds to that goes here."""
         super().init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as the host does, then load the files that `init_cfg` names.
+        """Initialise as mmengine does, the weight files that `init_cfg` names last; a second call does nothing.
 
         Raises:
             InputError: a file cannot be used or does not fit; see `load_weights`.
         """
         if self.is_init:
             return
-        init_cfg = self.init_cfg
-        files = pretrained_entries(self)
-        if files:  # mmdet's PVT asks for None where nothing is left
+        init_cfg, files = self.init_cfg, pretrained_entries(self)
+        if files:
             entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
-            self.init_cfg = [entry for entry in entries if entry not in files] or None
-        try:
-            self.init_random()
-        finally:
+            self.init_cfg = [entry for entry in entries if entry not in files]
+            BaseModule.init_weights(self)  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
             self.init_cfg = init_cfg
+        else:
+            self.init_random()
         for entry in files:
             options = {key: value for key, value in entry.items() if key not in ("type", "map_location")}
             report = load_weights(self, options.pop("checkpoint"), **options)
@@ -55,7 +55,7 @@ class PretrainedBackbone:
             if hasattr(self, "_params_init_info"):  # mmengine's log of who initialised which parameter
                 update_init_info(self, init_info=f"Pretrained: loaded from {report.location}")
         for module in self.modules():
-            if hasattr(module, "is_init"):
+            if isinstance(module, BaseModule):
                 module.is_init = True
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
