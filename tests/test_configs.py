@@ -11,7 +11,6 @@ import torch
 import torchvision
 import yaml
 from mmengine.config import Config
-from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import backbones
@@ -285,19 +284,3 @@ def efficientnet_recipe(cfg, name, model):
     assert steps["RandomResizedCrop"].scale == pixels and steps["AutoAugment"].policies == "imagenet"
     steps = steps_of(cfg.val_dataloader)
     assert (steps["ResizeEdge"].scale, steps["CenterCrop"].crop_size) == (pixels + 32, pixels)
-
-
-def test_layer_decay_of_a_detector():
-    """Each block learns at 0.75 of the rate of the block behind it; what has one dimension does not decay."""
-    cfg = load("mask_rcnn_deit_t_mrla_light_1x")
-    model = build(cfg)
-    groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
-    by_name = {group["param_name"]: group for group in groups}
-    assert set(by_name) == {key for key, parameter in model.named_parameters() if parameter.requires_grad}
-    for key, group in by_name.items():
-        block = re.match(r"backbone\.layers\.(\d+)\.", key)
-        embedding = re.match(r"backbone\.(cls_token|pos_embed|patch_embed)", key)
-        behind = 12 - int(block[1]) if block else 13 if embedding else 0
-        assert group["lr"] == pytest.approx(1e-4 * 0.75**behind), key
-        free = group["params"][0].dim() == 1 or key.endswith(("cls_token", "pos_embed"))
-        assert group["weight_decay"] == (0 if free else 0.05), key
