@@ -1,6 +1,7 @@
 """How much of a residual branch is fused, and why: decided here and nowhere else.
 
-    all        sum and ReLU before it, attention, norm with frozen statistics, drop path and residual
+    all        the sum and ReLU before the branch, and the branch
+    branch     attention, norm with frozen statistics, drop path and residual
     attention  the attention alone: batch statistics, or another norm
     nothing    the modules run one after the other, as their classes are written
 
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.modules import module as every_module
+from torch.nn.modules import module as nn_module
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.attention.light import MRLALight
@@ -20,7 +21,7 @@ from mrla_mm.ops import LightWeights, base_fused, choose_path, light_fused
 
 
 class Fusion(NamedTuple):
-    """How much is fused ("all", "attention" or "nothing"), by which path of `mrla_mm.ops`, and the reason."""
+    """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and the reason."""
 
     extent: str
     path: str
@@ -34,12 +35,12 @@ class FusedVariant(NamedTuple):
         run: called with (attention, path, c, shortcut, memory, add_relu=, affine=), returns out and the new memory; see
             `mrla_mm.ops.light` for what each means.
         obstacle: returns why an instance has no fused path, or an empty string.
-        takes_branch: whether the norm and residual behind an instance can be fused too.
+        supports_branch: whether the norm and residual behind an instance can be fused too.
     """
 
     run: Callable[..., tuple[Tensor, Memory]]
     obstacle: Callable[[LayerAttention], str]
-    takes_branch: Callable[[LayerAttention], bool] = lambda attention: True
+    supports_branch: Callable[[LayerAttention], bool] = lambda attention: True
 
 
 def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
@@ -53,7 +54,7 @@ def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memo
         shortcut if branch["add_relu"] else history,
         LightWeights(query, key, value, attention.history_scale),
         heads=attention.heads,
-        history=history is not None,
+        has_history=history is not None,
         **branch,
     )
     return out, attention.memory(out)
@@ -77,13 +78,13 @@ def base_obstacle(attention: MRLABase) -> str:
     return "its value is not a convolution alone" if attention.value is None or attention.value_gelu else ""
 
 
-def light_takes_branch(attention: MRLALight) -> bool:
+def light_supports_branch(attention: MRLALight) -> bool:
     """Whether norm and residual can be fused too: not where the output itself becomes the memory."""
     return attention.previous != "output"
 
 
 FUSED = {
-    MRLALight: FusedVariant(run_light, light_obstacle, light_takes_branch),
+    MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
 }
 
@@ -103,26 +104,28 @@ def choose_fusion(
         InputError: the environment variable MRLA_OPS asks for a path that cannot run.
     """
     attention, variant = branch.attention, FUSED.get(type(branch.attention))
-    path, reason = choose_path(x)
     if variant is None:
         return Fusion("nothing", "naive", f"{type(attention).__name__} has no fused path")
-    if path == "naive":
-        return Fusion("nothing", path, reason)
-    if any(has_hooks(module) for module in attention.modules()):
-        return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
     if obstacle := variant.obstacle(attention):
         return Fusion("nothing", "naive", obstacle)
+    if any(has_hooks(module) for module in attention.modules()):
+        return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
+    path, reason = choose_path(x)
+    if path == "naive":
+        return Fusion("nothing", path, reason)
     if not is_frozen_bn(branch.norm):
         return Fusion("attention", path, "the norm is not a BatchNorm2d with frozen statistics")
-    if not variant.takes_branch(attention):
+    if not variant.supports_branch(attention):
         return Fusion("attention", path, "the attention's output is needed as its memory")
     if has_hooks(branch.norm) or has_hooks(branch.drop_path):
         return Fusion("attention", path, "norm or drop path has a hook, or its forward was replaced")
-    if relu is not None and (type(relu) is not nn.ReLU or has_hooks(relu) or has_hooks(branch)):
-        return Fusion("attention", path, "the activation is not a ReLU, or has a hook")
-    if shortcut is not None and x.dtype != shortcut.dtype:
-        return Fusion("attention", path, "the sum is of two dtypes")
-    return Fusion("all", path, reason)
+    if relu is None:
+        return Fusion("branch", path, "no sum and ReLU come before it")
+    if type(relu) is not nn.ReLU or has_hooks(relu) or has_hooks(branch):
+        return Fusion("branch", path, "the activation is not a ReLU, or it or the branch has a hook")
+    if x.dtype != shortcut.dtype:
+        return Fusion("branch", path, "the sum is of two dtypes")
+    return Fusion("all", path, "nothing stands in the way")
 
 
 def is_frozen_bn(norm: nn.Module) -> bool:
@@ -133,5 +136,5 @@ def is_frozen_bn(norm: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    hooked = any(getattr(module, kind) or getattr(every_module, f"_global{kind}") for kind in kinds)
+    hooked = any(getattr(module, kind) or getattr(nn_module, f"_global{kind}") for kind in kinds)
     return hooked or "forward" in vars(module)

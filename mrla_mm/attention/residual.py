@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention.base import Memory
-from mrla_mm.attention.fusion import FUSED, choose_fusion
+from mrla_mm.attention.fusion import FUSED, Fusion, choose_fusion
 from mrla_mm.errors import InputError
 from mrla_mm.ops import Affine, frozen_bn_affine
 
@@ -80,14 +80,14 @@ class LayerAttentionResidual(BaseModule):
             x: the block's output.
             shortcut: the block's identity path.
             memory: what the earlier layers of the stage left.
-            keep: factor of the branch for each sample, for a block that drops its layer attention together with itself.
+            keep: drop-path factor of each sample, from a block that shares its drop path with the branch.
 
         Shapes:
             x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the attention defines it.
         """
         fusion = choose_fusion(self, x)
-        if fusion.extent == "all":
-            return self.run_fused(fusion.path, x, shortcut, memory, affine=self.affine(x, keep))
+        if fusion.extent == "branch":
+            return self.run_fused(fusion.path, x, shortcut, memory, affine=self.branch_affine(x, keep))
         out, memory = self.attend(fusion, x, shortcut, memory)
         branch = self.drop_path(self.norm(out))
         return x + (branch if keep is None else branch * keep), memory
@@ -102,24 +102,30 @@ class LayerAttentionResidual(BaseModule):
         """
         fusion = choose_fusion(self, c, shortcut=shortcut, relu=relu)
         if fusion.extent == "all":
-            return self.run_fused(fusion.path, c, shortcut, memory, add_relu=True, affine=self.affine(c))
+            return self.run_fused(fusion.path, c, shortcut, memory, add_relu=True, affine=self.branch_affine(c))
         return self(relu(c + shortcut), shortcut, memory)
 
-    def attend(self, fusion, x: Tensor, shortcut: Tensor | None, memory: Memory) -> tuple[Tensor, Memory]:
+    def attend(self, fusion: Fusion, x: Tensor, shortcut: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
         """Run the attention alone, fused or as its class is written."""
         if fusion.extent == "nothing":
             return self.attention(x, shortcut, memory)
         return self.run_fused(fusion.path, x, shortcut, memory)
 
     def run_fused(
-        self, path: str, x: Tensor, shortcut: Tensor | None, memory: Memory, *, add_relu=False, affine=None
+        self,
+        path: str,
+        x: Tensor,
+        shortcut: Tensor,
+        memory: Memory,
+        add_relu: bool = False,
+        affine: Affine | None = None,
     ) -> tuple[Tensor, Memory]:
-        """Run the fused path of the attention's class."""
+        """Run the fused path of the attention's class; see `mrla_mm.ops.light` for the arguments."""
         run = FUSED[type(self.attention)].run
         return run(self.attention, path, x, shortcut, memory, add_relu=add_relu, affine=affine)
 
-    def affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
-        """Norm and drop path, or the factors of the samples that the block drew, per channel and sample."""
+    def branch_affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
+        """Frozen norm as scale and offset (C,), and the drop-path factor of each sample (B,)."""
         norm = self.norm
         scale, offset = frozen_bn_affine(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
         if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):

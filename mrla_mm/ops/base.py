@@ -20,7 +20,7 @@ from mrla_mm.ops.light import cast_gradients, dense_format, match_layout
 from mrla_mm.ops.reference import at_least_float32, base_scores, without_autocast
 
 
-def sum_weights(scores: Tensor, affine: Affine | None, channels: int) -> Tensor:
+def value_weights(scores: Tensor, affine: Affine | None, channels: int) -> Tensor:
     """Factor of each value, keep scale score: scores (B, G, T) -> (B, C, T)."""
     scale, _, keep = unpack_affine(affine)
     weights = at_least_float32(scores).repeat_interleave(channels // scores.shape[1], dim=1)
@@ -35,7 +35,7 @@ def value_taps(x: Tensor, weight: Tensor) -> Coefficients:
 
 
 class BaseFunction(torch.autograd.Function):
-    """See the module."""
+    """Autograd of MRLA-base; the module has the equations."""
 
     @staticmethod
     def forward(ctx, path, heads, add_relu, c, shortcut, *tensors):
@@ -58,8 +58,8 @@ class BaseFunction(torch.autograd.Function):
                 factors = take(affine, samples)
                 passes.weighted_sum(
                     None if affine is None else part,
-                    sum_weights(scores, factors, c.shape[1]),
-                    shift_of(factors),
+                    value_weights(scores, factors, c.shape[1]),
+                    branch_offset(factors),
                     [v[samples] for v in (*values, new_value)],
                     out=y[samples],
                 )
@@ -83,7 +83,7 @@ class BaseFunction(torch.autograd.Function):
                 leaves = [leaf.detach().requires_grad_() for leaf in (pooled, query, key, *keys)]
                 scores, new_key = base_scores(*leaves[:3], leaves[3:], ctx.heads)
             grad_values = [torch.empty_like(v) for v in values]
-            weights, found = sum_weights(scores.detach(), affine, x.shape[1]), []
+            weights, found = value_weights(scores.detach(), affine, x.shape[1]), []
             for samples in passes.chunks(x):
                 gradients = [g[samples] for g in grad_values]
                 sums = passes.weighted_sum_backward(
@@ -123,7 +123,7 @@ def unpack(tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], Affine | None, 
     return tensors[:3], affine, (tensors[6 : 6 + depth], tensors[6 + depth :])
 
 
-def shift_of(affine: Affine | None) -> Tensor | None:
+def branch_offset(affine: Affine | None) -> Tensor | None:
     """What is added to the sum, keep offset: (B or 1, C)."""
     _, offset, keep = unpack_affine(affine)
     return at_least_2d(product(offset, keep))

@@ -61,10 +61,10 @@ class GridSums(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """Gate of MRLA-light and what its backward needs: pooled (B, C), query and key (B, 2, E), gate (B, G)."""
+    """Gate of MRLA-light (B, G) and what its backward needs: pooled (B, C), query and key (B, 2, E)."""
 
     pooled: Tensor | None = None
-    projected: Tensor | None = None
+    query_key: Tensor | None = None
     gate: Tensor | None = None
 
 
@@ -113,17 +113,17 @@ def project_both(pooled: Tensor, weights: LightWeights, heads: int) -> Gate:
     """Query, key and gate of pooled channels (B, C); query and key are one operation."""
     both = torch.cat((weights.query, weights.key)).to(pooled.dtype)  # (2, 1, k) or (2 E, C)
     if both.dim() == 2:
-        projected = F.linear(pooled, both).unflatten(1, (2, -1))  # (B, 2, E)
+        query_key = F.linear(pooled, both).unflatten(1, (2, -1))  # (B, 2, E)
     else:
-        projected = F.conv1d(pooled.unsqueeze(1), both, padding=both.shape[-1] // 2)  # (B, 2, C)
-    query, key = projected.unflatten(2, (heads, -1)).unbind(1)
-    return Gate(pooled, projected, light_gate(query, key))
+        query_key = F.conv1d(pooled.unsqueeze(1), both, padding=both.shape[-1] // 2)  # (B, 2, C)
+    query, key = query_key.unflatten(2, (heads, -1)).unbind(1)
+    return Gate(pooled, query_key, light_gate(query, key))
 
 
 def light_coefficients(
-    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, history: bool
+    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, has_history: bool
 ) -> tuple[Gate, Coefficients]:
-    """Gate of the pooled channels, unless it is known, and the coefficients for maps x (B, C, H, W)."""
+    """Return the gate, from its pooled channels unless it is known, and the coefficients for x (B, C, H, W)."""
     if gate.pooled is not None and gate.gate is None:
         gate = project_both(gate.pooled, weights, heads)
     (scale, offset, keep), (batch, channels) = unpack_affine(affine), x.shape[:2]
@@ -133,7 +133,7 @@ def light_coefficients(
     else:
         taps = torch.ones(1, 1, 1, dtype=gain_dtype(x), device=x.device) if taps is None else taps.unsqueeze(-1)
     slope = None
-    if history:
+    if has_history:
         slope = product(at_least_float32(weights.history_scale), scale, keep)
         slope = torch.ones(channels, dtype=gain_dtype(x), device=x.device) if slope is None else slope
     return gate, Coefficients(
@@ -181,17 +181,17 @@ def light_coefficients_backward(
 
 def gate_backward(gate: Gate, weights: LightWeights, grad_gates: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
     """Gradients of pooled (B, C), and of the weights of query and key, from those of the gate by channel (B, C)."""
-    pooled, projected, gates = gate
+    pooled, query_key, gates = gate
     grad_gate = grad_gates.unflatten(1, (gates.shape[1], -1)).sum(-1)  # (B, G)
-    key_query = projected.flip(1).unflatten(2, (gates.shape[1], -1))  # (B, 2, G, D)
+    key_query = query_key.flip(1).unflatten(2, (gates.shape[1], -1))  # (B, 2, G, D)
     grad_score = torch.ops.aten.sigmoid_backward(grad_gate, gates) * key_query.shape[-1] ** -0.5  # (B, G)
-    grad_projected = (grad_score[:, None, :, None] * key_query).flatten(2)  # (B, 2, E)
+    grad_query_key = (grad_score[:, None, :, None] * key_query).flatten(2)  # (B, 2, E)
     both = torch.cat((weights.query, weights.key)).to(pooled.dtype)
     if both.dim() == 2:
-        flat = grad_projected.flatten(1)
+        flat = grad_query_key.flatten(1)
         return flat @ both, (flat.T @ pooled).chunk(2)
     grad_pooled, grad_both, _ = torch.ops.aten.convolution_backward(
-        grad_projected, pooled.unsqueeze(1), both, None,
+        grad_query_key, pooled.unsqueeze(1), both, None,
         [1], [both.shape[-1] // 2], [1], False, [0], 1, [True, True, False],
     )  # fmt: skip
     return grad_pooled.squeeze(1), grad_both.chunk(2)

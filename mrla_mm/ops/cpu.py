@@ -73,26 +73,26 @@ def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor 
 
 
 def apply(
-    x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor | None = None
+    x: Tensor, history: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor | None = None
 ) -> Tensor:
-    """Return [x +] dw(x; taps) + slope previous + shift, all (B, C, H, W); written into out if it is given."""
+    """Return [x +] dw(x; taps) + slope history + shift, all (B, C, H, W); written into out if it is given."""
     taps, slope, shift = coefficients
     in_taps = residual and x.dtype in EXACT
     if in_taps:
         taps = taps.clone()
         taps[..., taps.shape[-1] // 2].add_(1)
     part, last = depthwise(x, taps, shift), residual and not in_taps
-    if previous is not None:
-        part = torch.addcmul(part, previous, on_grid(slope, x), out=out)
+    if history is not None:
+        part = torch.addcmul(part, history, on_grid(slope, x), out=out)
     elif out is not None and not last:
         part = out.copy_(part)
     return torch.add(x, part, out=out) if last else part
 
 
-def grid_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> GridSums:
+def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, size: int, *, shift: bool) -> GridSums:
     """Sums over the grid that all gradients of weights follow from; `size` taps, 9 or 1, and that of grad if asked."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    grad_slope = None if previous is None else grid_sum(grad.to(dtype) * previous)
+    grad_slope = None if history is None else grid_sum(grad.to(dtype) * history)
     if size == 1:
         taps = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
         return GridSums(taps, grad_slope, grid_sum(grad) if shift else None)
@@ -114,17 +114,17 @@ def apply_backward(
     *,
     residual: bool,
     grad_x: Tensor,
-    grad_previous: Tensor | None = None,
+    grad_history: Tensor | None = None,
     positive: Tensor | None = None,
 ) -> None:
-    """Write the gradients of x and, if asked for, of previous: the transpose of `apply`, all (B, C, H, W).
+    """Write the gradients of x and, if asked for, of the history: the transpose of `apply`, all (B, C, H, W).
 
     Args:
         grad: gradient of what `apply` wrote.
         coefficients: those of `apply`, but as shift what is added to every position of grad_x.
         residual: whether `apply` added x.
         grad_x: gradient of x, or with `positive` of c.
-        grad_previous: gradient of previous, or with `positive` of the shortcut, which is the history and added to c.
+        grad_history: gradient of the history; with `positive`, where the history is the shortcut, also that of the sum.
         positive: x = relu(c + shortcut), through which the gradient goes on to c.
     """
     transposed = Coefficients(coefficients.taps.flip(-1), None, coefficients.shift)
@@ -133,13 +133,13 @@ def apply_backward(
     else:
         through = apply(grad, None, transposed, residual=residual)
         torch.ops.aten.threshold_backward.grad_input(through, positive, 0, grad_input=grad_x)
-    if grad_previous is None:
+    if grad_history is None:
         return
     slope = on_grid(coefficients.slope, grad)
     if positive is None:
-        torch.mul(grad, slope, out=grad_previous)
+        torch.mul(grad, slope, out=grad_history)
     else:
-        torch.addcmul(grad_x, grad, slope, out=grad_previous)
+        torch.addcmul(grad_x, grad, slope, out=grad_history)
 
 
 def weighted_sum(

@@ -55,11 +55,11 @@ def why_not_triton(x: Tensor) -> str:
         return f"the kernels do not compute in {x.dtype}"
     if x[0].numel() >= 2**31:
         return "a sample has 2^31 or more elements"
-    return try_triton(x.device)
+    return why_triton_fails(x.device)
 
 
 @cache
-def try_triton(device: torch.device) -> str:
+def why_triton_fails(device: torch.device) -> str:
     """Launch one kernel and return why that fails, or an empty string; once per device and process.
 
     Triton builds its launchers while the program runs, which needs a C compiler and a driver that it knows.
@@ -86,16 +86,16 @@ def choose_path(x: Tensor) -> Choice:
         raise InputError(f"{ENVIRONMENT}={forced!r} is unknown; use one of {', '.join(PATHS)}, or unset it")
     if forced == "naive":
         return Choice("naive", f"{ENVIRONMENT} asks for it")
-    if obstacle := why_not_fused(x):
+    obstacle = why_not_fused(x)
+    if obstacle and not forced:
         return Choice("naive", obstacle)
-    if forced == "fused":
-        return Choice("fused", f"{ENVIRONMENT} asks for it")
-    if not forced and x.device.type != "cuda":
-        return Choice("fused", "the tensor is not on a GPU")
-    obstacle = why_not_triton(x)
-    if forced and obstacle:
-        raise InputError(f"{ENVIRONMENT}=triton cannot run here: {obstacle}; unset {ENVIRONMENT}")
-    return Choice("fused", obstacle) if obstacle else Choice("triton", "the tensor is on a GPU")
+    if forced == "triton" or (not forced and x.device.type == "cuda"):
+        obstacle = obstacle or why_not_triton(x)
+        if not forced:
+            return Choice("fused", obstacle) if obstacle else Choice("triton", "the tensor is on a GPU")
+    if obstacle:
+        raise InputError(f"{ENVIRONMENT}={forced} cannot run here: {obstacle}; unset {ENVIRONMENT}")
+    return Choice(forced or "fused", f"{ENVIRONMENT} asks for it" if forced else "the tensor is not on a GPU")
 
 
 def passes_of(path: str) -> ModuleType:

@@ -1,12 +1,14 @@
 """MRLA-light as one autograd Function, with or without the sum, ReLU, norm and residual around it.
 
     x = relu(c + shortcut)      with add_relu, else x = c
-    o = gate dw(x) + lambda p   Eq. 8; the history p is the shortcut
+    o = gate dw(x) + lambda p   Eq. 8; the history p is the shortcut, or the last layer's o
     y = x + keep (scale o + offset)     with an affine, else y = o
 
 Saved for backward are two maps, x and the history, and small tensors; `coefficients` derives the gradients. A second
 derivative raises.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,7 +38,7 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
     return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
 
 
-def cast_gradients(gradients: list[Tensor | None], tensors: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+def cast_gradients(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients in the precision of their tensors; None where there is no tensor."""
     pairs = zip(gradients, tensors, strict=True)
     return [None if grad is None or tensor is None else grad.to(tensor.dtype) for grad, tensor in pairs]
@@ -48,61 +50,69 @@ def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:
 
 
 class LightFunction(torch.autograd.Function):
-    """See the module."""
+    """Autograd of MRLA-light; the module has the equations.
+
+    Tensors: the four of LightWeights, then the three of Affine or None. Saved: x, the history, the three of Gate, and
+    the tensors.
+    """
 
     @staticmethod
-    def forward(ctx, path, heads, history, add_relu, c, shortcut, *tensors):
-        """Compute y (B, C, H, W); tensors: the four of LightWeights, then the three of Affine."""
-        passes, weights = passes_of(path), LightWeights(*tensors[:4])
-        affine = None if tensors[4] is None else Affine(*tensors[4:])
+    def forward(ctx, path, heads, has_history, add_relu, c, shortcut, *tensors):
+        """Compute y (B, C, H, W)."""
+        passes, weights, affine = passes_of(path), *unpack(tensors)
         x, y, gates = torch.empty_like(c) if add_relu else c, torch.empty_like(c), []
         with without_autocast(c):
             for samples in passes.chunks(c):
-                part, previous, factors = x[samples], shortcut[samples] if history else None, take(affine, samples)
-                pooled = None
+                part, pooled = x[samples], None
                 if add_relu:
                     pooled = passes.add_relu(c[samples], shortcut[samples], out=part, pool=weights.query is not None)
                 elif weights.query is not None:
                     pooled = passes.pool(part)
                 gate, coefficients = passes.light_coefficients(
-                    part, Gate(pooled), weights, factors, heads=heads, history=history
+                    part, Gate(pooled), weights, take(affine, samples), heads=heads, has_history=has_history
                 )
-                passes.apply(part, previous, coefficients, residual=affine is not None, out=y[samples])
+                history = shortcut[samples] if has_history else None
+                passes.apply(part, history, coefficients, residual=affine is not None, out=y[samples])
                 gates.append(gate)
-        ctx.save_for_backward(x, shortcut if history else None, *cat_chunks(gates), *tensors)
-        ctx.path, ctx.heads, ctx.history, ctx.add_relu = path, heads, history, add_relu
+        ctx.save_for_backward(x, shortcut if has_history else None, *cat_chunks(gates), *tensors)
+        ctx.path, ctx.heads, ctx.has_history, ctx.add_relu = path, heads, has_history, add_relu
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and all tensors but keep."""
-        x, shortcut, *small = ctx.saved_tensors
-        gate, weights, passes = Gate(*small[:3]), LightWeights(*small[3:7]), passes_of(ctx.path)
-        affine = None if small[7] is None else Affine(*small[7:])
-        grad = match_layout(grad, x)
-        grad_x, partials = torch.empty_like(x), []
-        grad_shortcut = torch.empty_like(x) if ctx.history else None
+        x, history, *small = ctx.saved_tensors
+        gate, tensors, passes = Gate(*small[:3]), small[3:], passes_of(ctx.path)
+        weights, affine = unpack(tensors)
+        grad, grad_x, partials = match_layout(grad, x), torch.empty_like(x), []
+        grad_shortcut = torch.empty_like(x) if ctx.has_history else None
         with without_autocast(x):
             for samples in passes.chunks(x):
-                part, upstream, factors = x[samples], grad[samples], take(affine, samples)
-                previous = shortcut[samples] if ctx.history else None
-                own, coefficients = passes.light_coefficients(
-                    part, take(gate, samples), weights, factors, heads=ctx.heads, history=ctx.history
+                part, grad_part, factors = x[samples], grad[samples], take(affine, samples)
+                known, coefficients = passes.light_coefficients(
+                    part, take(gate, samples), weights, factors, heads=ctx.heads, has_history=ctx.has_history
                 )
-                taps = coefficients.taps.shape[-1]
-                sums = passes.grid_sums(upstream, part, previous, taps, shift=affine is not None)
-                constant, gradients = passes.light_coefficients_backward(part, own, weights, factors, sums)
+                sums = passes.grid_sums(
+                    grad_part, part, history[samples] if ctx.has_history else None, coefficients.taps.shape[-1],
+                    shift=affine is not None,
+                )  # fmt: skip
+                constant, gradients = passes.light_coefficients_backward(part, known, weights, factors, sums)
                 passes.apply_backward(
-                    upstream, coefficients._replace(shift=constant), residual=affine is not None,
+                    grad_part, coefficients._replace(shift=constant), residual=affine is not None,
                     positive=part if ctx.add_relu else None,
-                    grad_x=grad_x[samples], grad_previous=grad_shortcut[samples] if ctx.history else None,
+                    grad_x=grad_x[samples], grad_history=grad_shortcut[samples] if ctx.has_history else None,
                 )  # fmt: skip
                 partials.append(gradients)
-        if ctx.add_relu and not ctx.history:
+        if ctx.add_relu and not ctx.has_history:
             grad_shortcut = grad_x
-        gradients = cast_gradients(sum_partials(partials), (*weights, *small[7:9]))
+        gradients = cast_gradients(sum_partials(partials), tensors[:-1])
         return None, None, None, None, grad_x, grad_shortcut, *gradients, None
+
+
+def unpack(tensors: Sequence[Tensor | None]) -> tuple[LightWeights, Affine | None]:
+    """Weights and affine of the tensors that `LightFunction` takes."""
+    return LightWeights(*tensors[:4]), None if tensors[4] is None else Affine(*tensors[4:])
 
 
 def light_fused(
@@ -112,7 +122,7 @@ def light_fused(
     weights: LightWeights,
     *,
     heads: int,
-    history: bool,
+    has_history: bool,
     add_relu: bool = False,
     affine: Affine | None = None,
 ) -> Tensor:
@@ -121,10 +131,10 @@ def light_fused(
     Args:
         path: "fused" or "triton".
         c: x itself or, with add_relu, the block's output before the sum.
-        shortcut: the history and, with add_relu, what is added to c; None where there is neither.
+        shortcut: the history p and, with add_relu, what is added to c; None where there is neither.
         weights: parameters of the layer.
         heads: G.
-        history: whether the shortcut is the history.
+        has_history: whether there is a history.
         add_relu: whether x = relu(c + shortcut).
         affine: frozen norm and drop path of the residual branch, with which the residual is added.
 
@@ -132,5 +142,6 @@ def light_fused(
         c and shortcut (B, C, H, W) -> (B, C, H, W).
     """
     c = c.contiguous(memory_format=dense_format(c))
-    shortcut = match_layout(shortcut, c) if shortcut is not None and (history or add_relu) else None
-    return LightFunction.apply(path, heads, history, add_relu, c, shortcut, *weights, *(affine or (None, None, None)))
+    shortcut = match_layout(shortcut, c) if has_history or add_relu else None
+    tensors = (*weights, *(affine or (None, None, None)))
+    return LightFunction.apply(path, heads, has_history, add_relu, c, shortcut, *tensors)

@@ -63,7 +63,7 @@ def light(t, extent, path, history=True):
     add_relu = extent == "block end"
     if path != "naive":
         history = history and shortcut is not None
-        options = dict(heads=heads, history=history, add_relu=add_relu, affine=affine)
+        options = dict(heads=heads, has_history=history, add_relu=add_relu, affine=affine)
         return light_fused(path, c, shortcut, weights, **options)
     x = (c + shortcut).relu() if add_relu else c
     gate = None

@@ -261,10 +261,10 @@ def test_dispatch_gives_its_reasons(monkeypatch):
     with pytest.raises(InputError, match="float64"):
         choose_path(x.double())
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    dispatch.try_triton.cache_clear()
+    dispatch.why_triton_fails.cache_clear()
     with pytest.raises(InputError, match="does not run on cpu"):
         choose_path(x)
-    dispatch.try_triton.cache_clear()
+    dispatch.why_triton_fails.cache_clear()
 
 
 class OnGpu(torch.Tensor):
@@ -276,8 +276,8 @@ class OnGpu(torch.Tensor):
 def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
     gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
-    monkeypatch.setattr(dispatch, "try_triton", lambda device: "no C compiler")
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device: "no C compiler")
     assert choose_path(gpu) == ("fused", "no C compiler")
-    monkeypatch.setattr(dispatch, "try_triton", lambda device: "")
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device: "")
     assert choose_path(gpu).path == "triton"
     assert choose_path(gpu.double()).path == "fused"

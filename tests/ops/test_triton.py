@@ -89,7 +89,7 @@ def test_triton_coefficients(batch, channels, heads, kernel, absent):
     )
     x, pooled, found = torch.ones(batch, channels, 3, 5, device=DEVICE), random(True, batch, channels), []
     for way in (kernels, plain):
-        gate, coefficients = way.light_coefficients(x, Gate(pooled), weights, affine, heads=heads, history=history)
+        gate, coefficients = way.light_coefficients(x, Gate(pooled), weights, affine, heads=heads, has_history=history)
         constant, gradients = way.light_coefficients_backward(x, gate, weights, affine, sums)
         expanded = [None if t is None else t.expand(batch, channels) for t in coefficients[1:]]
         found.append([*gate, coefficients.taps, *expanded, constant, *gradients])
@@ -104,14 +104,14 @@ def test_triton_is_tried_before_it_is_trusted(monkeypatch):
     from mrla_mm.ops import triton as passes
 
     here = torch.device(DEVICE)
-    assert dispatch.try_triton.__wrapped__(here) == ""
+    assert dispatch.why_triton_fails.__wrapped__(here) == ""
 
     def no_compiler(x):
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(passes, "pool", no_compiler)
     with pytest.warns(UserWarning, match="C compiler"):
-        assert "C compiler" in dispatch.try_triton.__wrapped__(here)
+        assert "C compiler" in dispatch.why_triton_fails.__wrapped__(here)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
         options = dict(heads=4, add_relu=True, affine=Affine(leaf(channels), leaf(channels)))
         if variant == "light":
             weights = LightWeights(query, key, value, scale)
-            shortcut = light_fused("triton", c, shortcut, weights, history=True, **options)
+            shortcut = light_fused("triton", c, shortcut, weights, has_history=True, **options)
         else:
             shortcut, *own = base_fused("triton", c, shortcut, (query, key, value), (keys, values), **options)
             keys, values = [*keys, own[0]], [*values, own[1]]
@@ -199,7 +199,7 @@ def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
 
 def test_maps_beyond_32_bits_take_the_fused_path(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "try_triton", lambda device: "")
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device: "")
 
     class OnGpu(torch.Tensor):
         device = torch.device("cuda")

@@ -36,8 +36,8 @@ def convolved(row_ptr, weight_ptr, channels, inside, C, K: tl.constexpr, BLOCK: 
 
 @triton.jit
 def coefficients_kernel(
-    pooled_ptr, query_ptr, key_ptr, value_ptr, history_ptr, scale_ptr, offset_ptr, keep_ptr,
-    projected_ptr, gate_ptr, taps_ptr, slope_ptr, shift_ptr, C, D, root,
+    pooled_ptr, query_ptr, key_ptr, value_ptr, lambda_ptr, scale_ptr, offset_ptr, keep_ptr,
+    query_key_ptr, gate_ptr, taps_ptr, slope_ptr, shift_ptr, C, D, root,
     K: tl.constexpr, TAPS: tl.constexpr, VALUE: tl.constexpr, HISTORY: tl.constexpr, LEARNED: tl.constexpr,
     AFFINE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -49,8 +49,8 @@ def coefficients_kernel(
     row = sample * C
     query = convolved(pooled_ptr + row, query_ptr, channels, inside, C, K, BLOCK, False)
     key = convolved(pooled_ptr + row, key_ptr, channels, inside, C, K, BLOCK, False)
-    tl.store(projected_ptr + 2 * row + channels, query, mask=inside)
-    tl.store(projected_ptr + 2 * row + C + channels, key, mask=inside)
+    tl.store(query_key_ptr + 2 * row + channels, query, mask=inside)
+    tl.store(query_key_ptr + 2 * row + C + channels, key, mask=inside)
     gate = tl.sigmoid(tl.sum(tl.where(inside, query * key, 0.0), axis=0) * root)
     tl.store(gate_ptr + sample * (C // D) + head, gate)
     keep = tl.load(keep_ptr + sample).to(tl.float32) if KEEP else 1.0
@@ -66,13 +66,13 @@ def coefficients_kernel(
         tl.store(taps_ptr + (row + channels) * TAPS + tap, weight, mask=inside)
     if HISTORY:
         if LEARNED:
-            factor *= tl.load(history_ptr + channels, mask=inside, other=0.0).to(tl.float32)
+            factor *= tl.load(lambda_ptr + channels, mask=inside, other=0.0).to(tl.float32)
         tl.store(slope_ptr + row + channels, factor, mask=inside)
 
 
 @triton.jit
 def gate_backward_kernel(
-    grad_taps_ptr, projected_ptr, gate_ptr, value_ptr, scale_ptr, keep_ptr, grad_projected_ptr, C, D, root,
+    grad_taps_ptr, query_key_ptr, gate_ptr, value_ptr, scale_ptr, keep_ptr, grad_query_key_ptr, C, D, root,
     TAPS: tl.constexpr, VALUE: tl.constexpr, AFFINE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one sample's and head's query and key."""
@@ -94,17 +94,17 @@ def gate_backward_kernel(
         grad_gate *= tl.load(keep_ptr + sample).to(tl.float32)
     gate = tl.load(gate_ptr + sample * (C // D) + head)
     grad_score = grad_gate * gate * (1.0 - gate) * root
-    query = tl.load(projected_ptr + 2 * row + channels, mask=inside, other=0.0)
-    key = tl.load(projected_ptr + 2 * row + C + channels, mask=inside, other=0.0)
-    tl.store(grad_projected_ptr + 2 * row + channels, grad_score * key, mask=inside)
-    tl.store(grad_projected_ptr + 2 * row + C + channels, grad_score * query, mask=inside)
+    query = tl.load(query_key_ptr + 2 * row + channels, mask=inside, other=0.0)
+    key = tl.load(query_key_ptr + 2 * row + C + channels, mask=inside, other=0.0)
+    tl.store(grad_query_key_ptr + 2 * row + channels, grad_score * key, mask=inside)
+    tl.store(grad_query_key_ptr + 2 * row + C + channels, grad_score * query, mask=inside)
 
 
 @triton.jit
 def parameters_backward_kernel(
-    grad_taps_ptr, grad_slope_ptr, grad_shift_ptr, grad_projected_ptr, pooled_ptr, gate_ptr,
-    query_ptr, key_ptr, value_ptr, history_ptr, scale_ptr, keep_ptr,
-    constant_ptr, grad_weights_ptr, grad_value_ptr, grad_history_ptr, grad_scale_ptr, grad_offset_ptr,
+    grad_taps_ptr, grad_slope_ptr, grad_shift_ptr, grad_query_key_ptr, pooled_ptr, gate_ptr,
+    query_ptr, key_ptr, value_ptr, lambda_ptr, scale_ptr, keep_ptr,
+    constant_ptr, grad_weights_ptr, grad_value_ptr, grad_lambda_ptr, grad_scale_ptr, grad_offset_ptr,
     B, C, D, positions,
     K: tl.constexpr, TAPS: tl.constexpr, VALUE: tl.constexpr, HISTORY: tl.constexpr, LEARNED: tl.constexpr,
     AFFINE: tl.constexpr, KEEP: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -124,7 +124,7 @@ def parameters_backward_kernel(
         scale = tl.load(scale_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     history = tl.zeros((BLOCK_C,), dtype=tl.float32) + 1.0
     if LEARNED:
-        history = tl.load(history_ptr + channels, mask=exists, other=0.0).to(tl.float32)
+        history = tl.load(lambda_ptr + channels, mask=exists, other=0.0).to(tl.float32)
     for start in range(0, B, BLOCK_B):
         samples = start + tl.arange(0, BLOCK_B)
         inside = (samples[:, None] < B) & exists[None, :]
@@ -151,7 +151,7 @@ def parameters_backward_kernel(
             grad_scale += tl.sum(grad_factor * keep, axis=0)
             grad_offset += tl.sum(tl.load(grad_shift_ptr + place, mask=inside, other=0.0) * keep, axis=0)
         grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        here = grad_projected_ptr + 2 * rows
+        here = grad_query_key_ptr + 2 * rows
         query = tl.load(here + channels[None, :], mask=inside, other=0.0)
         key = tl.load(here + C + channels[None, :], mask=inside, other=0.0)
         for tap in tl.static_range(K):
@@ -171,7 +171,7 @@ def parameters_backward_kernel(
         place = channels[:, None] * TAPS + slots[None, :]
         tl.store(grad_value_ptr + place, grad_taps, mask=exists[:, None] & (slots[None, :] < TAPS))
     if LEARNED:
-        tl.store(grad_history_ptr + channels, grad_history, mask=exists)
+        tl.store(grad_lambda_ptr + channels, grad_history, mask=exists)
     if AFFINE:
         tl.store(grad_scale_ptr + channels, grad_scale, mask=exists)
         tl.store(grad_offset_ptr + channels, grad_offset, mask=exists)
@@ -184,28 +184,28 @@ def supports(weights: LightWeights) -> bool:
 
 
 def light_coefficients(
-    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, history: bool
+    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, has_history: bool
 ) -> tuple[Gate, Coefficients]:
     """See `coefficients.light_coefficients`."""
     if not supports(weights):
-        return plain.light_coefficients(x, gate, weights, affine, heads=heads, history=history)
+        return plain.light_coefficients(x, gate, weights, affine, heads=heads, has_history=has_history)
     pooled = gate.pooled
     (batch, channels), new = pooled.shape, pooled.new_empty
     query, key, value, history_scale = weights
     scale, offset, keep = affine or (None, None, None)
     size = 1 if value is None else 9
-    projected, gates = new(batch, 2, channels), new(batch, heads)
+    query_key, gates = new(batch, 2, channels), new(batch, heads)
     taps, shift = new(batch, channels, size), None if affine is None else new(batch, channels)
-    slope = new(batch, channels) if history else None
+    slope = new(batch, channels) if has_history else None
     launch(
         coefficients_kernel, (batch, heads),
         *(pooled if t is None else t for t in (pooled, query, key, value, history_scale, scale, offset, keep)),
-        *(projected, gates, taps, gates if slope is None else slope, gates if shift is None else shift),
+        *(query_key, gates, taps, gates if slope is None else slope, gates if shift is None else shift),
         channels, channels // heads, (channels // heads) ** -0.5, K=query.shape[-1], TAPS=size,
-        VALUE=value is not None, HISTORY=history, LEARNED=history_scale is not None, AFFINE=affine is not None,
+        VALUE=value is not None, HISTORY=has_history, LEARNED=history_scale is not None, AFFINE=affine is not None,
         KEEP=keep is not None, BLOCK=triton.next_power_of_2(channels // heads),
     )  # fmt: skip
-    return Gate(pooled, projected, gates), Coefficients(taps, slope, shift)
+    return Gate(pooled, query_key, gates), Coefficients(taps, slope, shift)
 
 
 def light_coefficients_backward(
@@ -214,23 +214,23 @@ def light_coefficients_backward(
     """See `coefficients.light_coefficients_backward`."""
     if not supports(weights):
         return plain.light_coefficients_backward(x, gate, weights, affine, sums)
-    pooled, projected, gates = gate
+    pooled, query_key, gates = gate
     (batch, channels), heads, new = pooled.shape, gates.shape[1], pooled.new_empty
     query, key, value, history_scale = weights
     scale, _, keep = affine or (None, None, None)
     size, kernel, width = sums.taps.shape[-1], query.shape[-1], channels // heads
     flags = dict(TAPS=size, VALUE=value is not None, AFFINE=affine is not None, KEEP=keep is not None)
-    grad_projected = torch.empty_like(projected)
+    grad_query_key = torch.empty_like(query_key)
     launch(
         gate_backward_kernel, (batch, heads),
-        sums.taps, projected, gates, *(pooled if t is None else t for t in (value, scale, keep)), grad_projected,
+        sums.taps, query_key, gates, *(pooled if t is None else t for t in (value, scale, keep)), grad_query_key,
         channels, width, width**-0.5, BLOCK=triton.next_power_of_2(width), **flags,
     )  # fmt: skip
     blocks = triton.cdiv(channels, BLOCK_C)
     constant, grad_weights = new(batch, channels), new(blocks, 2, kernel)
     grad_value, grad_history = (None if t is None else new(t.shape) for t in (value, history_scale))
     grad_scale, grad_offset = (None if affine is None else new(channels) for _ in range(2))
-    given = (sums.taps, sums.slope, sums.shift, grad_projected, pooled, gates, query, key, value, history_scale)
+    given = (sums.taps, sums.slope, sums.shift, grad_query_key, pooled, gates, query, key, value, history_scale)
     made = (constant, grad_weights, grad_value, grad_history, grad_scale, grad_offset)
     launch(
         parameters_backward_kernel, (blocks,),

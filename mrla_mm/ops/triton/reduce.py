@@ -122,7 +122,7 @@ def weighted_sum_backward_kernel(
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = channels < C
-    sums = tl.arange(0, 8)
+    lanes = tl.arange(0, 8)
     total = tl.zeros((BLOCK_C, 8), dtype=tl.float32)
     place = (sample * C + channels) * T + first
     begin = tl.program_id(2) * span
@@ -133,12 +133,12 @@ def weighted_sum_backward_kernel(
         for index in tl.static_range(COUNT):
             value = tl.load(pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0)
             dot = tl.sum(grad * value.to(tl.float32), axis=1)
-            total += tl.where(sums[None, :] == index, dot[:, None], 0.0)
+            total += tl.where(lanes[None, :] == index, dot[:, None], 0.0)
             weight = tl.load(weights_ptr + place + index, mask=exists, other=0.0)
             target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
             tl.store(target + offsets, (weight[:, None] * grad).to(target.dtype.element_ty), mask=inside)
     place += tl.program_id(2) * B * C * T
-    tl.store(sums_ptr + place[:, None] + sums[None, :], total, mask=exists[:, None] & (sums[None, :] < COUNT))
+    tl.store(sums_ptr + place[:, None] + lanes[None, :], total, mask=exists[:, None] & (lanes[None, :] < COUNT))
 
 
 def tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:

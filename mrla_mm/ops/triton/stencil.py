@@ -62,9 +62,13 @@ def load(pointers, inside, row, first, last):
 
 
 @triton.jit
-def load_shifted(pixels, step, left, inside, right, row, H):
+def load_shifted(pointers, step, left, inside, right, row, H):
     """One row of the map as it is seen from the columns right of, at and left of each element."""
-    return load(pixels - step, left, row, 0, H), load(pixels, inside, row, 0, H), load(pixels + step, right, row, 0, H)
+    return (
+        load(pointers - step, left, row, 0, H),
+        load(pointers, inside, row, 0, H),
+        load(pointers + step, right, row, 0, H),
+    )
 
 
 @triton.jit
@@ -75,15 +79,15 @@ def load_weight(taps, exists, tap: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def apply_kernel(
-    x_ptr, previous_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, grad_previous_ptr,
+    x_ptr, history_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, grad_history_ptr,
     C, H, units, slope_stride, shift_stride, tiles, rows,
     TAPS: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr,
     SCALED: tl.constexpr, MASK: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [x +] dw(x; taps) [+ slope previous] [+ shift]; SCALED: also grad_previous = slope x.
+    """Compute out = [x +] dw(x; taps) [+ slope history] [+ shift]; SCALED: also grad_history = slope x.
 
-    MASK: out is 0 where the mask is not positive, and grad_previous gets it added.
+    MASK: out is 0 where the mask is not positive, and grad_history gets it added.
     """
     W = units * UNIT
     step = C if LAST else 1
@@ -91,8 +95,8 @@ def apply_kernel(
     channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
-    x, previous, mask, out, grad_previous = (
-        x_ptr + start, previous_ptr + start, mask_ptr + start, out_ptr + start, grad_previous_ptr + start
+    x, history, mask, out, grad_history = (
+        x_ptr + start, history_ptr + start, mask_ptr + start, out_ptr + start, grad_history_ptr + start
     )  # fmt: skip
     taps = taps_ptr + (sample * C + channels) * TAPS
     w4 = tl.load(taps + TAPS // 2, mask=exists, other=0.0)[:, None]
@@ -107,10 +111,10 @@ def apply_kernel(
         w6 = load_weight(taps, exists, 6, FLIP)
         w7 = load_weight(taps, exists, 7, FLIP)
         w8 = load_weight(taps, exists, 8, FLIP)
-        pixels = x + (offsets + (begin - 1) * row_stride)
-        above_left, above, above_right = load_shifted(pixels, step, left, inside, right, begin - 1, H)
-        pixels = x + (offsets + begin * row_stride)
-        at_left, at, at_right = load_shifted(pixels, step, left, inside, right, begin, H)
+        pointers = x + (offsets + (begin - 1) * row_stride)
+        above_left, above, above_right = load_shifted(pointers, step, left, inside, right, begin - 1, H)
+        pointers = x + (offsets + begin * row_stride)
+        at_left, at, at_right = load_shifted(pointers, step, left, inside, right, begin, H)
     if HISTORY or SCALED:
         slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)[:, None]
     total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
@@ -120,8 +124,8 @@ def apply_kernel(
     for row in range(begin, end):
         place = offsets + row * row_stride
         if TAPS == 9:
-            pixels = x + (place + row_stride)
-            below_left, below, below_right = load_shifted(pixels, step, left, inside, right, row + 1, H)
+            pointers = x + (place + row_stride)
+            below_left, below, below_right = load_shifted(pointers, step, left, inside, right, row + 1, H)
             total = shift + w0 * above_left
             total += w1 * above
             total += w2 * above_right
@@ -142,30 +146,30 @@ def apply_kernel(
             centre = load(x + place, inside, row, begin, end)
             total = shift + w4 * centre
         if HISTORY:
-            total += slope * load(previous + place, inside, row, begin, end)
+            total += slope * load(history + place, inside, row, begin, end)
         if MASK:
             total = tl.where(load(mask + place, inside, row, begin, end) > 0, total, 0.0)
         tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=inside)
         if SCALED:
             scaled = slope * centre + total if MASK else slope * centre
-            tl.store(grad_previous + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
+            tl.store(grad_history + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def sums_kernel(
-    grad_ptr, x_ptr, previous_ptr, grad_taps_ptr, grad_slope_ptr, grad_shift_ptr,
+    grad_ptr, x_ptr, history_ptr, grad_taps_ptr, grad_slope_ptr, grad_shift_ptr,
     B, C, H, units, tiles, rows,
     TAPS: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a program's rows and columns of grad times shifted x, of grad times previous and of grad."""
+    """Sums over a program's rows and columns of grad times shifted x, of grad times history and of grad."""
     W = units * UNIT
     step = C if LAST else 1
     row_stride = W * step
     channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
-    x, upstream, previous = x_ptr + start, grad_ptr + start, previous_ptr + start
+    x, grad, history = x_ptr + start, grad_ptr + start, history_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, grad_slope, grad_shift = zero, zero, zero
     if TAPS == 9:
@@ -173,7 +177,7 @@ def sums_kernel(
         above, at = zero, zero
         for row in range(begin - 1, end + 1):  # of x, beside the rows of grad above, at and below it
             place = offsets + row * row_stride
-            below = load(upstream + (place + row_stride), inside, row + 1, begin, end)
+            below = load(grad + (place + row_stride), inside, row + 1, begin, end)
             x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
             s0 += below * x_left
             s1 += below * x_at
@@ -185,7 +189,7 @@ def sums_kernel(
             s7 += above * x_at
             s8 += above * x_right
             if HISTORY:
-                grad_slope += at * load(previous + place, inside, row, begin, end)
+                grad_slope += at * load(history + place, inside, row, begin, end)
             if SHIFT:
                 grad_shift += at
             above = at
@@ -193,10 +197,10 @@ def sums_kernel(
     else:
         for row in range(begin, end):
             place = offsets + row * row_stride
-            at = load(upstream + place, inside, row, begin, end)
+            at = load(grad + place, inside, row, begin, end)
             s4 += at * load(x + place, inside, row, begin, end)
             if HISTORY:
-                grad_slope += at * load(previous + place, inside, row, begin, end)
+                grad_slope += at * load(history + place, inside, row, begin, end)
             if SHIFT:
                 grad_shift += at
     place = (tl.program_id(2) * B + sample) * C + channels
@@ -234,34 +238,34 @@ def row_tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
     return dict(arguments, BLOCK_C=block_c, BLOCK_W=block_w), (batch, groups, tiles * triton.cdiv(height, rows))
 
 
-def apply(x: Tensor, previous: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
+def apply(x: Tensor, history: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
     """See `cpu.apply`."""
     (taps, slope, shift), (blocks, grid) = coefficients, row_tiling(x)
     launch(
         apply_kernel, grid,
-        x, x if previous is None else previous, taps, taps if slope is None else slope,
+        x, x if history is None else history, taps, taps if slope is None else slope,
         taps if shift is None else shift, x, out, out, *x.shape[1:3],
         slope_stride=sample_stride(slope), shift_stride=sample_stride(shift),
-        TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=previous is not None, SHIFT=shift is not None,
+        TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=history is not None, SHIFT=shift is not None,
         SCALED=False, MASK=False, **blocks,
     )  # fmt: skip
 
 
-def grid_sums(grad: Tensor, x: Tensor, previous: Tensor | None, size: int, *, shift: bool) -> GridSums:
+def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, size: int, *, shift: bool) -> GridSums:
     """See `cpu.grid_sums`."""
-    (blocks, grid), history = row_tiling(x), previous is not None
+    (blocks, grid), has_history = row_tiling(x), history is not None
     grad_taps = torch.empty(grid[2], *x.shape[:2], size, dtype=torch.float32, device=x.device)
     grad_slope, grad_shift = (
         torch.empty(grad_taps.shape[:3], dtype=torch.float32, device=x.device) if there else grad_taps
-        for there in (history, shift)
+        for there in (has_history, shift)
     )
     launch(
         sums_kernel, grid,
-        grad, x, previous if history else x, grad_taps, grad_slope, grad_shift, *x.shape[:3],
-        TAPS=size, HISTORY=history, SHIFT=shift, **blocks,
+        grad, x, history if has_history else x, grad_taps, grad_slope, grad_shift, *x.shape[:3],
+        TAPS=size, HISTORY=has_history, SHIFT=shift, **blocks,
     )  # fmt: skip
     return GridSums(
-        sum_spans(grad_taps), sum_spans(grad_slope) if history else None, sum_spans(grad_shift) if shift else None
+        sum_spans(grad_taps), sum_spans(grad_slope) if has_history else None, sum_spans(grad_shift) if shift else None
     )
 
 
@@ -271,15 +275,15 @@ def apply_backward(
     *,
     residual: bool,
     grad_x: Tensor,
-    grad_previous: Tensor | None = None,
+    grad_history: Tensor | None = None,
     positive: Tensor | None = None,
 ) -> None:
     """See `cpu.apply_backward`."""
-    (taps, slope, shift), (blocks, grid), scaled = coefficients, row_tiling(grad), grad_previous is not None
+    (taps, slope, shift), (blocks, grid), scaled = coefficients, row_tiling(grad), grad_history is not None
     launch(
         apply_kernel, grid,
         grad, grad, taps, slope if scaled else taps, taps if shift is None else shift,
-        grad if positive is None else positive, grad_x, grad_previous if scaled else grad_x, *grad.shape[1:3],
+        grad if positive is None else positive, grad_x, grad_history if scaled else grad_x, *grad.shape[1:3],
         slope_stride=sample_stride(slope), shift_stride=sample_stride(shift),
         TAPS=taps.shape[-1], FLIP=True, RESIDUAL=residual, HISTORY=False, SHIFT=shift is not None,
         SCALED=scaled, MASK=positive is not None, **blocks,
