@@ -205,7 +205,7 @@ def wait_for(process):
 def signal_trial(training, phase, signum, reference, rng, work_dir):
     """End a training with a signal during a phase, resume it, and return what was seen."""
     code = 0
-    while code == 0:  # a run that had finished before the signal came is no trial
+    while code == 0:  # a run that had finished before the signal came does not count
         shutil.rmtree(work_dir, ignore_errors=True)
         visit = rng.randint(1, reference["visits"][phase])
         delay = rng.uniform(0, reference["seconds"][phase] / reference["visits"][phase])

@@ -49,12 +49,6 @@ class LoadedModel(NamedTuple):
     name: str
     model: nn.Module
     pipeline: Compose
-    scope: str
-
-    @property
-    def is_detector(self) -> bool:
-        """Whether the config is mmdet's."""
-        return self.scope == "mmdet"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -100,7 +94,7 @@ def build_model(cfg: Config) -> nn.Module:
     return MODELS.build(model)
 
 
-def test_dataset(cfg: Config) -> dict:
+def get_test_dataset(cfg: Config) -> dict:
     """Return the config of the test data set, the first of several, without what wraps it; empty for none."""
     dataset = (cfg.get("test_dataloader") or {}).get("dataset") or {}
     while "dataset" in dataset or dataset.get("datasets"):
@@ -108,13 +102,13 @@ def test_dataset(cfg: Config) -> dict:
     return dataset
 
 
-def test_pipeline(cfg: Config) -> Compose:
+def get_test_pipeline(cfg: Config) -> Compose:
     """Return the config's test pipeline without what loads annotations.
 
     Raises:
         InputError: the config has none.
     """
-    steps = test_dataset(cfg).get("pipeline")
+    steps = get_test_dataset(cfg).get("pipeline")
     if not steps:
         raise InputError("the config has no test_dataloader.dataset.pipeline to prepare the images with")
     return Compose([step for step in steps if "LoadAnnotations" not in str(step["type"])])
@@ -188,10 +182,9 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     loaded = []
     for config, checkpoint, options in given:
         model, cfg, meta = load_model(config, checkpoint, device=args.device, options=options)
-        facts = meta.get("dataset_meta") or test_dataset(cfg).get("metainfo") or {}
+        facts = meta.get("dataset_meta") or get_test_dataset(cfg).get("metainfo") or {}
         model.dataset_meta = {str(key).lower(): value for key, value in facts.items()}
-        name, scope = Path(cfg.filename).stem, cfg.get("default_scope", "mmengine")
-        loaded.append(LoadedModel(name, model, test_pipeline(cfg), scope))
+        loaded.append(LoadedModel(Path(cfg.filename).stem, model, get_test_pipeline(cfg)))
     names = Counter(each.name for each in loaded)
     return [
         each if names[each.name] == 1 else each._replace(name=f"{each.name}, {Path(checkpoint).stem}")

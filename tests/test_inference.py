@@ -151,7 +151,7 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(config,
     compared = ["--compare", config, two, "--compare", plain_config, plain]
     models = inference.load_models(parsed(config, one, images, "--device", "cpu", *compared))
     assert [each.name for each in models] == ["light, one", "light, two", "plain"]
-    assert [each.classes for each in models] == [("a", "b", "c"), (), ()] and not models[0].is_detector
+    assert [each.classes for each in models] == [("a", "b", "c"), (), ()]
     inputs, _, picture = models[0].prepare(images / "b.png")
     assert picture.shape == (32, 42, 3)
     assert picture[0, 0].tolist() == [200, 100, 0], "RGB"

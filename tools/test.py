@@ -9,7 +9,7 @@ from mmengine.registry import METRICS
 
 from mrla_mm import cli
 from mrla_mm.errors import InputError
-from mrla_mm.inference import test_dataset
+from mrla_mm.inference import get_test_dataset
 
 
 def parse_args(argv):
@@ -40,7 +40,7 @@ def enable_visualization(cfg, args):
 
 def enable_tta(cfg):
     """Wrap model and pipeline in test-time augmentation; detectors default to the image and its mirror image."""
-    dataset = test_dataset(cfg)
+    dataset = get_test_dataset(cfg)
     if cfg.default_scope == "mmdet":
         nms = dict(type="nms", iou_threshold=0.5)
         cfg.setdefault("tta_model", dict(type="DetTTAModel", tta_cfg=dict(nms=nms, max_per_img=100)))
@@ -70,9 +70,8 @@ def main(argv=None):
         enable_tta(cfg)
     runner = cli.build_runner(cfg)
     if args.out is not None:
-        kind = (
-            "DumpDetResults" if cfg.default_scope == "mmdet" else "DumpResults"
-        )  # mmdet's packs masks into run lengths
+        # mmdet's metric packs masks into run lengths
+        kind = "DumpDetResults" if cfg.default_scope == "mmdet" else "DumpResults"
         runner.test_evaluator.metrics.append(METRICS.build(dict(type=kind, out_file_path=args.out)))
     runner.test()
 

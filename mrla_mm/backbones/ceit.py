@@ -177,6 +177,12 @@ class CeiT(ViT):
         x = x + layer.attn(layer.ln1(x))
         return layer.ffn(layer.ln2(x), x, grid), None
 
+    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
+        """Return a parameter's depth and the number of depths; the stem has that of the embedding."""
+        if param_name.startswith(f"{prefix}stem."):
+            param_name = f"{prefix}patch_embed"
+        return super().get_layer_depth(param_name, prefix)
+
     def _freeze_stages(self) -> None:
         """Freeze the stem with the embedding, and the LCA and the final norm with the last block."""
         super()._freeze_stages()

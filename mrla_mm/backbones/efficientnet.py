@@ -138,7 +138,7 @@ class MRLAEfficientNet(PlainEfficientNet):
         super().__init__(arch, **kwargs)
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
         self.zero_init_attention = zero_init_attention
-        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer are no blocks
+        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer have no blocks
         self.layers = ModuleList(
             self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer for layer in self.layers
         )

@@ -131,7 +131,7 @@ class ViT(PretrainedBackbone, VisionTransformer):
 
         Layer attention has the depth of its block; all of the embedding has depth 0.
         """
-        if param_name.startswith((f"{prefix}dist_token", f"{prefix}stem.")):  # the stem is CeiT's
+        if param_name == f"{prefix}dist_token":
             param_name = f"{prefix}patch_embed"
         return super().get_layer_depth(param_name, prefix)
 

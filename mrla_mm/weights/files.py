@@ -29,7 +29,7 @@ CATALOGUES = {  # mmengine's schemes for tables of URLs
     "openmmlab": get_external_models,
     "mmcls": get_mmcls_models,
 }
-# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256; a date is none.
+# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256, which are not a date.
 NAMED_DIGEST = re.compile(r"-(?!(?:19|20)\d{6}\.)([0-9a-f]{8,64})\.[a-z]+$")
 
 
