@@ -1,7 +1,5 @@
 """Counted multiply-adds are those one counts by hand, and those of the paper's models are as DESIGN.md has them."""
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,7 +90,6 @@ def test_layer_attention_by_hand(variant, products, device):
 def test_modules_and_kinds(monkeypatch):
     monkeypatch.setenv("MRLA_OPS", "fused")
     found = measure(Stage("MRLALight", 2), (H, W), device="cpu")
-    assert os.environ["MRLA_OPS"] == "fused"
     table = found.by_module()
     assert table["stem"] == (3 * C, 3 * MAP) and table["layers.0.norm"] == (2 * C, MAP)
     assert table[""] == (sum(found.parameters.values()), found.total)
@@ -100,12 +97,6 @@ def test_modules_and_kinds(monkeypatch):
     assert set(found.by_module(1)) == {"", "stem", "layers"}
     assert found.by_kind()["depthwise convolutions"] == 2 * 9 * MAP
     assert sum(found.by_kind().values()) == found.total
-
-
-def test_an_operator_that_the_rule_does_not_name_is_reported():
-    with OperationCounter(nn.Identity()) as counter:
-        torch.ones(3).digamma()
-    assert counter.unknown == {"aten::digamma": 1}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +126,9 @@ def test_mask_rcnn_at_the_papers_size():
     assert light.trainable / 1e6 == pytest.approx(44.34, abs=0.005)
 
 
-def test_models_that_need_values():
-    picky = Call(lambda image: image * int(image.sum().item()))
+def test_models_that_need_values_and_operators_that_the_rule_does_not_name():
+    picky = Call(lambda image: (image * int(image.sum().item())).digamma())
     with pytest.raises(InputError, match="device cpu"):
         measure(picky, (8, 8))
-    assert measure(picky, (8, 8), device="cpu").total == 3 * 64
+    found = measure(picky, (8, 8), device="cpu")
+    assert found.total == 3 * 64 and found.unknown == {"aten::digamma": 1}

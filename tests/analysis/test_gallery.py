@@ -31,12 +31,8 @@ def test_masks_take_their_class_colour_and_weak_ones_are_left_out():
     picture = draw_detections(GREY, detections(), meta=META, score_thr=0.5, min_side=320)
     assert picture.shape == (240, 320, 3)
     red, unpainted = inner(picture, 10, 26, factor=4), inner(picture, 50, 66, factor=4)
-    assert red[0] > red[1] + 30
-    assert red[0] > red[2] + 30
+    assert red[0] > max(red[1:]) + 30
     np.testing.assert_allclose(unpainted, 128, atol=2)
-    both = draw_detections(GREY, detections(), meta=META, score_thr=0.1, min_side=320)
-    blue = inner(both, 50, 66, factor=4)
-    assert blue[2] > blue[0] + 30
 
 
 def test_truth_is_left_and_prediction_right():

@@ -5,7 +5,6 @@ import csv
 import cv2
 import pytest
 import torch
-from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.analysis import layer_attention_plots as plots
@@ -146,15 +145,11 @@ def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
     with pytest.raises(InputError, match="Conv2d"):
         LayerAttentionRecorder(nn.Conv2d(3, 3, 1))
 
-    @MODELS.register_module()
     class Own(MRLALight):
         def forward(self, x, shortcut, memory=None):
             return x, None
 
-    try:
-        own = resnet("Own")
-    finally:
-        MODELS.module_dict.pop("Own")
+    own = resnet(Own)
     with pytest.raises(InputError, match="record"), pytest.warns(UserWarning, match="Own"):
         LayerAttentionRecorder(own)
     with pytest.warns(UserWarning, match="Own"), LayerAttentionRecorder(nn.ModuleList([own, resnet("MLA")])) as both:

@@ -28,13 +28,7 @@ def record(model, pictures):
 
 @pytest.mark.parametrize(
     ("build", "variant", "depths"),
-    [
-        (resnet, "MRLABase", (2, 2)),
-        (vit, "MRLABase", (3, 3)),
-        (vit, "MRLALight", (3, 3)),
-        (resnet, "LinearRLA", (2, 2)),
-        (resnet, "MLA", (2, 2)),
-    ],
+    [(resnet, "MRLABase", (2, 2)), (vit, "MRLALight", (3, 3)), (resnet, "LinearRLA", (2, 2)), (vit, "MLA", (3, 3))],
 )
 def test_similarities_are_those_of_the_queries(build, variant, depths, pictures):
     model, queries, handles = build(variant), [], []

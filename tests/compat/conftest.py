@@ -1,7 +1,10 @@
 import pytest
 import torch
+from torch.testing import assert_close
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmcv.ops is imported
+from mrla_mm import compat
+
+needs_stand_in = pytest.mark.skipif(not compat.ext.is_stand_in(), reason="a compiled mmcv is installed")
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -14,3 +17,15 @@ def device(request):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+def check_op(op, reference, inputs, atol=2e-3):
+    """Compare an op and its gradients with a reference, which computes in float64 from the same rounded inputs."""
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    out, expected = op(*inputs), reference(*exact)
+    assert out.dtype == inputs[0].dtype
+    tolerance = {} if out.dtype == torch.float64 else dict(atol=atol, rtol=2 * torch.finfo(out.dtype).eps)
+    assert_close(out.double(), expected, **tolerance)
+    grad = torch.randn_like(out)
+    found, wanted = torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, exact, grad.double())
+    assert_close([each.double() for each in found], list(wanted), **tolerance)

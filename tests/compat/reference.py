@@ -72,16 +72,11 @@ def roi_align(maps, rois, shape, scale, ratio, mode, aligned):
         rows, columns = (ratio, ratio) if ratio else (math.ceil(bin_h), math.ceil(bin_w))
         for i in range(shape[0]):
             for j in range(shape[1]):
-                samples = [
-                    interpolate(
-                        maps[int(image)],
-                        top + (i + (r + 0.5) / rows) * bin_h,
-                        left + (j + (c + 0.5) / columns) * bin_w,
-                        beyond="edge",
-                    )
-                    for r in range(rows)
-                    for c in range(columns)
-                ] or [maps[int(image), :, 0, 0] * 0]
+                down = [top + (i + (r + 0.5) / rows) * bin_h for r in range(rows)]
+                across = [left + (j + (c + 0.5) / columns) * bin_w for c in range(columns)]
+                plane = maps[int(image)]
+                samples = [interpolate(plane, y, x, beyond="edge") for y in down for x in across]
+                samples = samples or [plane[:, 0, 0] * 0]
                 samples = torch.stack(samples)
                 pooled.append(samples.max(0).values if mode == "max" else samples.mean(0))
     return torch.stack(pooled).view(len(rois), *shape, maps.shape[1]).permute(0, 3, 1, 2)

@@ -1,18 +1,14 @@
 import pytest
 import torch
 from mmcv.ops import sigmoid_focal_loss
-from mmdet.models.losses import FocalLoss
 from torch.testing import assert_close
 
-from tests.compat.stand_in import needs_stand_in
+from .conftest import check_op, needs_stand_in
 
 pytestmark = needs_stand_in
 
-GAMMAS = pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
-WEIGHTED = pytest.mark.parametrize("weighted", [False, True])
 
-
-def sample(device="cpu", dtype=torch.float64, rows=7, classes=4):
+def sample(device, dtype=torch.float64, rows=7, classes=4):
     logits = (torch.randn(rows, classes, dtype=torch.float64) * 3).to(device, dtype).requires_grad_()
     target = torch.arange(rows, device=device) % (classes + 1)  # the last is background
     return logits, target, torch.rand(classes, device=device, dtype=dtype) + 0.5
@@ -28,30 +24,22 @@ def formula(logits, target, gamma, alpha, weight=None):
     return loss
 
 
-@GAMMAS
-@WEIGHTED
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_sigmoid(device, gamma, weighted, reduction):
-    logits, target, weight = sample(device)
-    weight = weight if weighted else None
-    loss = sigmoid_focal_loss(logits, target, gamma, 0.3, weight, reduction)
-    expected = formula(logits, target, gamma, 0.3, weight)
-    expected = {"none": expected, "mean": expected.sum() / len(target), "sum": expected.sum()}[reduction]
-    assert_close(loss, expected)
-    by = torch.rand_like(loss)
-    assert_close(*(torch.autograd.grad(value, logits, by)[0] for value in (loss, expected)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_sigmoid_in_half_precision(device, dtype):
-    logits, target, _ = sample(device, dtype)
-    exact = logits.detach().double().requires_grad_()
-    loss, expected = sigmoid_focal_loss(logits, target, 2.0, 0.25, None, "none"), formula(exact, target, 2.0, 0.25)
-    tolerance = dict(atol=1e-6, rtol=2 * torch.finfo(dtype).eps)
-    assert loss.dtype == dtype
-    assert_close(loss.double(), expected, **tolerance)
-    grads = [torch.autograd.grad(v.sum(), t)[0].double() for v, t in ((loss, logits), (expected, exact))]
-    assert_close(*grads, **tolerance)
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "reduction"),
+    [*((torch.float64, each) for each in ("none", "mean", "sum")), (torch.float16, "none"), (torch.bfloat16, "none")],
+)
+def test_sigmoid(device, gamma, weighted, dtype, reduction):
+    logits, target, weight = sample(device, dtype)
+    weight, exact = (weight, weight.double()) if weighted else (None, None)
+    reduce = {"none": lambda loss: loss, "mean": lambda loss: loss.sum() / len(target), "sum": torch.sum}[reduction]
+    check_op(
+        lambda x: sigmoid_focal_loss(x, target, gamma, 0.3, weight, reduction),
+        lambda x: reduce(formula(x, target, gamma, 0.3, exact)),
+        [logits],
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -61,10 +49,3 @@ def test_sigmoid_is_stable_far_out(device, dtype):
     assert_close(loss, torch.tensor([[50.0, 150.0], [0.0, 0.0]], device=device, dtype=dtype))  # alpha |x| where wrong
     grad = torch.autograd.grad(loss.sum(), logits)[0]
     assert_close(grad, torch.tensor([[-0.25, 0.75], [0.0, 0.0]], device=device, dtype=dtype))
-
-
-def test_mmdet_loss(device):
-    """mmdet computes in Python on the CPU and calls the op on CUDA; both must give the formula."""
-    logits, target, _ = sample(device)
-    loss = FocalLoss(gamma=2.0, alpha=0.25)(logits, target, avg_factor=3)
-    assert_close(loss, formula(logits, target, 2.0, 0.25).sum() / 3)

@@ -3,17 +3,16 @@ import pkgutil
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import pytest
 from mmcv.utils.ext_loader import check_ops_exist, load_ext
 from mmengine.utils.dl_utils import mmcv_full_available
 
-from mrla_mm import compat
 from mrla_mm.compat.ext_ops import OPS
-from tests.compat.stand_in import needs_stand_in
 
-ROOT = Path(__file__).parents[2]
+from ..conftest import ROOT
+from .conftest import needs_stand_in
+
 OPTIONAL = {"loguru", "onedl"}  # packages of OneDL that its mmdet imports in two modules and does not require
 
 
@@ -33,13 +32,6 @@ def test_hosts_still_see_that_no_compiled_ops_are_installed():
     from mmcv.ops import get_compiler_version
 
     assert "mrla_mm" in get_compiler_version()
-
-
-@needs_stand_in
-def test_installing_again_keeps_the_module():
-    before = sys.modules["mmcv._ext"], dict(vars(sys.modules["mmcv._ext"]))
-    compat.install()
-    assert sys.modules["mmcv._ext"] is before[0] and vars(before[0]) == before[1]
 
 
 def test_every_mmdet_model_and_mmcv_op_imports():
@@ -84,16 +76,3 @@ def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["undefined symbol", "the real nms False"]
-
-
-def test_without_mmcv_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", _raise(ModuleNotFoundError("No module named 'mmcv'", name="mmcv")))
-    with pytest.raises(ImportError, match="pip install mmcv-lite"):
-        compat.ext.install()
-
-
-def _raise(error):
-    def call(*args, **kwargs):
-        raise error
-
-    return call

@@ -55,12 +55,10 @@ def check(caplog):
     def run(cfg, num_classes=80, scope="mmdet"):
         init_default_scope(scope)
         heads = dict(rpn_head=Head(1), roi_head=nn.ModuleDict(dict(bbox_head=Head(num_classes))))
-        loops = {
-            f"_{phase}_loop": SimpleNamespace(
-                dataloader=SimpleNamespace(dataset=DATASETS.build(cfg[f"{phase}_dataloader"].dataset))
-            )
-            for phase in ("train", "val")
-        }
+        loops = {}
+        for phase in ("train", "val"):
+            dataset = DATASETS.build(cfg[f"{phase}_dataloader"].dataset)
+            loops[f"_{phase}_loop"] = SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
         runner = SimpleNamespace(model=nn.ModuleDict(heads), logger=logger, _test_loop=None, **loops)
         DatasetCheckHook().before_run(runner)
         return caplog.text

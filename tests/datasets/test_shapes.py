@@ -10,7 +10,6 @@ from pycocotools.coco import COCO
 
 from mrla_mm.datasets import generate_shapes
 from mrla_mm.datasets.drawing import CLASSES
-from mrla_mm.datasets.shapes import run_lengths, segmentation_of
 from mrla_mm.errors import InputError
 
 FEW = dict(num_train=3, num_val=1, size=64)
@@ -97,18 +96,3 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="not a generated data set"):
         generate_shapes(tmp_path, **FEW)
     assert contents(tmp_path) == {"mine.txt": b"mine"}
-
-
-def test_segmentation_is_exact_for_any_mask():
-    rng = np.random.default_rng(0)
-    kinds = set()
-    for density in np.repeat((0.02, 0.1, 0.3, 0.6, 0.9), 20):
-        mask = rng.random((12, 17)) < density
-        mask[5, 5:8] = True
-        np.testing.assert_array_equal(coco_mask.decode(coco_mask.frPyObjects(run_lengths(mask), 12, 17)), mask)
-        segmentation = segmentation_of(mask)
-        kinds.add(type(segmentation))
-        rles = coco_mask.frPyObjects(segmentation, 12, 17)
-        rle = coco_mask.merge(rles) if isinstance(segmentation, list) else rles
-        np.testing.assert_array_equal(coco_mask.decode(rle), mask)
-    assert kinds == {list, dict}

@@ -17,6 +17,7 @@ import mrla_mm  # noqa: F401
 
 EPOCHS = dict(by_epoch=True, max_epochs=3)
 ITERATIONS = dict(type="IterBasedTrainLoop", max_iters=10, val_interval=3)
+LOOPS = {"epoch": (EPOCHS, {}), "iter": (ITERATIONS, dict(interval=2, by_epoch=False))}
 
 
 class NoisyData(BaseDataset):

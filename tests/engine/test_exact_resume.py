@@ -5,10 +5,9 @@ import os
 import pytest
 import torch
 
-from .runs import EPOCHS, ITERATIONS, At, build, terminate, weights
+from .runs import LOOPS, At, build, terminate, weights
 
 EXACT = dict(type="ExactResumeHook")
-LOOPS = {"epoch": (EPOCHS, {}), "iter": (ITERATIONS, dict(interval=2, by_epoch=False))}
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,43 @@ import torchvision
 
 from mrla_mm.backbones import MRLAResNet
 
+LIGHT, BASE = dict(type="MRLALight", head_channels=16), dict(type="MRLABase", head_channels=16)
+VARIANTS = pytest.mark.parametrize(("variant", "attention"), [("light", LIGHT), ("base", BASE)])
+
 
 def checkpoint_bytes(content=None, zipped=True):
     """Return what torch.save writes for some content, by default a small state dict."""
     buffer, content = io.BytesIO(), {"weight": torch.arange(3.0)} if content is None else content
     torch.save(content, buffer, _use_new_zipfile_serialization=zipped)
     return buffer.getvalue()
+
+
+class Payload:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def save(tmp_path, content, name="w.pth"):
+    torch.save(content, tmp_path / name)
+    return tmp_path / name
+
+
+def same(state, expected):
+    return state.keys() == expected.keys() and all(torch.equal(state[key], expected[key]) for key in expected)
+
+
+def prefixed(state, prefix):
+    return {f"{prefix}{key}": value for key, value in state.items()}
+
+
+def without(state, *keys):
+    """Return a state dict without the keys in which one of these occurs."""
+    return {key: value for key, value in state.items() if not any(each in key for each in keys)}
 
 
 @pytest.fixture
@@ -29,32 +60,15 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def serve():
-    """Return `start(pages)`, which serves bytes by path on this machine and returns the address."""
-    servers = []
-
-    def start(pages):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                body = pages.get(self.path)
-                self.send_response(404 if body is None else 200)
-                if body is not None:
-                    self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body or b"")
-
-            def log_message(self, *args):
-                pass
-
-        httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=httpd.serve_forever, daemon=True).start()
-        servers.append(httpd)
-        return f"http://127.0.0.1:{httpd.server_address[1]}"
-
-    yield start
-    for httpd in servers:
-        httpd.shutdown()
-        httpd.server_close()
+def served(tmp_path):
+    """Return a folder and the address at which a server on this machine has its files."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def scatter(model, seed=0):
@@ -72,26 +86,30 @@ def torchvision_resnet(depth):
     return scatter(getattr(torchvision.models, f"resnet{depth}")().eval())
 
 
-def plain_resnet(depth=18):
-    """Return the state dict of torchvision's ResNet cut to a quarter of its channels, which keeps tests quick."""
-    return dict(_narrow_state(depth))
-
-
 @functools.cache
-def _narrow_state(depth):
+def _quarter(depth):
     state = torchvision_resnet(depth).state_dict()
     for key, value in state.items():
         for dim, size in enumerate(value.shape[:2]):
-            if size % 64 == 0:
-                value = value.narrow(dim, 0, size // 4)
+            value = value.narrow(dim, 0, size // 4) if size % 64 == 0 else value
         state[key] = value.clone()
     return state
 
 
+def plain_resnet(depth=18):
+    """Return the state dict of torchvision's ResNet cut to a quarter of its channels, which keeps tests quick."""
+    return dict(_quarter(depth))
+
+
 def narrow(depth=18, attention=None, **more):
     """Return a backbone for files with a quarter of the channels."""
-    attention = attention or dict(type="MRLALight", head_channels=16)
-    return MRLAResNet(depth, attention, base_channels=16, **more)
+    return MRLAResNet(depth, attention or LIGHT, base_channels=16, **more)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The state dict of a trained backbone: all values differ from fresh ones."""
+    return scatter(narrow()).state_dict()
 
 
 def released_resnet(variant, depth=18):
@@ -101,7 +119,7 @@ def released_resnet(variant, depth=18):
     last = "bn3" if depth >= 50 else "bn2"
     for key in [key for key in state if key.endswith(f"{last}.weight")]:
         block, channels = key.removesuffix(f"{last}.weight"), len(state[key])
-        kernel = {16: 3, 32: 3, 64: 3, 128: 5, 256: 5, 512: 5}[channels]
+        kernel = 3 if channels < 128 else 5
         for name, shape in {"Wq": (1, 1, kernel), "Wk": (1, 1, kernel), "Wv": (channels, 1, 3, 3)}.items():
             state[f"{block}mrla.mrla.{name}.weight"] = torch.randn(shape, generator=generator)
         if variant == "light":

@@ -2,15 +2,17 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 
 from mrla_mm.backbones import MRLAViT, ViT
 from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint
 
+from .conftest import LIGHT, VARIANTS, same, save
+
 DIM, HIDDEN, DEPTH, CLASSES = 32, 64, 4, 5
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=HIDDEN)
-LIGHT, BASE = dict(type="MRLALight", head_channels=16), dict(type="MRLABase", head_channels=16)
 
 
 def build(attention=LIGHT, cls=MRLAViT, **more):
@@ -45,13 +47,8 @@ def deit(variant=None, distilled=False):
     return {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
 
 
-def save(tmp_path, content):
-    torch.save(content, tmp_path / "deit.pth")
-    return tmp_path / "deit.pth"
-
-
 @pytest.mark.parametrize("distilled", [False, True], ids=["", "distilled"])
-@pytest.mark.parametrize(("variant", "attention"), [("light", LIGHT), ("base", BASE)])
+@VARIANTS
 def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attention, distilled, tmp_path):
     released = deit(variant, distilled)
     path = save(tmp_path, {"model": released})
@@ -65,10 +62,7 @@ def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attenti
     ours, _, left = convert(path, build(attention, with_dist_token=distilled), target="mrla_mm", folder=tmp_path)
     theirs, _, more = convert(ours, build(attention, with_dist_token=distilled), target="release", folder=tmp_path)
     assert not left and not more
-    back = read_checkpoint(theirs)["model"]
-    assert {key: value.numpy().tobytes() for key, value in back.items()} == {
-        key: value.numpy().tobytes() for key, value in released.items()
-    }
+    assert same(read_checkpoint(theirs)["model"], released)
     heads = {key for key in read_checkpoint(ours)["state_dict"] if key.startswith("head.")}
     names = ["head", "head_dist"] if distilled else ["head"]
     assert heads == {f"head.layers.{name}.{kind}" for name in names for kind in ("weight", "bias")}
@@ -76,7 +70,6 @@ def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attenti
 
 def reference(state, image):
     """Compute a plain DeiT's class token from timm's names, in its own few lines."""
-    import torch.nn.functional as F
 
     def linear(x, name):
         return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
@@ -108,20 +101,16 @@ def test_plain_deit_files_keep_their_outputs(cls, tmp_path):
         torch.testing.assert_close(model(image)[-1], reference(state, image), rtol=1e-5, atol=1e-5)
 
 
-def test_positions_of_another_grid_are_resized_and_reported(tmp_path):
-    path = save(tmp_path, deit())
+def test_positions_are_resized_and_reported(tmp_path):
+    """Of another grid, and of a model without the file's class token."""
+    path, original = save(tmp_path, deit()), deit()["pos_embed"]
     report = load_weights(model := build(img_size=96), path)
     assert report.resized == ["pos_embed (1, 17, 32) to (1, 37, 32)"] and not report.faults()
-    state, original = model.state_dict()["pos_embed"], deit()["pos_embed"]
+    state = model.state_dict()["pos_embed"]
     assert torch.equal(state[:, :1], original[:, :1]) and state[:, 1:].std() > 0.01
-    assert "pos. embedding resized      1  pos_embed" in report.table()
-
-
-def test_a_file_with_class_token_in_a_model_without(tmp_path):
-    options = dict(with_cls_token=False, out_type="featmap")
-    report = load_weights(model := build(**options), save(tmp_path, deit()))
+    report = load_weights(model := build(with_cls_token=False, out_type="featmap"), path)
     assert report.unused == ["cls_token"] and report.resized == ["pos_embed (1, 17, 32) to (1, 16, 32)"]
-    assert torch.equal(model.state_dict()["pos_embed"], deit()["pos_embed"][:, 1:])
+    assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
 
 
 def test_a_distilled_model_needs_a_distilled_file(tmp_path):
@@ -129,12 +118,9 @@ def test_a_distilled_model_needs_a_distilled_file(tmp_path):
         load_weights(build(with_dist_token=True), save(tmp_path, deit()))
 
 
-@pytest.mark.parametrize("wrap", [lambda cfg: cfg, lambda cfg: [cfg]], ids=["dict", "list"])
-def test_initialising_leaves_loaded_positions_alone(wrap, tmp_path):
+def test_initialising_leaves_loaded_positions_alone(tmp_path):
     """mmpretrain would draw new positions over those of the file if init_cfg is a list."""
-    path = save(tmp_path, deit())
-    init_cfg = wrap(dict(type="Pretrained", checkpoint=str(path)))
-    cfg = dict(type="MRLAViT", arch=ARCH, layer_attention=LIGHT, img_size=64, init_cfg=init_cfg)
-    model = MODELS.build(cfg)
+    init_cfg = [dict(type="Pretrained", checkpoint=str(save(tmp_path, deit())))]
+    model = MODELS.build(dict(type="MRLAViT", arch=ARCH, layer_attention=LIGHT, img_size=64, init_cfg=init_cfg))
     model.init_weights()
     assert torch.equal(model.state_dict()["pos_embed"], deit()["pos_embed"])

@@ -13,18 +13,7 @@ import torch
 from mrla_mm.errors import InputError
 from mrla_mm.weights import read_checkpoint
 
-from .conftest import checkpoint_bytes
-
-
-class Call:
-    """Pickles as a call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.reduced = function, arguments
-
-    def __reduce__(self):
-        return self.reduced
-
+from .conftest import Payload, checkpoint_bytes
 
 WHOLE = checkpoint_bytes({"weight": torch.rand(500)})
 BROKEN = {
@@ -50,14 +39,13 @@ def test_broken_files(content, expected, tmp_path):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("zipped", [True, False])
-@pytest.mark.parametrize("function", [builtins.exec, os.system])
+@pytest.mark.parametrize(("function", "zipped"), [(builtins.exec, True), (os.system, False)])
 def test_code_in_a_file_is_not_executed(function, zipped, tmp_path, monkeypatch):
     """Whatever the environment says. The payload creates a file when it runs, as the unrestricted loader shows."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     victim, path = tmp_path / "created", tmp_path / "evil.pth"
     code = f"open({str(victim)!r}, 'w')" if function is builtins.exec else f"touch {victim}"
-    torch.save({"state_dict": {"w": Call(function, code)}}, path, _use_new_zipfile_serialization=zipped)
+    torch.save({"state_dict": {"w": Payload(function, code)}}, path, _use_new_zipfile_serialization=zipped)
     with pytest.raises(InputError, match=function.__name__):
         read_checkpoint(path)
     assert not victim.exists()
@@ -105,13 +93,13 @@ def test_hash_in_the_name(digits, tmp_path):
         read_checkpoint(wrong)
 
 
-def test_fetched_once(serve, cache):
-    content = checkpoint_bytes()
-    pages = {f"/{named(content)}?raw=1": content}
-    location = f"{serve(pages)}/{named(content)}?raw=1"
+def test_fetched_once(served, cache):
+    (folder, address), content = served, checkpoint_bytes()
+    (folder / named(content)).write_bytes(content)
+    location = f"{address}/{named(content)}?raw=1"
     assert read_checkpoint(location)["weight"].tolist() == [0, 1, 2]
     assert [path.name for path in cache.iterdir()] == [named(content)]
-    pages.clear()
+    (folder / named(content)).unlink()
     read_checkpoint(location)
 
 
@@ -124,9 +112,11 @@ def test_fetched_once(serve, cache):
         ("gone.pth", None, "404"),
     ],
 )
-def test_bad_downloads_are_not_kept(name, content, expected, serve, cache):
+def test_bad_downloads_are_not_kept(name, content, expected, served, cache):
     """What did not arrive whole and right leaves no file that a later run would take for the weights."""
-    address = serve({} if content is None else {f"/{name}": content})
+    folder, address = served
+    if content is not None:
+        (folder / name).write_bytes(content)
     with pytest.raises(InputError, match=expected):
         read_checkpoint(f"{address}/{name}")
     assert not list(cache.iterdir())

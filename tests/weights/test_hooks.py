@@ -11,9 +11,9 @@ from torch import nn
 from mrla_mm.backbones import MRLAResNet, ViT
 from mrla_mm.errors import InputError
 
-from .conftest import released_resnet
+from .conftest import LIGHT, prefixed, released_resnet, without
+from .conftest import save as save_file
 
-LIGHT = dict(type="MRLALight", head_channels=16)
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
 
 
@@ -30,23 +30,10 @@ class Detector(BaseModel):
         return dict(loss=scores.square().mean()) if mode == "loss" else scores
 
 
-class NoMetric:
-    """Evaluates nothing."""
-
-    dataset_meta = None
-
-    def process(self, **kwargs):
-        """Take a batch."""
-
-    def evaluate(self, size):
-        """Return no figure."""
-        return {}
-
-
 def runner(tmp_path, model, **more):
     loader = dict(dataset=[torch.rand(3, 32, 32)] * 2, batch_size=2, num_workers=0)
     loader["sampler"] = dict(type="DefaultSampler", shuffle=False)
-    built = Runner(
+    return Runner(
         model=model,
         work_dir=str(tmp_path),
         train_dataloader=copy.deepcopy(loader),
@@ -61,95 +48,67 @@ def runner(tmp_path, model, **more):
         default_scope="mmengine",
         **more,
     )
-    built._test_evaluator = NoMetric()
-    return built
 
 
-def save(tmp_path, state, meta=None):
-    torch.save({"state_dict": state, "meta": meta or {}}, tmp_path / "w.pth")
-    return str(tmp_path / "w.pth")
-
-
-def test_testing_takes_the_models_own_checkpoint_only(tmp_path):
-    """A deeper model's has all that the model needs, and more; plain weights lack the layer attention."""
-    path = save(tmp_path, Detector().state_dict())
-    runner(tmp_path, Detector(), load_from=path).test()
-    for other in (Detector(classes=3), Detector(depth=34)):
-        with pytest.raises(InputError, match="nothing was loaded"):
-            runner(tmp_path, other, load_from=path).test()
-    with pytest.raises(InputError):
-        runner(tmp_path, Detector(), load_from=save(tmp_path, Detector(depth=34).state_dict())).test()
-    plain = {key: value for key, value in Detector().state_dict().items() if ".mrla." not in key}
-    with pytest.raises(InputError, match="mrla"):
-        runner(tmp_path, Detector(), load_from=save(tmp_path, plain)).test()
+def save(tmp_path, state, **meta):
+    return str(save_file(tmp_path, {"state_dict": state, "meta": meta}))
 
 
 @pytest.mark.parametrize(
-    ("other", "reason"),
+    ("model", "file", "reason"),
     [
-        (dict(depth=34), "another depth"),
-        (dict(classes=3), "The backbone matches"),
-        (dict(attention=dict(type="MRLALight", head_channels=16, previous="none")), "Only layer attention"),
+        ({}, dict(depth=34), "another depth"),
+        (dict(depth=34), {}, "nothing was loaded"),
+        ({}, dict(classes=3), "backbone matches"),
+        ({}, dict(attention=dict(LIGHT, previous="none")), "layer attention"),
     ],
 )
-def test_the_message_says_what_the_file_probably_is(tmp_path, other, reason):
-    path = save(tmp_path, Detector(**other).state_dict())
-    with pytest.raises(InputError, match=reason) as caught:
-        runner(tmp_path, Detector(), load_from=path).test()
-    assert len(str(caught.value).replace(str(tmp_path), "")) < 700
+def test_testing_takes_the_models_own_checkpoint_only(tmp_path, model, file, reason):
+    """A deeper model's has all that the model needs, and more."""
+    runner(tmp_path, Detector(**file), load_from=save(tmp_path, Detector(**file).state_dict())).test()
+    with pytest.raises(InputError, match=reason):
+        runner(tmp_path, Detector(**model), load_from=str(tmp_path / "w.pth")).test()
 
 
-def test_heads_of_another_width_are_refused(tmp_path):
-    """The shapes are the same; the config in the checkpoint tells."""
+def test_testing_needs_trained_layer_attention_of_the_same_heads(tmp_path):
+    """Heads of another width have the same shapes; the config in the checkpoint tells."""
+    state = Detector().state_dict()
+    with pytest.raises(InputError, match="mrla"):
+        runner(tmp_path, Detector(), load_from=save(tmp_path, without(state, ".mrla."))).test()
     cfg = "model = dict(backbone=dict(layer_attention=dict(type='MRLALight', head_channels=8)))"
-    path = save(tmp_path, Detector().state_dict(), dict(cfg=cfg))
     with pytest.raises(InputError, match="head_channels=8"):
-        runner(tmp_path, Detector(), load_from=path).test()
+        runner(tmp_path, Detector(), load_from=save(tmp_path, state, cfg=cfg)).test()
 
 
-def test_fine_tuning_may_change_the_head(tmp_path):
-    path = save(tmp_path, Detector(classes=5).state_dict())
-    built = runner(tmp_path, Detector(), load_from=path)
-    built.train()
-    assert built.epoch == 2
-
-
-def test_fine_tuning_from_another_backbone_is_refused(tmp_path):
+def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
+    """With other heads, from plain weights, and from the authors'; never from another backbone."""
+    released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
+    for state in (Detector(classes=5).state_dict(), without(Detector().state_dict(), ".mrla."), released):
+        built = runner(tmp_path, Detector(), load_from=save(tmp_path, state))
+        built.train()
+        assert built.epoch == 2
+    scale = built.model.backbone.layer1[0].mrla.attention.history_scale
+    torch.testing.assert_close(scale, released["backbone.layer1.0.mrla.lambda_t"].flatten(), atol=0.1, rtol=0)
     for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
         with pytest.raises(InputError):
             runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()
 
 
-def test_plain_weights_and_the_authors_start_a_detector(tmp_path):
-    state = Detector().state_dict()
-    plain = {key: value for key, value in state.items() if ".mrla." not in key}
-    runner(tmp_path, Detector(), load_from=save(tmp_path, plain)).train()
-    released = {f"backbone.{key}": value for key, value in released_resnet("light").items()}
-    released = {key: value for key, value in released.items() if not key.startswith(("backbone.layer4", "backbone.fc"))}
-    built = runner(tmp_path, Detector(), load_from=save(tmp_path, released))
-    built.train()
-    scale = built.model.backbone.layer1[0].mrla.attention.history_scale
-    torch.testing.assert_close(scale, released["backbone.layer1.0.mrla.lambda_t"].flatten(), atol=0.1, rtol=0)
-
-
 def test_resuming_takes_the_runs_own_checkpoint_only(tmp_path):
-    path = save(tmp_path, Detector(classes=5).state_dict(), dict(epoch=1, iter=1))
+    path = save(tmp_path, Detector(classes=5).state_dict(), epoch=1, iter=1)
     with pytest.raises(InputError, match="head.weight"):
         runner(tmp_path, Detector(), load_from=path, resume=True).train()
 
 
-def test_frozen_random_layers_are_a_warning(tmp_path):
+@pytest.mark.parametrize(("loaded", "norm_eval"), [(False, True), (True, True), (False, False)])
+def test_frozen_random_layers_are_a_warning(tmp_path, loaded, norm_eval):
     """mmdet's defaults keep batch statistics as they are, which without pretrained weights are zero and one."""
-    path = save(tmp_path, Detector().state_dict())
-    for more, free in (({}, False), (dict(load_from=path), True)):
-        runner(tmp_path / str(free), Detector(), **more).train()
-        (log,) = (tmp_path / str(free)).glob("*/*.log")
-        assert ("RANDOM WEIGHTS" not in log.read_text()) == free
     detector = Detector()
-    detector.backbone.norm_eval = False
-    runner(tmp_path / "trained", detector).train()
-    (log,) = (tmp_path / "trained").glob("*/*.log")
-    assert "frozen_stages=1" not in log.read_text() and "RANDOM" not in log.read_text()
+    detector.backbone.norm_eval = norm_eval
+    path = save(tmp_path, Detector().state_dict()) if loaded else None
+    runner(tmp_path, detector, load_from=path).train()
+    (log,) = tmp_path.glob("*/*.log")
+    assert ("RANDOM WEIGHTS" in log.read_text()) == (norm_eval and not loaded)
 
 
 def test_positions_of_another_grid_pass(tmp_path):
