@@ -65,16 +65,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize(("arguments", "named"), BAD, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("name", "arguments", "named"),
+    [(name, *case) for name in CLASSES for case in BAD] + [("MRLALight", {"previous": "earlier"}, "earlier")],
+    ids=str,
+)
 def test_bad_arguments_are_named(name, arguments, named):
     with pytest.raises(InputError, match=named):
         getattr(attention, name)(24, **({"head_channels": 8} | arguments))
-
-
-def test_unknown_previous_is_named():
-    with pytest.raises(InputError, match="earlier"):
-        attention.MRLALight(24, head_channels=8, previous="earlier")
 
 
 def stage_of(name, arguments):
@@ -121,17 +119,10 @@ OF_LIGHT = [
 @pytest.mark.parametrize(
     ("name", "arguments", "change"),
     [("MRLALight", *case) for case in OF_LIGHT] + [(name, *case) for name in SOFTMAX_AND_KERNEL for case in COMMON],
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_no_argument_is_silent(name, arguments, change):
     """Each change alters parameters or outputs of a stage, or the combination is refused."""
     before, after = stage_of(name, arguments), stage_of(name, arguments | change)
     silent = before is not None and after is not None and same(before, after)
     assert not silent
-
-
-def test_first_in_stage_acts_on_the_last_output_mode():
-    with_scale, without = (
-        attention.MRLALight(24, head_channels=8, previous="output", first_in_stage=first) for first in (False, True)
-    )
-    assert set(shapes(with_scale)) - set(shapes(without)) == {"history_scale"}

@@ -48,23 +48,6 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
     return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
 
 
-def saved_bytes(backbone: nn.Module, image: torch.Tensor) -> int:
-    """Bytes of the tensors that a forward pass saves for backward, without parameters, each storage once."""
-    exempt = {tensor.untyped_storage().data_ptr() for tensor in (*backbone.parameters(), *backbone.buffers())}
-    saved = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in exempt:
-            saved[storage.data_ptr()] = storage
-        return tensor.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outs = backbone(image)
-    del outs
-    return sum(storage.nbytes() for storage in saved.values())
-
-
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
     """Compare lists of float64 tensors and their gradients with respect to `leaves`, all of which must be reached."""
     found = []
@@ -76,18 +59,14 @@ def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def call(mrla, x, shortcut, memory, **grid):
-    return mrla(x, shortcut, memory, **grid)
-
-
-def resnet_by_hand(backbone, plain, image, branch=call):
+def resnet_by_hand(backbone, plain, image):
     """Plain blocks of mmdet, each followed by our branch; its memory is reset at every stage."""
     x, outs = plain.maxpool(plain.relu(plain.norm1(plain.conv1(image)))), []
     for name in plain.res_layers:
         memory = None
         for block, ours in zip(getattr(plain, name), getattr(backbone, name), strict=True):
             shortcut = x if block.downsample is None else block.downsample(x)
-            x, memory = branch(ours.mrla, block(x), shortcut, memory)
+            x, memory = ours.mrla(block(x), shortcut, memory)
         outs.append(x)
     return outs
 
@@ -219,4 +198,31 @@ FAMILIES = {
         head_channels=8,
         frozen=STAGES,
     ),
+}
+# By family and size: width of the classifier of 1000 classes, and the parameters with it of the plain model, with
+# MRLA-light and with MRLA-base (0: not in the paper). Tables 1 and 2 of the paper and the plain models' papers have
+# them in millions, the paper's PVTv2-B0 without the classifier.
+PARAMETERS = {
+    ("ResNet", 50): (2048, 25_557_032, 25_738_452, 25_723_348),
+    ("ResNet", 101): (2048, 44_549_160, 44_939_646, 44_907_134),
+    ("ResNet", 152): (2048, 60_192_808, 60_767_784, 60_719_912),
+    ("ViT", "deit-tiny"): (192, 5_717_416, 5_749_792, 5_742_880),
+    ("ViT", "deit-small"): (384, 22_050_664, 22_115_296, 0),
+    ("ViT", "deit-base"): (768, 86_567_656, 86_696_800, 0),
+    ("CeiT", "ceit-tiny"): (192, 6_354_600, 6_386_976, 6_380_064),
+    ("CeiT", "ceit-small"): (384, 24_200_232, 24_264_864, 24_251_040),
+    ("EfficientNet", "b0"): (1280, 5_288_548, 5_300_902, 5_299_878),
+    ("EfficientNet", "b1"): (1280, 7_794_184, 7_815_996, 7_814_188),
+    ("EfficientNet", "b2"): (1408, 9_109_994, 9_133_726, 9_131_758),
+    ("EfficientNet", "b3"): (1536, 12_233_232, 12_265_258, 12_262_602),
+    ("EfficientNet", "b4"): (1792, 19_341_616, 19_389_818, 19_385_818),
+    ("EfficientNet", "b5"): (2048, 30_389_784, 30_458_992, 30_453_248),
+    ("EfficientNet", "b6"): (2304, 43_040_704, 43_132_524, 43_124_900),
+    ("EfficientNet", "b7"): (2560, 66_347_960, 66_478_556, 66_467_708),
+    ("PVTv2", "b0"): (256, 3_666_760, 3_681_160, 3_678_088),
+    ("PVTv2", "b1"): (512, 14_009_000, 14_037_744, 14_031_600),
+    ("PVTv2", "b2"): (512, 25_362_856, 25_421_244, 25_408_764),
+    ("PVTv2", "b3"): (512, 45_238_696, 45_350_964, 45_326_964),
+    ("PVTv2", "b4"): (512, 62_556_072, 62_715_958, 62_681_782),
+    ("PVTv2", "b5"): (512, 81_956_008, 82_170_660, 82_124_772),
 }

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mrla_mm.attention.tokens import to_map
 from mrla_mm.backbones import CeiT, MRLACeiT
 
 from .common import assert_same_with_gradients, branches, gradients, randomize
@@ -15,38 +14,22 @@ SMALL = dict(arch=ARCH, img_size=64, stem_channels=8)
 
 
 def batch_norm(x, module):
-    """Batch norm in evaluation of (B, C, H, W)."""
-    mean, var, weight, bias = (
-        tensor.reshape(-1, 1, 1) for tensor in (module.running_mean, module.running_var, module.weight, module.bias)
-    )
-    return (x - mean) / torch.sqrt(var + module.eps) * weight + bias
+    return F.batch_norm(x, module.running_mean, module.running_var, module.weight, module.bias, eps=module.eps)
 
 
 def layer_norm(tokens, module):
-    centred = tokens - tokens.mean(-1, keepdim=True)
-    return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + 1e-6) * module.weight + module.bias
+    return F.layer_norm(tokens, tokens.shape[-1:], module.weight, module.bias, eps=1e-6)
 
 
 def attend(queries, tokens, attention):
-    """Multi-head attention of some tokens' queries over all tokens, one head after another."""
-    channels = tokens.shape[-1]
-    size = channels // attention.num_heads
-    weights, biases = attention.qkv.weight.split(channels), attention.qkv.bias.split(channels)
+    """Multi-head attention of some tokens' queries over all tokens."""
+    weights, biases = (each.chunk(3) for each in (attention.qkv.weight, attention.qkv.bias))
     query, key, value = (
-        source @ weight.T + bias
+        F.linear(source, weight, bias).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
         for source, weight, bias in zip((queries, tokens, tokens), weights, biases, strict=True)
     )
-    heads = []
-    for h in range(attention.num_heads):
-        cut = slice(h * size, (h + 1) * size)
-        scores = query[..., cut] @ key[..., cut].transpose(1, 2) / size**0.5
-        exponents = torch.exp(scores)
-        heads.append(exponents / exponents.sum(-1, keepdim=True) @ value[..., cut])
-    return torch.cat(heads, dim=-1) @ attention.proj.weight.T + attention.proj.bias
-
-
-def gelu(x):
-    return x * (1 + torch.erf(x / 2**0.5)) / 2
+    scores = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1)
+    return F.linear((scores @ value).transpose(1, 2).flatten(2), attention.proj.weight, attention.proj.bias)
 
 
 def plain_block(x, layer, grid):
@@ -54,32 +37,24 @@ def plain_block(x, layer, grid):
     normed = layer_norm(x, layer.ln1)
     x = x + attend(normed, normed, layer.attn)
     normed, ffn = layer_norm(x, layer.ln2), layer.ffn
-    patches = torch.stack([image[1:].T.reshape(-1, *grid) for image in normed])  # row by row
-    up = torch.einsum("oc,bchw->bohw", ffn.conv1.weight[:, :, 0, 0], patches) + ffn.conv1.bias.reshape(-1, 1, 1)
-    up = gelu(batch_norm(up, ffn.bn1))
-    padded, spread = F.pad(up, (1, 1, 1, 1)), ffn.conv2.bias.reshape(-1, 1, 1)
-    for i in range(3):
-        for j in range(3):
-            tap = ffn.conv2.weight[:, 0, i, j].reshape(-1, 1, 1)
-            spread = spread + tap * padded[:, :, i : i + grid[0], j : j + grid[1]]
-    spread = gelu(batch_norm(spread, ffn.bn2))
-    down = torch.einsum("oc,bchw->bohw", ffn.conv3.weight[:, :, 0, 0], spread) + ffn.conv3.bias.reshape(-1, 1, 1)
-    down = batch_norm(down, ffn.bn3)
-    return x + torch.cat([normed[:, :1], torch.stack([image.reshape(len(image), -1).T for image in down])], dim=1)
+    maps = normed[:, 1:].transpose(1, 2).unflatten(2, grid)  # row by row
+    maps = F.gelu(batch_norm(F.conv2d(maps, ffn.conv1.weight, ffn.conv1.bias), ffn.bn1))
+    maps = F.conv2d(maps, ffn.conv2.weight, ffn.conv2.bias, padding=1, groups=maps.shape[1])
+    maps = F.gelu(batch_norm(maps, ffn.bn2))
+    maps = batch_norm(F.conv2d(maps, ffn.conv3.weight, ffn.conv3.bias), ffn.bn3)
+    return x + torch.cat([normed[:, :1], maps.flatten(2).transpose(1, 2)], dim=1)
 
 
 def transcribe(backbone, image, grid, mrla):
     """The class token of the whole model, plain or with our branches in stages of two blocks."""
     conv, _ = backbone.stem
     stem = batch_norm(F.conv2d(image, conv.conv.weight, stride=2, padding=3), conv.bn)
-    stem = F.max_pool2d(stem, 3, 2, 1)
     patch = backbone.patch_embed.projection
-    cells = stem.unfold(2, 4, 4).unfold(3, 4, 4)  # (B, C, H, W, 4, 4)
-    embedded = torch.einsum("bchwij,ocij->bhwo", cells, patch.weight).flatten(1, 2) + patch.bias
-    positions = backbone.pos_embed[:, 1:].reshape(1, 4, 4, -1).permute(0, 3, 1, 2)
-    positions = F.interpolate(positions.float(), size=grid, mode="bicubic").double().flatten(2).transpose(1, 2)
-    tokens = torch.cat([(backbone.cls_token + backbone.pos_embed[:, :1]).expand(len(image), -1, -1), embedded], 1)
-    tokens = tokens + torch.cat([torch.zeros_like(positions[:, :1]), positions], 1)
+    patches = F.conv2d(F.max_pool2d(stem, 3, 2, 1), patch.weight, patch.bias, stride=4)
+    positions = backbone.pos_embed[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
+    patches = patches + F.interpolate(positions.float(), size=grid, mode="bicubic").double()
+    class_token = (backbone.cls_token + backbone.pos_embed[:, :1]).expand(len(image), -1, -1)
+    tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], 1)
 
     class_tokens, memory = [], None
     for index, layer in enumerate(backbone.layers):
@@ -92,7 +67,8 @@ def transcribe(backbone, image, grid, mrla):
     normed = layer_norm(seen, lca.ln1)
     last = seen[:, -1:] + attend(normed[:, -1:], normed, lca.attn)
     hidden, out = lca.ffn.layers[0][0], lca.ffn.layers[1]
-    last = last + gelu(layer_norm(last, lca.ln2) @ hidden.weight.T + hidden.bias) @ out.weight.T + out.bias
+    hidden = F.gelu(F.linear(layer_norm(last, lca.ln2), hidden.weight, hidden.bias))
+    last = last + F.linear(hidden, out.weight, out.bias)
     return layer_norm(last[:, 0], backbone.ln1)
 
 
@@ -115,16 +91,6 @@ def test_any_size_gives_ceiled_grids(size):
     backbone = MRLACeiT(out_type="featmap", out_indices=(1, 3), **SMALL).eval()
     grid = tuple(-(-side // 16) for side in size)
     assert [tuple(level.shape) for level in backbone(torch.randn(1, 3, *size))] == [(1, 32, *grid)] * 2
-
-
-def test_maps_lay_patches_out_row_by_row():
-    options = dict(SMALL, out_indices=(1, 3))
-    maps = CeiT(out_type="featmap", **options).eval()
-    raw = CeiT(out_type="raw", **options).eval()
-    raw.load_state_dict(maps.state_dict())
-    image = torch.randn(1, 3, 48, 112)
-    for level, tokens in zip(maps(image), raw(image), strict=True):
-        assert torch.equal(level, to_map(tokens[:, 1:], (3, 7)))
 
 
 def test_every_parameter_learns_whatever_is_returned():
@@ -182,20 +148,9 @@ def test_norm_eval_keeps_batch_norms_in_evaluation():
 
 def test_depths_for_layer_decay():
     backbone = MRLACeiT(**SMALL)
-    names = (
-        "stem.0.conv.weight",
-        "cls_token",
-        "layers.0.ffn.bn1.weight",
-        "layers.3.mrla.norm.weight",
-        "lca.ln1.weight",
-    )
-    assert [backbone.get_layer_depth(f"backbone.{name}", "backbone.") for name in names] == [
-        (0, 6),
-        (0, 6),
-        (1, 6),
-        (4, 6),
-        (5, 6),
-    ]
+    depths = {"stem.0.conv": 0, "layers.0.ffn.bn1": 1, "layers.3.mrla.norm": 4, "lca.ln1": 5}
+    for name, depth in depths.items():
+        assert backbone.get_layer_depth(f"backbone.{name}.weight", "backbone.") == (depth, 6)
 
 
 def test_positions_of_another_image_size_load():

@@ -60,14 +60,6 @@ def test_values_and_gradients(kind, affine):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_shapes_alone(monkeypatch):
-    """On the meta device, for which PyTorch has no autocast."""
-    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cuda", 0)
-    conv, norm, x = (each.to("meta") for each in draw())
-    assert can_fold_bn(conv, norm, x)
-    assert conv_bn(conv, norm, x).shape == (2, 12, 10, 12)
-
-
 def test_frozen_weights_take_no_gradient():
     conv, norm, x = draw()
     norm.requires_grad_(False)
@@ -121,81 +113,74 @@ def test_the_norms_own_gradients_where_the_mean_is_large(autocast):
         assert errors[0] < 3 * errors[1]  # 18 times, if a bias of the convolution took the gradient
 
 
-def hooked(module):
-    module.register_forward_hook(lambda *args: None)
-
-
-def patched(module):
-    module.forward = lambda x: torch.zeros(2, 12, 10, 12, dtype=x.dtype) + x.mean()
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda conv, norm: norm.train(),
-        lambda conv, norm: hooked(conv),
-        lambda conv, norm: hooked(norm),
-        lambda conv, norm: patched(conv),
-        lambda conv, norm: patched(norm),
         lambda conv, norm: nn.utils.parametrizations.weight_norm(conv),
         lambda conv, norm: nn.utils.parametrizations.spectral_norm(conv),
     ],
 )
-def test_hooks_and_replaced_forwards_are_respected(change):
+def test_batch_statistics_and_parametrized_weights_are_not_folded(change):
     conv, norm, x = draw()
-    assert can_fold_bn(conv, norm, x)
     change(conv, norm)
-    assert not can_fold_bn(conv, norm, x)
     twin = copy.deepcopy((conv, norm))
     torch.testing.assert_close(conv_bn(conv, norm, x), in_steps(*twin, x), rtol=0, atol=0)
 
 
 def test_where_it_saves_nothing(monkeypatch):
     conv, norm, x = draw()
-    assert not can_fold_bn(conv, norm, x[:, :, :5, :5])  # 216 numbers, and 864 weights
-    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 2 * 12 * 9 * 12 + 1)
-    assert not can_fold_bn(conv, norm, x)
-    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 2 * 12 * 9 * 12)
-    assert can_fold_bn(conv, norm, x)
-    monkeypatch.setenv("MRLA_OPS", "naive")
-    assert not can_fold_bn(conv, norm, x)
+    assert not can_fold_bn(conv, norm, x[:, :, :5, :5])  # 216 elements, and 864 weights
+    for minimum in (2592, 2593):
+        monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", minimum)
+        assert can_fold_bn(conv, norm, x) is (minimum == 2 * 12 * 9 * 12)
 
 
-@pytest.mark.parametrize("change", [hooked, patched])
-def test_downsample(change):
+def test_downsample():
     conv, norm, x = draw()
     pool = nn.AvgPool2d(2)
     for modules in (nn.Sequential(conv, norm), nn.Sequential(pool, conv, norm), nn.Sequential(conv), pool):
         torch.testing.assert_close(run_downsample(modules, x), modules(x))
-        changed = copy.deepcopy(modules)
-        change(changed)
-        torch.testing.assert_close(run_downsample(changed, x), changed(x))
 
 
-@pytest.mark.parametrize("name", ["conv2", "bn3", "downsample", "relu", "mrla", "mrla.attention", "mrla.norm"])
-def test_a_replaced_forward_is_called(name):
-    """As mmengine's activation_checkpointing exchanges it."""
-    backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
-    module, calls = backbone.layer1[0].get_submodule(name), []
+@pytest.fixture
+def backbone():
+    """A ResNet-50 whose norms are frozen, so that everything is fused that can be."""
+    attention = dict(type="MRLALight", head_channels=16)
+    options = dict(base_channels=16, norm_eval=True, attention_drop_path=0.5, zero_init_attention=False)
+    return MRLAResNet(50, attention, **options).double().train()
+
+
+@pytest.mark.parametrize(
+    "name", ["conv2", "bn3", "downsample", "relu", "mrla", "mrla.norm", "mrla.drop_path", "mrla.attention.value"]
+)
+def test_hooks_and_replaced_forwards_are_called(name, backbone):
+    """mmengine's activation_checkpointing, for example, replaces a forward."""
+    module, calls, image = backbone.layer1[0].get_submodule(name), [], torch.randn(2, 3, 64, 64).double()
     forward = module.forward
-    image = torch.randn(1, 3, 64, 64)
-    expected = backbone(image)
-    module.forward = lambda *args: calls.append(name) or forward(*args)
-    torch.testing.assert_close(backbone(image), expected)
-    assert len(calls) == (3 if name == "relu" else 1)
+
+    def run():
+        torch.manual_seed(1)
+        return backbone(image)
+
+    expected = run()
+    handle = module.register_forward_hook(lambda module, inputs, out: calls.append(inputs[0].shape[2:]))
+    torch.testing.assert_close(run(), expected)
+    handle.remove()
+    module.forward = lambda x, *more: calls.append(x.shape[2:]) or forward(x, *more)
+    torch.testing.assert_close(run(), expected)
+    assert calls == [(16, 16)] * (6 if name == "relu" else 2)
 
 
-def test_a_hook_on_all_modules_is_called_for_all():
-    backbone = MRLAResNet(50, dict(type="MRLALight", head_channels=16), base_channels=16, norm_eval=True).train()
+def test_a_hook_on_all_modules_is_called_for_all(backbone):
     called = set()
     handle = nn.modules.module.register_module_forward_hook(lambda module, *rest: called.add(module))
     try:
-        backbone(torch.randn(1, 3, 64, 64))
+        backbone(torch.randn(1, 3, 64, 64).double())
     finally:
         handle.remove()
     kinds = nn.Conv2d | nn.BatchNorm2d | LayerAttentionResidual
-    expected = {module for module in backbone.modules() if isinstance(module, kinds)}
-    assert expected <= called
+    assert called >= {module for module in backbone.modules() if isinstance(module, kinds)}
 
 
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
@@ -206,24 +191,3 @@ def test_tracing_makes_no_choice_of_its_own(monkeypatch):
         module.requires_grad_(False)  # a trace takes them for constants
     traced = torch.jit.trace(lambda x: conv_bn(conv, norm, x), x)
     torch.testing.assert_close(traced(x[:1]), in_steps(conv, norm, x[:1]))
-
-
-@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", "MLA"])
-def test_a_backbone_computes_the_same_on_every_path(variant, monkeypatch):
-    """Same outputs and gradients whether ResNet-50 folds norms and fuses the ends of its blocks or runs naively."""
-    torch.manual_seed(0)
-    options = dict(base_channels=16, zero_init_residual=False, norm_eval=True, zero_init_attention=False)
-    backbone = MRLAResNet(50, dict(type=variant, head_channels=16), **options).double().train()
-    for norm in (module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)):
-        nn.init.uniform_(norm.weight, 0.3, 0.8)
-        nn.init.normal_(norm.running_mean, std=0.1)
-        nn.init.uniform_(norm.running_var, 0.5, 2)
-    image, found = torch.randn(2, 3, 96, 96).double(), []
-    for path in ("fused", "naive"):
-        monkeypatch.setenv("MRLA_OPS", path)
-        outputs = backbone(image)
-        backbone.zero_grad()
-        sum(out.square().mean() for out in outputs).backward()
-        found.append([*outputs, *(p.grad for p in backbone.parameters())])
-    for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected)

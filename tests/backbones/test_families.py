@@ -1,5 +1,7 @@
 """What all families of backbones have in common, against their plain hosts."""
 
+from functools import partial
+
 import pytest
 import torch
 from mmcv.cnn.bricks import DropPath
@@ -7,45 +9,21 @@ from mmengine.registry import MODELS
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 
 from .common import (
     FAMILIES,
+    PARAMETERS,
     VARIANTS,
     assert_same_with_gradients,
     branches,
     count,
     gradients,
     randomize_zero_init,
-    saved_bytes,
 )
 
-# Width of a classifier of 1000 classes (0: without one), parameters plain, with MRLA-light and with MRLA-base. The
-# paper's Tables 1 and 2 and the plain models' papers have them in millions: PVTv2-B0 without a classifier.
-PARAMETERS = {
-    ("ResNet", 50): (2048, 25_557_032, 25_738_452, 25_723_348),
-    ("ResNet", 101): (2048, 44_549_160, 44_939_646, 0),
-    ("ResNet", 152): (2048, 60_192_808, 60_767_784, 0),
-    ("ViT", "deit-tiny"): (192, 5_717_416, 5_749_792, 5_742_880),
-    ("ViT", "deit-small"): (384, 22_050_664, 22_115_296, 0),
-    ("ViT", "deit-base"): (768, 86_567_656, 86_696_800, 0),
-    ("CeiT", "ceit-tiny"): (192, 6_354_600, 6_386_976, 6_380_064),
-    ("CeiT", "ceit-small"): (384, 24_200_232, 24_264_864, 24_251_040),
-    ("EfficientNet", "b0"): (1280, 5_288_548, 5_300_902, 5_299_878),
-    ("EfficientNet", "b1"): (1280, 7_794_184, 7_815_996, 7_814_188),
-    ("EfficientNet", "b2"): (1408, 9_109_994, 9_133_726, 9_131_758),
-    ("EfficientNet", "b3"): (1536, 12_233_232, 12_265_258, 12_262_602),
-    ("EfficientNet", "b4"): (1792, 19_341_616, 19_389_818, 19_385_818),
-    ("EfficientNet", "b5"): (2048, 30_389_784, 30_458_992, 30_453_248),
-    ("EfficientNet", "b6"): (2304, 43_040_704, 43_132_524, 43_124_900),
-    ("EfficientNet", "b7"): (2560, 66_347_960, 66_478_556, 66_467_708),
-    ("PVTv2", "b0"): (0, 3_409_760, 3_424_160, 3_421_088),
-    ("PVTv2", "b1"): (0, 13_496_000, 13_524_744, 13_518_600),
-    ("PVTv2", "b2"): (0, 24_849_856, 24_908_244, 24_895_764),
-    ("PVTv2", "b3"): (0, 44_725_696, 44_837_964, 44_813_964),
-    ("PVTv2", "b4"): (0, 62_043_072, 62_202_958, 62_168_782),
-    ("PVTv2", "b5"): (0, 81_443_008, 81_657_660, 81_611_772),
-}
 PLAIN = {"ResNet": "mmdet.ResNet", "EfficientNet": "PlainEfficientNet"}
 HEAD_CHANNELS = {"ResNet": 32, "EfficientNet": 8, "ViT": 16, "CeiT": 16, "PVTv2": 16}
 
@@ -71,7 +49,7 @@ def test_parameters(name, size, monkeypatch):
         attention = dict(layer_attention=dict(type=kind, head_channels=HEAD_CHANNELS[name]))
         cfg = plain if kind is None else plain | attention | dict(type=f"MRLA{name}")
         if parameters:
-            assert count(MODELS.build(cfg)) + (width and width + 1) * 1000 == parameters
+            assert count(MODELS.build(cfg)) + (width + 1) * 1000 == parameters
 
 
 @pytest.mark.parametrize(("name", "head_channels"), HEAD_CHANNELS.items())
@@ -125,9 +103,11 @@ def test_checkpointing_gives_the_same_gradients_to_every_parameter(family, varia
 
 
 def test_checkpointing_saves_fewer_tensors(family):
-    image = torch.randn(2, 3, 128, 128)
-    saving, recomputing = (saved_bytes(family.mrla(with_cp=with_cp).train(), image) for with_cp in (False, True))
-    assert recomputing < 0.6 * saving
+    image, saved = torch.randn(2, 3, 128, 128), []
+    for with_cp in (False, True):
+        backbone = family.mrla(with_cp=with_cp).train()
+        saved.append(saved_bytes(partial(backbone, image), backbone))
+    assert saved[1] < 0.6 * saved[0]
 
 
 @pytest.mark.parametrize("variant", ["light", "base"])
@@ -145,39 +125,11 @@ def test_frozen_stages_cover_layer_attention_from_construction(family, variant):
         assert (gradient is None) == (name in frozen), name
 
 
-@pytest.mark.parametrize("name", ["resnet50", "efficientnet"])
-def test_branches_learn_although_the_norms_of_the_blocks_are_frozen(name):
-    """Caffe-style configs freeze all norms; behind one frozen at zero, a branch would never learn."""
-    backbone = FAMILIES[name].mrla(norm_cfg=dict(type="BN", requires_grad=False), frozen_stages=2).train()
-    found = gradients(backbone, torch.randn(2, 3, 64, 64))
-    norms = {key: grad for key, grad in found.items() if key.endswith((".bn1.weight", ".bn.weight"))}
-    assert norms and all(grad is None for grad in norms.values())
-    for key, grad in found.items():
-        if key.endswith("mrla.norm.weight"):
-            assert grad is None if key.startswith(FAMILIES[name].frozen) else grad.abs().max() > 0, key
-
-
 def test_the_identity_start_can_be_turned_off(family):
     for zero_init, weight in ((True, 0), (False, 1)):
         backbone = family.mrla(zero_init_attention=zero_init)
         backbone.init_weights()
         assert all(torch.all(branch.norm.weight == weight) for branch in branches(backbone))
-
-
-def test_heads_that_do_not_divide_the_channels_are_named(family):
-    with pytest.raises(ValueError, match="head_channels=7"):
-        family.build(dict(type="MRLALight", head_channels=7))
-
-
-def test_bf16_autocast_on_cpu_stays_close(family, variant):
-    backbone = randomize_zero_init(family.mrla(variant)).eval()
-    image = torch.randn(2, 3, 64, 96)
-    with torch.no_grad():
-        exact = backbone(image)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            rough = backbone(image)
-    for level, expected in zip(rough, exact, strict=True):
-        assert (level.float() - expected).norm() < 0.05 * expected.norm()
 
 
 def test_channels_last_gives_the_same_values(family):
@@ -191,6 +143,7 @@ def test_channels_last_gives_the_same_values(family):
 
 def test_a_step_stays_on_its_device(family, variant, monkeypatch):
     """Tensors on torch's meta device mix with no others, nor can a value be read, for which a GPU would be waited."""
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cuda", 0)  # the minimum of every device but a CPU
     backbone = family.mrla(variant, zero_init_attention=False, **{family.drop_path: 0.1}).to("meta")
     for path, batch_statistics in (("naive", True), ("fused", False)):
         monkeypatch.setenv("MRLA_OPS", path)

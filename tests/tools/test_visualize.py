@@ -4,6 +4,7 @@ import csv
 from collections import defaultdict
 
 import cv2
+import numpy as np
 import pytest
 import torch
 
@@ -26,6 +27,16 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     save_model(DETECTOR, folder / "detector.pth")
     save_model(DETECTOR, folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
+    return folder
+
+
+@pytest.fixture
+def images(tmp_path):
+    """A folder of two small pictures of noise."""
+    rng, folder = np.random.default_rng(0), tmp_path / "images"
+    folder.mkdir()
+    for name in ("a.png", "b.jpg"):
+        cv2.imwrite(str(folder / name), rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
     return folder
 
 
