@@ -6,6 +6,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+from torch import nn
+
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 
@@ -37,8 +39,10 @@ def newest_checkpoint(work_dir):
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     record = work_dir / "last_checkpoint"
     if record.is_file():
-        last = Path(record.read_text(errors="replace").strip())
-        found = [work_dir / last.name, last, *found]
+        recorded = record.read_text(errors="replace").strip()
+        if "://" in recorded:
+            return recorded
+        found = [work_dir / Path(recorded).name, Path(recorded), *found]
     return next((path for path in found if path.is_file() and zipfile.is_zipfile(path)), None)
 
 
@@ -58,9 +62,11 @@ def main(argv=None):
         cfg.resume = checkpoint is not None
         if cfg.resume:
             cfg.load_from = str(checkpoint)
-            if "backbone" in cfg.model:  # the checkpoint has all weights, and those that it started from may be gone
-                cfg.model.backbone.init_cfg = None
     runner = cli.build_runner(cfg)
+    if cfg.resume and isinstance(runner.model, nn.Module):
+        for module in runner.model.modules():  # the checkpoint has all weights, those that it started from may be gone
+            if hasattr(module, "init_cfg"):
+                module.init_cfg = None
     if args.resume is not None:
         found = f"continuing from {cfg.load_from}" if cfg.resume else "no checkpoint yet, training starts from scratch"
         runner.logger.info(f"--resume: {found}")

@@ -11,6 +11,7 @@ A variant is fused if its exact class is in the table `FUSED`; a subclass may co
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 
@@ -83,6 +84,7 @@ def light_supports_branch(attention: MRLALight) -> bool:
     return attention.previous != "output"
 
 
+PARTS = (nn.Conv1d, nn.Conv2d, nn.Linear)  # whose weights the fused paths read
 FUSED = {
     MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
@@ -110,6 +112,8 @@ def choose_fusion(
         return Fusion("nothing", "naive", obstacle)
     if any(has_hooks(module) for module in attention.modules()):
         return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
+    if any(type(part) not in PARTS for part in attention.children()):
+        return Fusion("nothing", "naive", "a projection was replaced by another module")
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
@@ -117,6 +121,8 @@ def choose_fusion(
         return Fusion("attention", path, "the norm is not a BatchNorm2d with frozen statistics")
     if not variant.supports_branch(attention):
         return Fusion("attention", path, "the attention's output is needed as its memory")
+    if type(branch.drop_path) not in (DropPath, nn.Identity):
+        return Fusion("attention", path, "drop path was replaced by another module")
     if has_hooks(branch.norm) or has_hooks(branch.drop_path):
         return Fusion("attention", path, "norm or drop path has a hook, or its forward was replaced")
     if relu is None:

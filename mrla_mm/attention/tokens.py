@@ -12,7 +12,9 @@ from mrla_mm.attention.residual import LayerAttentionResidual, build_branch_norm
 def with_token_defaults(attention: dict) -> dict:
     """Complete a variant's config with what its class uses on tokens."""
     kind = attention["type"]
-    kind = MODELS.get(kind) if isinstance(kind, str) else kind
+    if isinstance(kind, str):
+        with MODELS.switch_scope_and_registry(attention.get("_scope_")) as registry:
+            kind = registry.get(kind)
     return {**getattr(kind, "token_defaults", {}), **attention}
 
 
@@ -70,8 +72,8 @@ class TokenAttentionResidual(LayerAttentionResidual):
             first_in_stage=first_in_stage,
         )
         self.extra_tokens = extra_tokens
-        uses_shortcut = getattr(self.attention, "uses_shortcut", False)
-        self.history_norm = build_branch_norm(norm_cfg, channels) if uses_shortcut else None
+        self.uses_shortcut = getattr(self.attention, "uses_shortcut", None)  # None: a variant that does not say
+        self.history_norm = build_branch_norm(norm_cfg, channels) if self.uses_shortcut else None
         self.reset_zero_init()
 
     def forward(
@@ -86,8 +88,10 @@ class TokenAttentionResidual(LayerAttentionResidual):
         extra = self.extra_tokens
         normed = self.norm(tokens)
         history = shortcut[:, extra:]
-        if getattr(self.attention, "uses_shortcut", True):
-            history = (self.history_norm or self.norm)(history)  # a variant without the attribute has one norm for both
+        if self.uses_shortcut:
+            history = self.history_norm(history)
+        elif self.uses_shortcut is None:
+            history = self.norm(history)
         patches = to_map(normed[:, extra:], grid)  # (B, C, H, W)
         out, memory = self.attend(choose_fusion(self, patches), patches, to_map(history, grid), memory)
         branch = torch.cat([normed[:, :extra], to_tokens(out)], dim=1) if extra else to_tokens(out)

@@ -8,14 +8,10 @@ names are allowed here, two of them by a stricter stand-in:
   into the class for the whole process. The stand-in restores the numbers alone.
 * That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open every attribute of
   every allowed object, so the name is bound to a function that knows those four methods and nothing else.
-
-OneDL's mmengine reads what torch refuses without restriction, executing what the file holds. Its loader, a function
-that mmengine does not have, is replaced by one that refuses.
 """
 
 from pickle import UnpicklingError
 
-import mmengine.runner.checkpoint
 import numpy as np
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
@@ -26,12 +22,6 @@ _STATISTICS = ("min", "max", "current", "mean")
 def allow_mmengine_checkpoints() -> None:
     """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves."""
     torch.serialization.add_safe_globals(_allowed())
-    if hasattr(mmengine.runner.checkpoint, "_safe_torch_load"):
-        mmengine.runner.checkpoint._safe_torch_load = _load_restricted
-
-
-def _load_restricted(file, map_location=None, weights_only: bool | None = None):
-    return torch.load(file, map_location=map_location, weights_only=weights_only is not False)
 
 
 class _LogHistory(HistoryBuffer):

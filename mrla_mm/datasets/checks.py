@@ -46,11 +46,13 @@ class DatasetCheckHook(Hook):
         if not is_main_process():
             return
         model = getattr(runner.model, "module", runner.model)
-        files, first = {}, []
+        files, first, trained = {}, [], []
         for phase in ("train", "val", "test"):
             dataset = getattr(getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None)
             for leaf in leaf_datasets(dataset):
-                labels = check_dataset(leaf, model, phase, files, runner.logger)
+                labels, objects = check_dataset(leaf, model, phase, files, runner.logger)
+                if phase == "train":
+                    trained.append(objects)
                 first = first or labels
                 if labels and labels != first:
                     pair = next((pair for pair in zip(first, labels, strict=False) if pair[0] != pair[1]), ("", ""))
@@ -59,6 +61,11 @@ class DatasetCheckHook(Hook):
                         f"first difference {pair[0]!r} and {pair[1]!r}): give all annotation files the same "
                         "categories, or all folders the same classes, in the same order"
                     )
+        if trained and not any(objects is None or objects for objects in trained):
+            raise InputError(
+                "train data: no image has an object to learn; check that class names equal the file's categories, and "
+                "that boxes are [x, y, width, height] in pixels"
+            )
 
 
 def leaf_datasets(dataset: object) -> Iterator[BaseDataset]:
@@ -74,26 +81,26 @@ def leaf_datasets(dataset: object) -> Iterator[BaseDataset]:
 
 def check_dataset(
     dataset: BaseDataset, model: nn.Module, phase: str, files: dict[str, CocoFile], logger: Logger
-) -> list[str]:
-    """Check one data set; return its class names in the order of their labels. `files` keeps what has been read."""
+) -> tuple[list[str], int | None]:
+    """Check one data set; `files` keeps what has been read.
+
+    Returns:
+        Its class names in the order of their labels, and its number of objects to learn, None if it is not for
+        detection.
+    """
     dataset.full_init()
-    paths, has_objects, detection = [], False, False
+    paths, objects = [], None
     for index in range(len(dataset)):
         info = dataset.get_data_info(index)
         paths.append(info.get("img_path"))
-        detection |= "instances" in info
-        has_objects |= bool(info.get("instances"))
+        if "instances" in info:
+            objects = (objects or 0) + sum(not each.get("ignore_flag") for each in info["instances"])
     check_images(paths, dataset, phase)
     classes = list(dataset.metainfo.get("classes") or ())
     if "thing_classes" not in dataset.metainfo:  # panoptic heads count things and stuff apart
         check_heads(model, len(classes), phase)
-    if phase == "train" and detection and not has_objects:
-        raise InputError(
-            f"{phase} data: none of the {len(paths)} images of {dataset.ann_file} has an object to train on; check "
-            "that class names equal the file's categories, and that boxes are [x, y, width, height] in pixels"
-        )
     if not is_coco(dataset) or not os.path.isfile(dataset.ann_file):
-        return list(getattr(dataset, "folder_to_idx", None) or classes)
+        return list(getattr(dataset, "folder_to_idx", None) or classes), objects
     path = os.path.realpath(dataset.ann_file)
     if path not in files:
         files[path] = read_coco(path, classes, (dataset.filter_cfg or {}).get("min_size", 0))
@@ -102,7 +109,7 @@ def check_dataset(
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
         total = f"{found.skipped.total()} of {found.annotations}"
         logger.info(f"{dataset.ann_file}: training skips {total} objects: {reasons}")
-    return check_categories(found.categories, classes, dataset.ann_file, logger)
+    return check_categories(found.categories, classes, dataset.ann_file, logger), objects
 
 
 def is_coco(dataset: BaseDataset) -> bool:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.fileio import LocalBackend
-from mmengine.hooks import CheckpointHook
+from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 
 from mrla_mm.engine.atomic import BACKEND, PART, AtomicBackend, write_atomically
-from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
+from mrla_mm.engine.stopping import TERMINATED, StopRequest
 
 INTERRUPTED = "interrupted.pth"
 
@@ -22,7 +22,8 @@ class AtomicCheckpointHook(CheckpointHook):
       checkpoints removed. The disk must have room for one checkpoint more than `max_keep_ckpts` and the best ones.
       Folders of mmengine's remote backends are written as mmengine does.
     * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after at most five) and
-      ends the process with code 143; the next regular checkpoint replaces it. Resumed, a run by epochs repeats the
+      ends the process with code 143; the next regular checkpoint replaces it. The signal is for the training process:
+      a loader's workers that get it too end the run unsaved. Resumed, a run by epochs repeats the
       epoch in progress, unless `ExactResumeHook` is there. During evaluation SIGTERM ends it at once.
     * A resumed run that has nothing left to train says so.
 
@@ -41,11 +42,9 @@ class AtomicCheckpointHook(CheckpointHook):
             self.stop.handle_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
-        """Prepare the folder and the data loaders' workers."""
+        """Prepare the folder."""
         super().before_train(runner)
         self.first_iter = self.saved_iter = runner.iter
-        for loop in (runner.train_loop, runner.val_loop):
-            outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
             self.backend_args, self.file_backend = dict(backend=BACKEND), AtomicBackend()
             if is_main_process():
@@ -59,8 +58,13 @@ class AtomicCheckpointHook(CheckpointHook):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
 
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        """Stop if asked to; processes may evaluate unequal numbers of batches, so they cannot save together here."""
-        if self.stop.received and (get_world_size() == 1 or self.saved_iter == runner.iter):
+        """Stop if asked to and there is nothing to save, or if it can be saved here.
+
+        Processes may evaluate unequal numbers of batches, so they cannot save together; and EMAHook has swapped the
+        weights for the evaluation.
+        """
+        alone = get_world_size() == 1 and not any(isinstance(hook, EMAHook) for hook in runner.hooks)
+        if self.stop.received and (alone or self.saved_iter == runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
     def after_train(self, runner: Runner) -> None:

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mrla_mm.ops.coefficients import Affine, Coefficients, at_least_2d, product, take, unpack_affine
 from mrla_mm.ops.dispatch import passes_of
-from mrla_mm.ops.light import cast_gradients, dense_format, match_layout
+from mrla_mm.ops.light import cast_gradients, dense_format, match_layout, refuse_second_derivative
 from mrla_mm.ops.reference import at_least_float32, base_scores, without_autocast
 
 
@@ -71,9 +70,9 @@ class BaseFunction(torch.autograd.Function):
         return y, new_key, new_value
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad, grad_key, grad_value):
         """Compute the gradients of c, the shortcut, and all tensors but keep."""
+        refuse_second_derivative()
         x, pooled, new_value, *tensors = ctx.saved_tensors
         passes, ((query, key, value), affine, (keys, values)) = passes_of(ctx.path), unpack(tensors)
         values, scale = (*values, new_value), None if affine is None else affine.scale

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mrla_mm.errors import InputError
 
@@ -42,8 +43,8 @@ def why_not_fused(x: Tensor) -> str:
         return "a compiler or exporter does its own fusing"
     if torch.jit.is_tracing():
         return "torch.jit traces plain operators only"
-    if torch._C._are_functorch_transforms_active():
-        return "a torch.func transform is active"
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "a torch.func transform or forward-mode differentiation is active"
     if not x.is_floating_point():
         return f"{x.dtype} is not a floating-point type"
     return "" if x.numel() else "the map is empty"

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops.coefficients import Affine, Gate, LightWeights, cat_chunks, take
@@ -49,6 +48,12 @@ def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:
     return [None if parts[0] is None else sum(parts[1:], parts[0]) for parts in zip(*partials, strict=True)]
 
 
+def refuse_second_derivative() -> None:
+    """Raise RuntimeError if autograd records a backward pass, whose gradient would silently be zero."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("fused layer attention has no second derivative; set MRLA_OPS=naive in the environment")
+
+
 class LightFunction(torch.autograd.Function):
     """Autograd of MRLA-light; the module has the equations.
 
@@ -79,9 +84,9 @@ class LightFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and all tensors but keep."""
+        refuse_second_derivative()
         x, history, *small = ctx.saved_tensors
         gate, tensors, passes = Gate(*small[:3]), small[3:], passes_of(ctx.path)
         weights, affine = unpack(tensors)

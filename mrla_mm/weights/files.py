@@ -7,6 +7,7 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -72,23 +73,23 @@ def from_catalogue(scheme: str, name: str) -> str:
 def read_url(url: str) -> Mapping:
     """Read a URL through torch.hub's cache; one process of a machine fetches, and removes a bad download."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
-    fetched = not path.is_file()
-    if fetched and get_local_rank() == 0:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(url, str(path))
-        except Exception as error:  # of the network, the server, the proxy or the disk
-            raise InputError(
-                f"weights {url} cannot be fetched ({error}). Download the file on a machine with network access and "
-                f"put it at {path}"
-            ) from error
-    barrier()
     try:
-        return read_file(path)
-    except InputError:
-        if fetched:
-            path.unlink(missing_ok=True)
-        raise
+        if not path.is_file() and get_local_rank() == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(path))
+            try:
+                read_file(path)
+            except InputError:
+                path.unlink()
+                raise
+    except (OSError, HTTPException) as error:  # of the network, the server, the proxy or the disk
+        raise InputError(
+            f"weights {url} cannot be fetched ({error}). Download the file on a machine with network access and put it "
+            f"at {path}"
+        ) from error
+    finally:
+        barrier()
+    return read_file(path)
 
 
 def read_file(path: Path) -> Mapping:

@@ -7,6 +7,7 @@ import torch
 from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.registry import MODELS
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import (
@@ -168,9 +169,37 @@ def test_other_activations_and_dtypes_are_not_fused_away():
     branch, x = make_stage()[0], torch.randn(2, 12, 5, 6, dtype=torch.float64)
     relu = nn.ReLU()
     assert extent(branch, shortcut=x, relu=relu) == "all"
-    assert extent(branch, shortcut=x, relu=nn.ReLU6()) == extent(branch, shortcut=x.float(), relu=relu) == "attention"
+    assert extent(branch, shortcut=x, relu=nn.ReLU6()) == extent(branch, shortcut=x.float(), relu=relu) == "branch"
     expected = branch(nn.ReLU6()(x + x), x)[0]
     torch.testing.assert_close(branch.forward_add_relu(x, x, nn.ReLU6())[0], expected)
+
+
+class DoubledConv2d(nn.Conv2d):
+    """A value convolution as adapters make them: more than its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@LIGHT_AND_BASE
+def test_replaced_parts_run(variant):
+    branch, x = make_stage(variant, depth=1)[0], torch.randn(2, 12, 5, 6, dtype=torch.float64)
+    branch.attention.value.__class__ = DoubledConv2d
+    assert extent(branch) == "nothing"
+    torch.testing.assert_close(branch(x, x)[0], x + branch.norm(branch.attention(x, x)[0]))
+    branch = make_stage(variant, depth=1)[0]
+    branch.drop_path = nn.Dropout(0.5)
+    assert extent(branch) == "attention"
+
+
+def test_forward_mode_differentiation():
+    branch, x = make_stage(depth=1)[0].requires_grad_(False), torch.randn(2, 12, 5, 6, dtype=torch.float64)
+    with forward_ad.dual_level():
+        y, _ = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
+        found = forward_ad.unpack_dual(y).tangent
+    shortcut = x.clone()
+    _, expected = torch.func.jvp(lambda x: branch(x, shortcut)[0], (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(found, expected)
 
 
 class SigmoidNorm(nn.BatchNorm2d):

@@ -5,14 +5,11 @@ import pickle
 import zipfile
 from pathlib import Path
 
-import mmengine.runner.checkpoint
 import numpy as np
 import pytest
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import CheckpointLoader
-
-from mrla_mm.compat import checkpoint
 
 from ..engine.runs import EPOCHS, build
 from ..weights.conftest import Payload
@@ -114,15 +111,3 @@ def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     assert type(loaded) is HistoryBuffer and loaded.data[0].tolist() == [1.0]
     assert HistoryBuffer._statistics_methods["mean"] is HistoryBuffer.mean
     assert "extra" not in HistoryBuffer._statistics_methods and "statistics_methods" not in loaded.__dict__
-
-
-def test_a_loader_that_falls_back_to_any_pickle_is_replaced(tmp_path, monkeypatch):
-    """OneDL's mmengine has one; its other tests are those above, on its stack."""
-    victim = tmp_path / "created"
-    torch.save(Payload(Path.touch, victim), tmp_path / "evil.pth")
-    fallback = lambda file, map_location=None, weights_only=None: torch.load(file, weights_only=False)  # noqa: E731
-    monkeypatch.setattr(mmengine.runner.checkpoint, "_safe_torch_load", fallback, raising=False)
-    checkpoint.allow_mmengine_checkpoints()
-    with pytest.raises(pickle.UnpicklingError):
-        mmengine.runner.checkpoint._safe_torch_load(tmp_path / "evil.pth")
-    assert not victim.exists()

@@ -9,7 +9,6 @@ from ..conftest import ROOT
 ALLOWED = {
     "mmengine.config.config.Config._get_cfg_path",  # the scope mrla_mm:: of config files
     "torch._weights_only_unpickler._marked_safe_globals_set",  # torch's list of what checkpoints may hold
-    "mmengine.runner.checkpoint._safe_torch_load",  # OneDL's alone, which executes what it refuses
 }
 # An extension of the test's own lets mmdet be imported before the package.
 COMPARE = """

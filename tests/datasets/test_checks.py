@@ -70,8 +70,12 @@ def test_a_set_without_any_object_is_refused(make_coco, make_config, check):
     edit(root, lambda content: [one.update(category_id=999) for one in content["annotations"]])
     cfg = make_config(root)
     cfg.train_dataloader.dataset.filter_cfg = None
-    with pytest.raises(InputError, match="none of the 2 images"):
+    with pytest.raises(InputError, match="no image has an object"):
         check(cfg)
+    background = cfg.train_dataloader.dataset.to_dict()
+    objects = dict(background, ann_file=VAL, data_prefix=dict(img="val2017/"))
+    cfg.train_dataloader.dataset = dict(type="ConcatDataset", datasets=[background, objects])
+    check(cfg)
 
 
 def test_skipped_objects_are_counted_by_reason(make_coco, make_config, check):

@@ -179,13 +179,14 @@ def test_gradcheck(function):
     assert torch.autograd.gradcheck(call, leaves, check_undefined_grad=False)
 
 
-def test_a_second_derivative_raises():
-    tensors = draw((1, 4, 2, 3), "attention")
-    tensors["c"].requires_grad_()
-    out = light(tensors, "attention", "fused")
-    (first,) = torch.autograd.grad(out.pow(2).sum(), tensors["c"], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+@pytest.mark.parametrize("function", [light, base_joined])
+def test_a_second_derivative_raises(function):
+    """It would be zero without a word where another route leads to the input."""
+    tensors = draw((1, 4, 2, 3), "branch", history=function is light)
+    x = tensors["c"].requires_grad_()
+    out = function(tensors, "branch", "fused") + x**3
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
 
 
 def saved_maps(function, tensors, extent):
