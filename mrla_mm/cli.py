@@ -15,7 +15,7 @@ from mmengine.runner import Runner
 
 from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
-from mrla_mm.version import __version__, commit
+from mrla_mm.version import __version__
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def load_config(args: argparse.Namespace) -> Config:
 def build_runner(cfg: Config) -> Runner:
     """Build the Runner, or the class that the config's `runner_type` names; on a CPU, torchrun's processes use gloo."""
     unknown_options = cfg.pop("option_warnings", ())
-    cfg.provenance = dict(version=__version__, commit=commit())
+    cfg.mrla_mm_version = __version__
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
         unused = cfg.get("find_unused_parameters", False)

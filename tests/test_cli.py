@@ -35,7 +35,7 @@ def plan(monkeypatch):
 
     def run_up_to_the_runner(tool, *argv, config=RETINANET):
         built = []
-        runner = SimpleNamespace(train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"))
+        runner = SimpleNamespace(train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"), model=None)
         monkeypatch.setattr(cli, "build_runner", lambda cfg: built.append(cfg) or runner)
         load_tool(tool).main([str(config), *map(str, argv)])
         return built[0]

@@ -73,7 +73,6 @@ def run_facts(cfg: Config, train: Sequence[Mapping], val: Sequence[Mapping]) -> 
     times = sorted(record["time"] for record in train if "time" in record)
     scores = [(record["coco/bbox_mAP"], record["step"]) for record in val if record.get("coco/bbox_mAP", -1) >= 0]
     diverged = [record["step"] for record in train if not math.isfinite(record["loss"])]
-    provenance = cfg.get("provenance", {})
     facts = {
         "model": cfg.model.type,
         "backbone": f"{backbone.get('type')} {backbone.get('depth', '')}".strip(),
@@ -86,7 +85,7 @@ def run_facts(cfg: Config, train: Sequence[Mapping], val: Sequence[Mapping]) -> 
         "peak GPU memory": f"{max((record.get('memory', 0) for record in train), default=0)} MB",
         "best box AP in training": f"{max(scores)[0]:.3f} (epoch {max(scores)[1]})" if scores else "",
         "losses that are not finite": f"{len(diverged)}, the first at iteration {diverged[0]}" if diverged else "",
-        "mrla_mm": f"{provenance.get('version', '')} {provenance.get('commit', '') or ''}".strip(),
+        "mrla_mm": cfg.get("mrla_mm_version", ""),
     }
     return {name: text for name, text in facts.items() if text and text != "0 MB"}
 
