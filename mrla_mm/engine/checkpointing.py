@@ -9,7 +9,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
 
 from mrla_mm.engine.atomic import BACKEND, PART, AtomicBackend, write_atomically
-from mrla_mm.engine.stopping import TERMINATED, StopRequest
+from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
 
 INTERRUPTED = "interrupted.pth"
 
@@ -22,9 +22,10 @@ class AtomicCheckpointHook(CheckpointHook):
       checkpoints removed. The disk must have room for one checkpoint more than `max_keep_ckpts` and the best ones.
       Folders of mmengine's remote backends are written as mmengine does.
     * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after at most five) and
-      ends the process with code 143; the next regular checkpoint replaces it. The signal is for the training process:
-      a loader's workers that get it too end the run unsaved. Resumed, a run by epochs repeats the
-      epoch in progress, unless `ExactResumeHook` is there. During evaluation SIGTERM ends it at once.
+      ends the process with code 143; the next regular checkpoint replaces it. torchrun sends the signal to loaders'
+      workers too, which live through it, except those that a loop by iterations has started before any hook runs.
+    * Resumed, a run by epochs repeats the epoch in progress, unless `ExactResumeHook` is there. During evaluation
+      SIGTERM ends it at once.
     * A resumed run that has nothing left to train says so.
 
     Raises:
@@ -42,9 +43,11 @@ class AtomicCheckpointHook(CheckpointHook):
             self.stop.handle_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
-        """Prepare the folder."""
+        """Prepare the folder and the data loaders' workers."""
         super().before_train(runner)
         self.first_iter = self.saved_iter = runner.iter
+        for loop in (runner.train_loop, runner.val_loop):
+            outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
             self.backend_args, self.file_backend = dict(backend=BACKEND), AtomicBackend()
             if is_main_process():

@@ -1,12 +1,16 @@
 """A SIGTERM while a run trains, kept until the run can act on it."""
 
+import atexit
+import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import torch
 from mmengine.dist import all_reduce, get_world_size
 from mmengine.runner import BaseLoop
+from torch.utils.data import DataLoader
 
 TERMINATED = 128 + signal.SIGTERM
 AGREE_EVERY = 5  # iterations between two collectives that ask whether any process is to stop
@@ -57,3 +61,24 @@ class StopRequest:
         answer = torch.tensor(int(self.received))
         all_reduce(answer, "max")
         return bool(answer)
+
+
+class OutliveSigterm:
+    """A loader's `worker_init_fn`: its workers live through a SIGTERM to the whole job while their parent trains."""
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
+        self.ended = multiprocessing.RawValue("b", 0)
+        atexit.register(setattr, self.ended, "value", 1)  # before multiprocessing terminates and awaits its children
+
+    def __call__(self, worker: int) -> None:
+        """Start the worker of this number."""
+        signal.signal(signal.SIGTERM, lambda *_: self.ended.value and os._exit(0))
+        if self.init is not None:
+            self.init(worker)
+
+
+def outlive_sigterm(loader: object) -> None:
+    """Let the workers that a loader will start outlive a SIGTERM."""
+    if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, OutliveSigterm):
+        loader.worker_init_fn = OutliveSigterm(loader.worker_init_fn)

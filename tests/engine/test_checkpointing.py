@@ -4,6 +4,8 @@ import errno
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -15,6 +17,7 @@ from torch.utils.data import BatchSampler
 from mrla_mm.engine.atomic import write_atomically
 from mrla_mm.errors import InputError
 
+from ..conftest import ROOT
 from .runs import EPOCHS, ITERATIONS, LOOPS, At, build, terminate, weights
 
 
@@ -103,6 +106,20 @@ def test_sigterm_during_evaluation_ends_the_run_at_once(tmp_path):
     with pytest.raises(SystemExit):
         build(tmp_path, hooks=[At("before_val_iter", terminate)]).train()
     assert names(tmp_path) == {"epoch_1.pth"}, "the epoch was saved before its evaluation"
+
+
+@pytest.mark.slow
+def test_sigterm_to_a_whole_job_saves_despite_its_workers(tmp_path):
+    """As clusters send it; loader workers that died first would end the run by an error."""
+    code = """
+import os, pathlib, signal, sys
+from tests.engine.runs import At, build
+kill = lambda: os.killpg(os.getpid(), signal.SIGTERM)
+build(pathlib.Path(sys.argv[1]), workers=1, hooks=[At("before_train_iter", kill, 6)]).train()
+"""
+    run = [sys.executable, "-c", code, tmp_path]
+    ended = subprocess.run(run, cwd=ROOT, timeout=120, start_new_session=True, check=False)
+    assert ended.returncode == 128 + signal.SIGTERM and load(tmp_path / "interrupted.pth")["meta"]["iter"] == 6
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):
