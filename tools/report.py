@@ -34,7 +34,7 @@ def parse_args(argv):
         prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("work_dir", type=Path, help="work directory of the run")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: WORK_DIR/report/report.html")
+    parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: report/report.html in the run's folder")
     parser.add_argument("--config", help="instead of the one in the work directory")
     parser.add_argument("--checkpoint", help="instead of the best or last one in the work directory")
     parser.add_argument("--no-eval", action="store_true", help="do not evaluate the checkpoint")
