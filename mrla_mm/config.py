@@ -5,13 +5,11 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
-from mrla_mm.errors import InputError
+from mrla_mm.compat.config_scope import find_config
 
 # Top-level keys that a config may gain: the Runner's own arguments and what mmengine and the tools read beside them.
 TOP_LEVEL = {*inspect.signature(Runner).parameters, "activation_checkpointing", "auto_scale_lr", "compile"} | {
@@ -53,35 +51,6 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     if unknown:
         cfg.option_warnings = unknown
     return cfg
-
-
-def find_config(name: str) -> Path:
-    """Return the file of a config given by path, or by `package::name` among those packed with a package.
-
-    Raises:
-        InputError: there is no such package or file; names the nearest files.
-    """
-    package, separator, relative = name.partition("::")
-    searched = package if separator else "mrla_mm"
-    folder = packed_configs(searched)
-    path = folder / relative if separator else Path(name)
-    if path.is_file():
-        return path
-    known = {each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
-    if not separator:
-        known |= {each: str(each) for each in path.parent.glob("*.py")}
-    stems = {each.stem: shown for each, shown in known.items() if "_base_" not in each.parts}
-    near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"packed configs are in {folder}"
-    raise InputError(f"config {name} does not exist; {hint}")
-
-
-def packed_configs(package: str) -> Path:
-    """Return the folder of the configs that are packed with a package, or raise InputError if there is none."""
-    spec = find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"config {package}::...: there is no installed package {package!r}")
-    return Path(spec.submodule_search_locations[0]) / ".mim/configs"
 
 
 def move_data_root(cfg: Config, root: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
-from mrla_mm.weights import load_weights, read_checkpoint
+from mrla_mm.weights import load_weights
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
@@ -81,8 +81,8 @@ def load_model(
     """
     cfg = read_config(config, options or {})
     model = build_model(cfg)
-    load_weights(model, checkpoint)
-    return Trained(model.to(device or get_device()).eval(), cfg, read_checkpoint(checkpoint).get("meta") or {})
+    report = load_weights(model, checkpoint)
+    return Trained(model.to(device or get_device()).eval(), cfg, report.meta)
 
 
 def build_model(cfg: Config) -> nn.Module:

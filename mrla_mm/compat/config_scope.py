@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+from importlib.util import find_spec
 from pathlib import Path
 
 from mmengine.config import Config
@@ -9,7 +10,6 @@ from mmengine.config import Config
 from mrla_mm.errors import InputError
 
 PREFIX = "mrla_mm::"
-CONFIGS = Path(__file__).resolve().parents[1] / ".mim" / "configs"  # a link in a checkout, files in a wheel
 
 
 def config_path(name: str) -> str:
@@ -19,15 +19,38 @@ def config_path(name: str) -> str:
         name: path below the configs folder, with or without the prefix ``mrla_mm::`` and the suffix ``.py``.
 
     Raises:
-        InputError: there is no such config; the message lists the ones that come closest.
+        InputError: there is no such config; names the nearest.
     """
-    relative = name.removeprefix(PREFIX).removesuffix(".py") + ".py"
-    if (CONFIGS / relative).is_file():
-        return str(CONFIGS / relative)
-    known = [path.relative_to(CONFIGS).as_posix() for path in sorted(CONFIGS.rglob("*.py"))]
-    close = difflib.get_close_matches(relative, known, n=5, cutoff=0.4)
-    hint = " or ".join(PREFIX + match for match in close) or f"one of the {len(known)} in {CONFIGS}"
-    raise InputError(f"no config named {name!r} in mrla_mm; did you mean {hint}")
+    return str(find_config(f"{PREFIX}{name.removeprefix(PREFIX).removesuffix('.py')}.py"))
+
+
+def find_config(name: str) -> Path:
+    """Return the file of a config given by path, or by `package::name` among those packed with a package.
+
+    Raises:
+        InputError: there is no such package or file; names the nearest files.
+    """
+    package, separator, relative = name.partition("::")
+    searched = package if separator else "mrla_mm"
+    folder = packed_configs(searched)
+    path = folder / relative if separator else Path(name)
+    if path.is_file():
+        return path
+    known = {each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
+    if not separator:
+        known |= {each: str(each) for each in path.parent.glob("*.py")}
+    stems = {each.stem: shown for each, shown in known.items() if "_base_" not in each.parts}
+    near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"packed configs are in {folder}"
+    raise InputError(f"config {name} does not exist; {hint}")
+
+
+def packed_configs(package: str) -> Path:
+    """Return the folder of the configs that are packed with a package, or raise InputError if there is none."""
+    spec = find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"config {package}::...: there is no installed package {package!r}")
+    return Path(spec.submodule_search_locations[0]) / ".mim/configs"
 
 
 def install() -> None:

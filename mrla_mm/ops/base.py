@@ -19,10 +19,15 @@ from mrla_mm.ops.light import cast_gradients, dense_format, match_layout, refuse
 from mrla_mm.ops.reference import at_least_float32, base_scores, without_autocast
 
 
+def expand_scores(scores: Tensor, channels: int) -> Tensor:
+    """Repeat scores over the channels of their heads, in at least single precision: (B, G, T) -> (B, C, T)."""
+    return at_least_float32(scores).repeat_interleave(channels // scores.shape[1], dim=1)
+
+
 def value_weights(scores: Tensor, affine: Affine | None, channels: int) -> Tensor:
     """Factor of each value, keep scale score: scores (B, G, T) -> (B, C, T)."""
     scale, _, keep = unpack_affine(affine)
-    weights = at_least_float32(scores).repeat_interleave(channels // scores.shape[1], dim=1)
+    weights = expand_scores(scores, channels)
     factor = at_least_2d(product(scale, keep))  # (B or 1, C)
     return weights.contiguous() if factor is None else (weights * factor.unsqueeze(-1)).contiguous()
 
@@ -138,8 +143,7 @@ def scores_backward(
     (scale, _, keep), heads = unpack_affine(affine), scores.shape[1]
     grad_scale = grad_offset = None
     if scale is not None:
-        gates = at_least_float32(scores).repeat_interleave(sums.shape[1] // heads, dim=1)  # (B, C, T)
-        grad_scale = product((sums * gates).sum(-1), keep).sum(0)
+        grad_scale = product((sums * expand_scores(scores, sums.shape[1])).sum(-1), keep).sum(0)
         grad_offset = product(grad_sums, keep).sum(0)
         sums = sums * at_least_2d(product(scale, keep)).unsqueeze(-1)
     return sums.unflatten(1, (heads, -1)).sum(2).to(scores.dtype), grad_scale, grad_offset

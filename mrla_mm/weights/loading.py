@@ -35,6 +35,7 @@ class LoadReport:
     unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
     resized: list[str] = field(default_factory=list)  # positional embeddings
     notes: list[str] = field(default_factory=list)
+    meta: Mapping = field(default_factory=dict)  # what the file says of its training
 
     def table(self) -> str:
         """Return the report as a table."""
@@ -124,6 +125,7 @@ def load_weights(
         raise InputError(f"weights {location}: {error}") from error
     report, loadable = match(module, source.state, location=str(location), origin=source.origin)
     report.heads += source.heads
+    report.meta = checkpoint.get("meta") or {}
     if whole:
         report.require_all()
     differences = compare_attention(getattr(module, "backbone", module), trained_attention(checkpoint))
