@@ -238,7 +238,7 @@ def small_disk(folder, size):
         yield enlarge if mounted else None
     finally:
         if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)  # killed workers may still be ending
 
 
 def full_disk_trial(training, reference, rng, work_dir):
