@@ -60,8 +60,7 @@ class ExactResumeHook(Hook):
         if not hasattr(batches, "replay"):
             batches.replay = self
             batches.__class__ = replayed(type(batches))  # torch allows no other batch sampler on a loader
-            if hasattr(loader.dataset, "__dict__"):
-                loader.dataset.__getitems__ = SeededFetch(loader.dataset)
+            loader.dataset.__getitems__ = SeededFetch(loader.dataset)
         iterator = getattr(loop, "dataloader_iterator", None)
         if iterator is None:
             # Another number of processes or another batch size goes on at the same share of the epoch.

@@ -1,13 +1,14 @@
-"""Layer-wise learning rate decay for detectors whose backbone knows the depth of its parameters."""
+"""Optimization of detectors: layer-wise decay of the learning rate, and mixed precision on a CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 from torch import nn
-
-from mrla_mm.errors import InputError
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -16,9 +17,6 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
 
     mmpretrain's constructor wants a model that knows the depth of its parameters; this one asks a detector's backbone.
     Heads and necks keep the full rate. Takes the same `paramwise_cfg`.
-
-    Raises:
-        InputError: neither the model nor its backbone has a method `get_layer_depth`.
     """
 
     def add_params(
@@ -31,11 +29,20 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
     ) -> None:
         """Append the module's parameters to params, one group each; see mmpretrain's constructor."""
         if get_layer_depth is None and not hasattr(module, "get_layer_depth"):
-            backbone = getattr(module, "backbone", None)
-            if not hasattr(backbone, "get_layer_depth"):
-                raise InputError(
-                    f"{type(backbone).__name__} cannot say how deep its parameters are; drop "
-                    "optim_wrapper.constructor, or use a backbone such as MRLAViT"
-                )
-            get_layer_depth = partial(backbone.get_layer_depth, prefix=f"{prefix}backbone.")
+            get_layer_depth = partial(module.backbone.get_layer_depth, prefix=f"{prefix}backbone.")
         super().add_params(params, module, prefix, get_layer_depth, **kwargs)
+
+
+@OPTIM_WRAPPERS.register_module()
+class BFloat16OptimWrapper(OptimWrapper):
+    """Trains in mixed precision with bfloat16 on whatever device the model is on; mmengine's refuses a CPU.
+
+    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's ``OptimWrapper``.
+    """
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Run the forward pass of a model in bfloat16 where torch's autocast does."""
+        device = next(model.parameters()).device.type
+        with super().optim_context(model), torch.autocast(device, dtype=torch.bfloat16):
+            yield
