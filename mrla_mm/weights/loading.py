@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights.efficientnet import torchvision_doubts
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, layout_of
 from mrla_mm.weights.provenance import compare_attention, trained_attention
@@ -217,11 +216,17 @@ def plugin_names(module: nn.Module) -> set[str]:
 
 
 def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Return in words what may be wrong about a file that matches: head widths of base ResNets, padding, eps."""
-    layout = layout_of(module)
+    """Return in words what may be wrong about a file that matches, which shapes do not tell."""
+    layout, found = layout_of(module), []
     if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
-        return torchvision_doubts(module)
+        if (module.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
+            found.append("torchvision's weights, but the model pads differently: set conv_cfg.type=Conv2d")
+        eps = 1e-3 if module.arch in ("b5", "b6", "b7") else 1e-5
+        if module.norm_cfg.get("eps", 1e-5) != eps:
+            found.append(f"torchvision's weights, but the model has norms with another eps: set norm_cfg.eps={eps}")
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
     if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
-        return [f"the authors trained ResNet MRLA-base with layer_attention.head_channels=16, this model has {width}"]
-    return []
+        found.append(
+            f"the authors trained ResNet MRLA-base with layer_attention.head_channels=16, the model has {width}"
+        )
+    return found

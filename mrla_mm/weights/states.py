@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,13 +16,12 @@ BACKBONE = "backbone."
 PREPROCESSOR = "data_preprocessor"  # constants of the config, not weights
 
 
-@dataclass
-class Source:
+class Source(NamedTuple):
     """State dict of a checkpoint, and where in the file it was."""
 
     state: dict[str, Tensor]  # without wrappers' prefixes
     origin: str  # entry and prefix in words
-    heads: dict[str, Tensor] = field(default_factory=dict)  # of the other parts of the model, by their full key
+    heads: dict[str, Tensor]  # of the other parts of the model, by their full key
 
 
 def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | None = None) -> Source:
@@ -39,39 +38,29 @@ def find_state(checkpoint: Mapping, *, entry: str | None = None, prefix: str | N
     """
     content, entries = enter(checkpoint, entry)
     state, wrappers = unwrap(content)
-    if not state:
-        raise InputError(f"no weights found: there is no tensor among {sample(content)}")
     words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
     words += [f"not {name}" for name in ENTRIES if isinstance(checkpoint.get(name), Mapping) and name not in entries]
     words += [f"prefix {wrapper}" for wrapper in wrappers]
-    if prefix and not prefix.endswith("."):
-        prefix += "."
-    if prefix is None and any(key.startswith(BACKBONE) for key in state):
-        prefix = BACKBONE
-    if not prefix:
-        return Source(state, ", ".join(words))
+    if prefix is None:
+        prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ""
+    if prefix:
+        prefix = prefix.removesuffix(".") + "."
+        words.append(f"prefix {prefix}")
     inside = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not inside:
-        raise InputError(f"no weights found below prefix={prefix!r}; the keys are {sample(state)}")
-    outside = {key: value for key, value in state.items() if not key.startswith(prefix)}
-    return Source(inside, ", ".join([*words, f"prefix {prefix}"]), outside)
+        raise InputError(f"no weights found below prefix={prefix!r}; the keys are {sample(state or content)}")
+    return Source(inside, ", ".join(words), {key: value for key, value in state.items() if not key.startswith(prefix)})
 
 
 def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
     """Step into the entries around a state dict; return it and the entries' names."""
     entries = []
-    while True:
-        nested = [key for key, value in content.items() if isinstance(value, Mapping)]
-        if entry is not None and not entries:
-            if entry not in nested:
-                raise InputError(f"there is no entry {entry!r} with weights; the entries are {sample(content)}")
-            name = entry
-        else:
-            name = next((name for name in ENTRIES if name in nested), None)
-        if name is None:
-            return content, entries
-        content = content[name]
+    while name := entry or next((name for name in ENTRIES if isinstance(content.get(name), Mapping)), None):
+        if not isinstance(content.get(name), Mapping):
+            raise InputError(f"there is no entry {name!r} with weights; the entries are {sample(content)}")
+        content, entry = content[name], None
         entries.append(name)
+    return content, entries
 
 
 def unwrap(content: Mapping) -> tuple[dict[str, Tensor], list[str]]:
