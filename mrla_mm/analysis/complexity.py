@@ -65,16 +65,11 @@ NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count the multiply-adds of the operators that run inside; layer attention runs unfused under its hooks.
-
-    Attributes:
-        counts: multiply-adds by (name of the module that ran the operator, kind of operator).
-        unknown: number of calls of operators that the rule does not name.
-    """
+    """Count the multiply-adds of the operators that run inside; layer attention runs unfused under its hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()  # as `Complexity.operations`, and `unknown` as there
         self.unknown: Counter[str] = Counter()
         self.module = [""]
         self.paused = False
@@ -142,19 +137,12 @@ class TokenAttentionCounter(TorchFunctionMode):
 
 
 class Complexity(NamedTuple):
-    """What a model has and does.
+    """What a model has and does."""
 
-    Attributes:
-        parameters: number by name of the module that holds them, each parameter once.
-        trainable: how many of them are not frozen.
-        operations: multiply-adds by (name of the module that runs them, kind of operator).
-        unknown: number of calls of operators that the rule does not name.
-    """
-
-    parameters: Mapping[str, int]
-    trainable: int
-    operations: Mapping[tuple[str, str], int]
-    unknown: Mapping[str, int]
+    parameters: Mapping[str, int]  # by name of the module that holds them, each once
+    trainable: int  # how many of them are not frozen
+    operations: Mapping[tuple[str, str], int]  # multiply-adds by (name of the module that runs them, kind of operator)
+    unknown: Mapping[str, int]  # calls of operators that the rule does not name
 
     @property
     def total(self) -> int:

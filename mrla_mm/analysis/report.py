@@ -41,16 +41,13 @@ def table(rows: Sequence[Mapping], *, head: bool = True) -> str:
     """Return a table with a column for each key of the first row; floats have three decimals, NaN is a dash."""
     if not rows:
         return "<p>none</p>"
-    lines = [f"<tr>{''.join(f'<th>{escape(str(key))}</th>' for key in rows[0])}</tr>"] if head else []
-    lines += [f"<tr>{''.join(f'<td>{escape(cell(value))}</td>' for value in row.values())}</tr>" for row in rows]
-    return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>\n'
-
-
-def cell(value: object) -> str:
-    """Return a value as text."""
-    if isinstance(value, float):
-        return "-" if math.isnan(value) else f"{value:.3f}"
-    return str(value)
+    lines = ["".join(f"<th>{escape(str(key))}</th>" for key in rows[0])] if head else []
+    for row in rows:
+        texts = [
+            f"{value:.3f}".replace("nan", "-") if isinstance(value, float) else str(value) for value in row.values()
+        ]
+        lines.append("".join(f"<td>{escape(text)}</td>" for text in texts))
+    return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>\n'
 
 
 def figure(content: Figure | np.ndarray, caption: str) -> str:
