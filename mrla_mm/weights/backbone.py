@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mrla_mm.weights.layouts import layout_of
 from mrla_mm.weights.loading import load_weights
-from mrla_mm.weights.provenance import type_name
+from mrla_mm.weights.states import type_name
 
 
 class PretrainedBackbone:
@@ -42,8 +42,7 @@ class PretrainedBackbone:
             return
         init_cfg, files = self.init_cfg, pretrained_entries(self)
         if files:
-            entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
-            self.init_cfg = [entry for entry in entries if entry not in files]
+            self.init_cfg = [] if isinstance(init_cfg, dict) else [entry for entry in init_cfg if entry not in files]
             BaseModule.init_weights(self)  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
             self.init_cfg, self.is_init = init_cfg, False  # until the files are loaded
         else:

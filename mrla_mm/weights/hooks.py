@@ -10,8 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.provenance import compare_attention, trained_attention
-from mrla_mm.weights.states import BACKBONE, find_state
+from mrla_mm.weights.states import BACKBONE, compare_attention, find_state, trained_attention
 
 
 @HOOKS.register_module()

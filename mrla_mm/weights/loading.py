@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, layout_of
-from mrla_mm.weights.provenance import compare_attention, trained_attention
-from mrla_mm.weights.states import BACKBONE, by_part, find_state, sample
+from mrla_mm.weights.states import BACKBONE, by_part, compare_attention, find_state, sample, trained_attention
 
 OPTIONAL = {"num_batches_tracked", "conv_offset"}  # counters that old files lack; offsets of deformable convolutions
 

@@ -1,6 +1,5 @@
 """Published and converted checkpoints: weights and plain metadata alone, the file's SHA-256 in its name."""
 
-import copy
 import hashlib
 import io
 from collections.abc import Mapping
@@ -14,8 +13,7 @@ from mrla_mm.version import __version__
 from mrla_mm.weights.files import NAMED_DIGEST, read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, layout_of
 from mrla_mm.weights.loading import LoadReport, load_weights
-from mrla_mm.weights.provenance import trained_attention, type_name
-from mrla_mm.weights.states import BACKBONE, enter, find_state, sample, unwrap
+from mrla_mm.weights.states import BACKBONE, enter, find_state, sample, trained_attention, type_name, unwrap
 
 KEPT = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")  # of a checkpoint's metadata
 
@@ -102,7 +100,6 @@ def convert(
     Raises:
         InputError: the file does not fit the backbone, or the authors' layout has no such model.
     """
-    other = copy.deepcopy(backbone)
     report = load_weights(backbone, location, prefix=prefix, entry=entry)
     checkpoint = read_checkpoint(location)
     source, layout = find_state(checkpoint, prefix=prefix, entry=entry), layout_of(backbone)
@@ -118,12 +115,10 @@ def convert(
     packed = pack(names, checkpoint, attention)
     packed[layout.entry if target == "release" else "state_dict"] = packed.pop("state_dict")
     path = save_published(packed, folder, stem or f"{stem_of(location)}-{target}")
-    load_weights(other, path)
-    expected, actual = backbone.state_dict(), other.state_dict()
-    converted = find_state(read_checkpoint(path))
-    heads = {**converted.heads, **layout.to_ours(converted.state)[1]}
-    differing = [key for key in expected if not torch.equal(expected[key], actual[key])]
-    differing += [key for key in head if key not in heads or not torch.equal(head[key], heads[key])]
+    written = find_state(read_checkpoint(path))
+    found, heads = layout.to_ours(written.state)
+    found |= heads | written.heads
+    differing = [k for k, tensor in (state | head).items() if k not in found or not torch.equal(tensor, found[k])]
     if differing:
         path.unlink()
         raise InputError(f"{path} does not hold what the original does and was removed; differing: {sample(differing)}")

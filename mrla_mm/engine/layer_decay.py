@@ -1,12 +1,9 @@
-"""Optimization of detectors: layer-wise decay of the learning rate, and mixed precision on a CPU."""
+"""Layer-wise learning rate decay for detectors whose backbone knows the depth of its parameters."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
-import torch
-from mmengine.optim import OptimWrapper
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 from torch import nn
 
@@ -31,18 +28,3 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
         if get_layer_depth is None and not hasattr(module, "get_layer_depth"):
             get_layer_depth = partial(module.backbone.get_layer_depth, prefix=f"{prefix}backbone.")
         super().add_params(params, module, prefix, get_layer_depth, **kwargs)
-
-
-@OPTIM_WRAPPERS.register_module()
-class BFloat16OptimWrapper(OptimWrapper):
-    """Trains in mixed precision with bfloat16 on whatever device the model is on; mmengine's refuses a CPU.
-
-    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's ``OptimWrapper``.
-    """
-
-    @contextmanager
-    def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """Run the forward pass of a model in bfloat16 where torch's autocast does."""
-        device = next(model.parameters()).device.type
-        with super().optim_context(model), torch.autocast(device, dtype=torch.bfloat16):
-            yield

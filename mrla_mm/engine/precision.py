@@ -1,0 +1,24 @@
+"""Mixed precision on a CPU, where mmengine's AmpOptimWrapper refuses to run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from mmengine.optim import OptimWrapper
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import nn
+
+
+@OPTIM_WRAPPERS.register_module()
+class BFloat16OptimWrapper(OptimWrapper):
+    """Trains in mixed precision with bfloat16 on whatever device the model is on.
+
+    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's ``OptimWrapper``.
+    """
+
+    @contextmanager
+    def optim_context(self, model: nn.Module) -> Iterator[None]:
+        """Run the forward pass of a model in bfloat16 where torch's autocast does."""
+        device = next(model.parameters()).device.type
+        with super().optim_context(model), torch.autocast(device, dtype=torch.bfloat16):
+            yield
