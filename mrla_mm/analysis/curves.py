@@ -69,8 +69,6 @@ def draw_training_curves(train: list[dict], val: list[dict]) -> Figure:
         points = [(record["step"], record[f"coco/{metric}"]) for record in val if f"coco/{metric}" in record]
         if points:
             precision.plot(*zip(*points, strict=True), style, color=colour, markersize=4, label=label)
-    if not precision.lines:
-        precision.text(0.5, 0.5, "no validation yet", ha="center", transform=precision.transAxes)
     for axes in (losses, precision):
         axes.grid(alpha=0.3)
         if axes.lines:

@@ -82,11 +82,7 @@ def predict_and_compare(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Predict images of a data set; yield each one's file name and its picture beside the ground truth.
 
-    Args:
-        model: detector with its config as `cfg`, as `mmdet.apis.init_detector` returns it.
-        dataset: mmdet data set whose pipeline loads annotations after it resizes, as mmdet's test pipelines do.
-        indices: which images.
-        score_thr: predictions below it are left out.
+    The model has its config as `cfg`; the data set's pipeline loads annotations after it resizes, as mmdet's do.
     """
     for index in indices:
         sample = dataset[index]["data_samples"]

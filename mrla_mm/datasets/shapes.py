@@ -174,14 +174,8 @@ def generate_shapes(
 ) -> bool:
     """Write the data set under `root` unless one of the same parameters is there; return whether it was written.
 
-    The same parameters give the same bytes. The set is built beside `root` and renamed into place.
-
-    Args:
-        root: folder that gets `annotations/`, `train2017/` and `val2017/`.
-        num_train: images of the train split.
-        num_val: images of the val split.
-        size: longer side of the images in pixels, at least 64.
-        seed: source of all randomness.
+    The same parameters give the same bytes; `size` is the longer side of the images in pixels, at least 64. The set is
+    built beside `root` and renamed into place.
 
     Raises:
         InputError: `root` holds something that this function did not write.

@@ -2,7 +2,6 @@
 
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import update_init_info
 from torch import Tensor
 
 from mrla_mm.weights.layouts import layout_of
@@ -51,8 +50,6 @@ class PretrainedBackbone:
             options = {key: value for key, value in entry.items() if key not in ("type", "map_location")}
             report = load_weights(self, options.pop("checkpoint"), **options)
             print_log(report.table(), logger="current")
-            if hasattr(self, "_params_init_info"):  # mmengine's log of who initialised which parameter
-                update_init_info(self, init_info=f"Pretrained: loaded from {report.location}")
         for module in self.modules():
             if isinstance(module, BaseModule):
                 module.is_init = True

@@ -123,10 +123,7 @@ def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[
 
     torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where the width changes at
     the same resolution, a layer holds two stages, so the names of its later blocks depend on how deep the first is.
-
-    Args:
-        layer_setting: mmdet's, scaled for the arch: a row for each block of each layer, of kernel size, channels,
-            squeeze ratio, stride, expansion and kind.
+    A row of mmdet's `layer_setting` is a block's kernel size, channels, squeeze ratio, stride, expansion and kind.
     """
     if any(row[-1] == EDGE_RESIDUAL for rows in layer_setting for row in rows):
         return {}

@@ -86,16 +86,10 @@ def convert(
 ) -> tuple[Path, LoadReport, list[str]]:
     """Convert a weight file for a backbone; return the new file, how it loaded, and the keys that were left out.
 
-    A classifier's head goes along; other parts of a model have no place in either layout.
-
-    Args:
-        location: any file that `load_weights` accepts.
-        backbone: a backbone of the file's architecture, freshly built.
-        target: "mrla_mm" for our names, `backbone.` before them, or "release" for those of the authors' code.
-        folder: where to write.
-        stem: name of the new file before its hash, by default that of the old one and the target.
-        prefix: see `load_weights`.
-        entry: see `load_weights`.
+    A classifier's head goes along; other parts of a model have no place in either layout. `location`, `prefix` and
+    `entry` are those of `load_weights`, the backbone is freshly built, and the target is "mrla_mm" for our names,
+    `backbone.` before them, or "release" for those of the authors' code. `stem` is the new file's name before its hash,
+    by default the old one's and the target.
 
     Raises:
         InputError: the file does not fit the backbone, or the authors' layout has no such model.
