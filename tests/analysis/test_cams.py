@@ -11,7 +11,7 @@ from mrla_mm.analysis import cams
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
-from tests.analysis.small_models import randomise
+from tests.backbones.common import randomize_zero_init
 
 SIZE = (64, 96)
 
@@ -26,7 +26,7 @@ def classifier():
     backbone["layer_attention"] = dict(type="MRLALight", head_channels=4)
     head = dict(type="LinearClsHead", num_classes=5, in_channels=32)
     model = dict(type="ImageClassifier", backbone=backbone, neck=dict(type="GlobalAveragePooling"), head=head)
-    return randomise(MODELS.build(model)).float()
+    return randomize_zero_init(MODELS.build(model)).eval()
 
 
 @pytest.fixture(scope="module")
