@@ -1,4 +1,4 @@
-"""Simple feature pyramid: levels, their places and their parameters."""
+"""Simple feature pyramid: levels, their places and their parameters; and the pooling of EfficientNet's classifier."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.necks import SimpleFeaturePyramid
+from mrla_mm.necks import DroppedAveragePooling, SimpleFeaturePyramid
 
 
 @pytest.mark.parametrize("strides", [(4, 8, 16, 32, 64), (8, 16, 32, 64, 128), (16, 32), (16,), (32, 64)])
@@ -47,3 +47,14 @@ def test_each_level_sees_its_own_place():
 def test_strides_that_do_not_fit_are_named(strides):
     with pytest.raises(InputError, match="strides"):
         SimpleFeaturePyramid(16, 8, strides=strides)
+
+
+def test_features_are_averages_dropped_in_training_alone():
+    maps = (torch.rand(64, 8, 3, 5),)
+    neck = DroppedAveragePooling(0.5)
+    averages = maps[0].mean((2, 3))
+    torch.testing.assert_close(neck.eval()(maps)[0], averages)
+    dropped = neck.train()(maps)[0]
+    kept = dropped != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2 * averages[kept])
