@@ -9,8 +9,6 @@ from mmengine.config import Config
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 
-from .conftest import ROOT
-
 FASTER = "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"
 DECAY = """
 _base_ = "mrla_mm::retinanet_r50_mrla_light_1x.py"
@@ -42,7 +40,6 @@ def with_decay(tmp_path):
         ("train_dataloader.dataset.pipeline.2.keepratio", "train_dataloader.dataset.pipeline.2.keep_ratio"),
         ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),  # which has no paramwise_cfg here
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
-        ("model.score_thr", ".score_thr"),  # elsewhere in the config
         ("trian_cfg.max_epochs", "train_cfg"),
         ("train_pipeline", "variable"),  # its value is in the data set already
     ],
@@ -74,10 +71,6 @@ def test_options_that_are_read_say_nothing(with_decay):
     assert not said and "option_warnings" not in cfg
     assert cfg.model.backbone.init_cfg is None and cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
     assert cfg.randomness.seed == 3 and cfg.load_from == "weights.pth"
-
-
-def test_without_options_a_config_is_its_file():
-    assert read(FASTER)[0].model == Config.fromfile(ROOT / "configs/faster_rcnn_r50_mrla_light_1x.py").model
 
 
 def test_data_root_moves_data_sets_and_evaluators(tmp_path):

@@ -8,7 +8,6 @@ import torch
 from mrla_mm import export
 from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
 from mrla_mm.backbones import MRLACeiT, MRLAEfficientNet, MRLAPVTv2, MRLAResNet, MRLAViT
-from mrla_mm.errors import InputError
 
 VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
 SMALL = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
@@ -60,20 +59,6 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}  # nothing that only we could run
     assert [value.name for value in model.graph.output] == graph.output_names
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
-
-
-@pytest.mark.slow
-def test_the_file_has_the_opset_that_was_asked_for_or_is_not_written(tmp_path):
-    """torch goes on with another opset where its converter does not know the one asked for."""
-    onnx = pytest.importorskip("onnx", reason="needs the extra `deploy`")
-    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
-    graph, path = graph_of(make("resnet")), tmp_path / "model.onnx"
-    with pytest.raises(InputError, match="opset 3"):
-        export.to_onnx(graph, path, dynamic=False, opset=3)
-    assert not path.exists()
-    export.to_onnx(graph, path, dynamic=False, opset=19)
-    assert onnx.load(path).opset_import[0].version == 19
-    assert export.deviation(graph, export.onnx_runner(graph, path), graph.inputs) < 1e-5
 
 
 @pytest.mark.parametrize(("family", "variant"), [*(("resnet", v) for v in VARIANTS), ("vit", "MRLABase")])

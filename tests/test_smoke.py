@@ -112,13 +112,3 @@ def test_two_processes(coco_root, tmp_path):
     tested = run_command(*tool, "--cfg-options", *options, cwd=tmp_path)
     assert tested.returncode == 0, tested.stderr
     assert figures_of_test(tmp_path / "test") == val_figures(tmp_path / "run")[0]
-
-
-@pytest.mark.slow
-def test_a_mistake_ends_with_one_line(tmp_path):
-    """A user's mistake ends a real command with code 2 and no traceback, also from the packed tools."""
-    train = [sys.executable, "-m", "mrla_mm", "train", "mrla_mm::retinanet_r50_mrla_light_1y.py"]
-    failed = run_command(*train, cwd=tmp_path)
-    assert failed.returncode == 2
-    assert "Traceback" not in failed.stderr
-    assert failed.stderr.strip().splitlines()[-1].startswith("error: ")

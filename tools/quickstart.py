@@ -21,14 +21,14 @@ from pathlib import Path
 import mrla_mm  # the stand-in ops must be in place before mmdet is imported
 
 # isort: split
+import mmcv
 from mmdet.apis import init_detector
 from mmdet.registry import DATASETS
 from mmdet.utils import register_all_modules
 
 from mrla_mm import cli
-from mrla_mm.analysis.gallery import contact_sheet, write_gallery
-from mrla_mm.analysis.logs import training_logs
-from mrla_mm.analysis.plots import plot_training_curves
+from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
+from mrla_mm.analysis.gallery import contact_sheet, predict_and_compare
 from mrla_mm.config import read_config
 from mrla_mm.datasets import generate_shapes
 from mrla_mm.errors import InputError
@@ -142,9 +142,12 @@ def draw(cfg, checkpoint, work_dir):
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     model = init_detector(cfg, str(checkpoint), device="cpu")
     indices = range(min(PICTURES, len(dataset)))
-    pictures = write_gallery(model, dataset, work_dir / "pictures", indices=indices, score_thr=0.5)
-    contact_sheet(pictures, work_dir / "gallery.png", width=960)
-    plot_training_curves(training_logs(work_dir / "train"), work_dir / "curves.png")
+    pictures = []
+    for name, picture in predict_and_compare(model, dataset, indices, score_thr=0.5):
+        pictures.append(picture[..., ::-1])
+        mmcv.imwrite(pictures[-1], str(work_dir / f"pictures/{Path(name).stem}.png"))
+    mmcv.imwrite(contact_sheet(pictures, width=960), str(work_dir / "gallery.png"))
+    draw_training_curves(*read_scalars(training_logs(work_dir / "train"))).savefig(work_dir / "curves.png", dpi=120)
 
 
 def main(argv=None):

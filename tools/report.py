@@ -21,9 +21,8 @@ from mmdet.registry import DATASETS
 
 from mrla_mm import cli
 from mrla_mm.analysis import report
+from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
 from mrla_mm.analysis.gallery import predict_and_compare
-from mrla_mm.analysis.logs import read_scalars, training_logs
-from mrla_mm.analysis.plots import draw_training_curves
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 

@@ -1,7 +1,7 @@
 """Pictures of detections: what a model finds, beside the ground truth."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import cv2
@@ -63,13 +63,18 @@ def compare(image: np.ndarray, sample: DetDataSample, **options: object) -> np.n
     `sample` has `gt_instances` and `pred_instances`; options are those of `draw_detections`.
     """
     sides = []
-    for title, instances in (("ground truth", sample.gt_instances), ("prediction", sample.pred_instances)):
-        picture = draw_detections(image, instances, **options)
-        strip = np.full((28, picture.shape[1], 3), 255, np.uint8)
-        cv2.putText(strip, title, (6, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (30, 30, 30), 1, cv2.LINE_AA)
-        sides.append(np.concatenate([strip, picture]))
-    gap = np.full((len(sides[0]), GAP, 3), 255, np.uint8)
-    return np.concatenate([sides[0], gap, sides[1]], 1)
+    for gap, title, instances in (
+        (0, "ground truth", sample.gt_instances),
+        (GAP, "prediction", sample.pred_instances),
+    ):
+        sides.append(framed(draw_detections(image, instances, **options), top=28, left=gap))
+        cv2.putText(sides[-1], title, (gap + 6, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (30, 30, 30), 1, cv2.LINE_AA)
+    return np.concatenate(sides, 1)
+
+
+def framed(picture: np.ndarray, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> np.ndarray:
+    """Return a picture (H, W, 3) with white margins."""
+    return cv2.copyMakeBorder(picture, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(255, 255, 255))
 
 
 def predict_and_compare(
@@ -77,11 +82,7 @@ def predict_and_compare(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Predict images of a data set; yield each one's file name and its picture beside the ground truth.
 
-    Args:
-        model: detector with its config as `cfg`, as `mmdet.apis.init_detector` returns it.
-        dataset: mmdet data set whose pipeline loads annotations after it resizes, as mmdet's test pipelines do.
-        indices: which images.
-        score_thr: predictions below it are left out.
+    The model has its config as `cfg`; the data set's pipeline loads annotations after it resizes, as mmdet's do.
     """
     for index in indices:
         sample = dataset[index]["data_samples"]
@@ -90,28 +91,10 @@ def predict_and_compare(
         yield Path(sample.img_path).name, compare(image, sample, meta=dataset.metainfo, score_thr=score_thr)
 
 
-def write_gallery(
-    model: nn.Module, dataset, out_dir: str | Path, *, indices: Iterable[int], score_thr: float = 0.3
-) -> list[Path]:
-    """Write the pictures of `predict_and_compare` as <image name>.png; return their files."""
-    written = []
-    for name, picture in predict_and_compare(model, dataset, indices, score_thr):
-        written.append(Path(out_dir) / f"{Path(name).stem}.png")
-        mmcv.imwrite(picture[..., ::-1], str(written[-1]))
-    return written
-
-
-def contact_sheet(pictures: Iterable[str | Path], out_file: str | Path, *, columns: int = 2, width: int = 800) -> Path:
-    """Put pictures on one sheet, row by row, each scaled to the same width in pixels."""
-    tiles = [mmcv.imread(str(path)) for path in pictures]
-    tiles = [mmcv.imresize(tile, (width, round(len(tile) * width / tile.shape[1]))) for tile in tiles]
-    bands = []
-    for start in range(0, len(tiles), columns):
-        row = tiles[start : start + columns]
-        band = np.full((max(map(len, row)) + 2 * GAP, columns * (width + 2 * GAP), 3), 255, np.uint8)
-        for column, tile in enumerate(row):
-            left = column * (width + 2 * GAP) + GAP
-            band[GAP : GAP + len(tile), left : left + width] = tile
-        bands.append(band)
-    mmcv.imwrite(np.concatenate(bands), str(out_file))
-    return Path(out_file)
+def contact_sheet(pictures: Sequence[np.ndarray], *, columns: int = 2, width: int = 800) -> np.ndarray:
+    """Put pictures (H, W, 3) on one white sheet, row by row, each scaled to the same width in pixels."""
+    tiles = [mmcv.imresize(picture, (width, round(len(picture) * width / picture.shape[1]))) for picture in pictures]
+    height = max(map(len, tiles))
+    tiles = [framed(tile, GAP, GAP + height - len(tile), GAP, GAP) for tile in tiles]
+    tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
+    return np.concatenate([np.concatenate(tiles[at : at + columns], 1) for at in range(0, len(tiles), columns)])

@@ -12,6 +12,8 @@ branch whose norm is still at its initial zero passes nothing on, so beta is 0.
 """
 
 import warnings
+from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,29 +36,23 @@ VARIANTS = (MRLALight, LinearRLA, MLA, MRLABase)
 
 
 class StageScores(NamedTuple):
-    """Scores of a stage of T layers, averaged over the images.
+    """Scores of a stage of T layers, averaged over the images."""
 
-    Attributes:
-        kind: the variant's class.
-        layers: names of the residual branches in the model, in order.
-        weights: (G, T, T); row t, column s is the weight that layer t gives layer s, NaN where s > t.
-    """
-
-    kind: str
-    layers: tuple[str, ...]
-    weights: Tensor
+    kind: str  # the variant's class
+    layers: tuple[str, ...]  # names of the residual branches in the model, in order
+    weights: Tensor  # (G, T, T); row t, column s is the weight that layer t gives layer s, NaN where s > t
 
 
 class Layer(NamedTuple):
-    """A layer's branch, its pooled input (B, C), its output (B, C, H, W) and its weights, one for each layer so far."""
+    """A layer of the stage that runs."""
 
     branch: LayerAttentionResidual
-    pooled: Tensor
-    out: Tensor
-    weights: list[Tensor]
+    pooled: Tensor  # (B, C), its input
+    out: Tensor  # (B, C, H, W)
+    weights: list[Tensor]  # one for each layer so far
 
 
-class BranchRecorder:
+class BranchRecorder(ExitStack):
     """Context manager that calls `on_forward` after each layer attention of a model.
 
     Attributes:
@@ -68,6 +64,7 @@ class BranchRecorder:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__()
         found = {name: module for name, module in model.named_modules() if isinstance(module, LayerAttentionResidual)}
         self.branches = {name: branch for name, branch in found.items() if self.supports(branch.attention)}
         unknown = {type(branch.attention).__name__ for name, branch in found.items() if name not in self.branches}
@@ -77,19 +74,12 @@ class BranchRecorder:
         if not self.branches:
             raise InputError(f"{type(model).__name__} has no layer attention that {type(self).__name__} can record")
         self.stage_names: list[list[str]] = []
-        self._handles = []
 
     def __enter__(self) -> "BranchRecorder":
         """Register the hooks."""
         for name, branch in self.branches.items():
-            self._handles.append(branch.attention.register_forward_hook(self._make_hook(name, branch)))
+            self.callback(branch.attention.register_forward_hook(partial(self._hook, name)).remove)
         return self
-
-    def __exit__(self, *error: object) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     @staticmethod
     def supports(attention: nn.Module) -> bool:
@@ -100,16 +90,13 @@ class BranchRecorder:
         """Record a layer from the map x (B, C, H, W) that its attention took and the map it returned."""
         raise NotImplementedError
 
-    def _make_hook(self, name, branch):
-        def hook(attention, args, result):
-            if not any(name in stage for stage in self.stage_names):
-                if attention.first_in_stage or not self.stage_names:
-                    self.stage_names.append([])
-                self.stage_names[-1].append(name)
-            with torch.no_grad():
-                self.on_forward(name, branch, args[0], result[0])
-
-        return hook
+    def _hook(self, name, attention, args, result):
+        if not any(name in stage for stage in self.stage_names):
+            if attention.first_in_stage or not self.stage_names:
+                self.stage_names.append([])
+            self.stage_names[-1].append(name)
+        with torch.no_grad():
+            self.on_forward(name, self.branches[name], args[0], result[0])
 
 
 class LayerAttentionRecorder(BranchRecorder):
@@ -132,7 +119,7 @@ class LayerAttentionRecorder(BranchRecorder):
         """Register the hooks, those on the norms of the history too."""
         for branch in self.branches.values():
             if getattr(branch, "history_norm", None) is not None:
-                self._handles.append(branch.history_norm.register_forward_pre_hook(self._keep_history))
+                self.callback(branch.history_norm.register_forward_pre_hook(self._keep_history).remove)
         return super().__enter__()
 
     def _keep_history(self, norm, args):

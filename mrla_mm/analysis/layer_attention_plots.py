@@ -1,7 +1,6 @@
 """Heat maps and tables of layer-attention scores."""
 
 import csv
-import os.path
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,17 +12,6 @@ from matplotlib.figure import Figure
 from mrla_mm.analysis.layer_attention import StageScores
 
 MAX_ANNOTATED = 8  # larger stages have no room for numbers
-
-
-def stage_title(number: int, stage: StageScores) -> str:
-    """Name a stage by its number and what the names of its layers share."""
-    names = [name.split(".") for name in stage.layers]
-    return f"stage {number}: {'.'.join(os.path.commonprefix(names)) or 'model'}, {len(names)} layers"
-
-
-def evenly_spaced(count: int, limit: int) -> list[int]:
-    """Return at most `limit` indices below `count`, evenly spaced."""
-    return sorted({round(index) for index in np.linspace(0, count - 1, min(count, limit))})
 
 
 def draw(panels: Sequence[tuple[str, np.ndarray]], title: str, out_file: str | Path) -> None:
@@ -43,14 +31,13 @@ def draw(panels: Sequence[tuple[str, np.ndarray]], title: str, out_file: str | P
     for axes, (name, matrix) in zip(grid.flat, panels, strict=False):
         image = axes.imshow(np.ma.masked_invalid(matrix), cmap=palette, norm=norm)
         axes.set_title(name, fontsize=9)
-        ticks = range(0, len(matrix), -(-len(matrix) // 12))
-        for set_ticks in (axes.set_xticks, axes.set_yticks):
-            set_ticks(list(ticks), [str(tick + 1) for tick in ticks], fontsize=8)
-        for row, column in np.ndindex(matrix.shape) if len(matrix) <= MAX_ANNOTATED else ():
-            if column <= row:
-                colour = "white" if np.mean(palette(norm(matrix[row, column]))[:3]) < 0.5 else "black"
-                text = f"{matrix[row, column]:.2f}"
-                axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+        image.set_extent((0.5, len(matrix) + 0.5, len(matrix) + 0.5, 0.5))  # layers count from 1
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        for row, column in np.transpose(np.tril_indices(len(matrix))) if len(matrix) <= MAX_ANNOTATED else ():
+            colour = "white" if np.mean(palette(norm(matrix[row, column]))[:3]) < 0.5 else "black"
+            text = f"{matrix[row, column]:.2f}"
+            axes.text(column + 1, row + 1, text, ha="center", va="center", fontsize=7, color=colour)
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("attends to layer", fontsize=9)
     figure.supylabel("layer", fontsize=9)
@@ -67,8 +54,9 @@ def plot_overview(stages: Sequence[StageScores], out_file: str | Path) -> None:
 def plot_stage(stage: StageScores, number: int, out_file: str | Path, *, max_heads: int = 16) -> None:
     """Draw at most `max_heads` heads of a stage, evenly spaced."""
     weights = stage.weights.numpy()
-    panels = [(f"head {head + 1}", weights[head]) for head in evenly_spaced(len(weights), max_heads)]
-    draw(panels, f"{stage.kind}, {stage_title(number, stage)}", out_file)
+    heads = np.linspace(0, len(weights) - 1, min(len(weights), max_heads)).round().astype(int)
+    panels = [(f"head {head + 1}", weights[head]) for head in heads]
+    draw(panels, f"{stage.kind}, stage {number}: {len(stage.layers)} layers from {stage.layers[0]}", out_file)
 
 
 def write_csv(stages: Sequence[StageScores], out_file: str | Path) -> None:

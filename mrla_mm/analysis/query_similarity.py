@@ -25,19 +25,12 @@ from mrla_mm.ops import global_average
 
 
 class StageSimilarity(NamedTuple):
-    """Similarities in a stage.
+    """Similarities in a stage; each layer is compared with the one before it."""
 
-    Attributes:
-        number: of the stage in the model, from 1.
-        first: number of the first layer in `layers`, from 1; each layer is compared with the one before it.
-        layers: names of the residual branches.
-        values: (images, layers, G), absolute cosine of each head.
-    """
-
-    number: int
-    first: int
-    layers: tuple[str, ...]
-    values: Tensor
+    number: int  # of the stage in the model, from 1
+    first: int  # number of the first layer in `layers`, from 1
+    layers: tuple[str, ...]  # names of the residual branches
+    values: Tensor  # (images, layers, G), absolute cosine of each head
 
 
 class QueryRecorder(BranchRecorder):

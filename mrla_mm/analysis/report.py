@@ -14,7 +14,7 @@ from mmengine.config import Config
 STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8882 }
 body { margin: 0 auto; padding: 1.5rem; max-width: 75rem; font: 16px/1.5 system-ui, sans-serif }
-h2 { margin-top: 2.4rem; padding-top: .6rem; border-top: 1px solid var(--line) } nav a { margin-right: 1rem }
+h2 { margin-top: 2.4rem; padding-top: .6rem; border-top: 1px solid var(--line) }
 table { border-collapse: collapse; font-size: .9rem } th, td { padding: .2rem .7rem; text-align: right;
   border-bottom: 1px solid var(--line) } th { background: var(--soft) }
 th:first-child, td:first-child { text-align: left } .scroll, pre { overflow: auto; max-height: 34rem }
@@ -24,16 +24,12 @@ pre { background: var(--soft); padding: 1rem; font-size: .8rem }
 
 
 def page(title: str, subtitle: str, sections: Mapping[str, str]) -> str:
-    """Return a page of sections, HTML by heading, with links to them."""
-    links = "".join(f'<a href="#s{number}">{escape(name)}</a>\n' for number, name in enumerate(sections))
-    body = "".join(
-        f'<section id="s{number}"><h2>{escape(name)}</h2>\n{html}</section>\n'
-        for number, (name, html) in enumerate(sections.items())
-    )
+    """Return a page of sections, HTML by heading."""
+    body = "".join(f"<section><h2>{escape(name)}</h2>\n{html}</section>\n" for name, html in sections.items())
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><link rel="icon" href="data:,">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><h1>{escape(title)}</h1>\n"
-        f"<p>{escape(subtitle)}</p>\n<nav>{links}</nav>\n{body}</body></html>\n"
+        f"<p>{escape(subtitle)}</p>\n{body}</body></html>\n"
     )
 
 
@@ -41,16 +37,13 @@ def table(rows: Sequence[Mapping], *, head: bool = True) -> str:
     """Return a table with a column for each key of the first row; floats have three decimals, NaN is a dash."""
     if not rows:
         return "<p>none</p>"
-    lines = [f"<tr>{''.join(f'<th>{escape(str(key))}</th>' for key in rows[0])}</tr>"] if head else []
-    lines += [f"<tr>{''.join(f'<td>{escape(cell(value))}</td>' for value in row.values())}</tr>" for row in rows]
-    return f'<div class="scroll"><table>{chr(10).join(lines)}</table></div>\n'
-
-
-def cell(value: object) -> str:
-    """Return a value as text."""
-    if isinstance(value, float):
-        return "-" if math.isnan(value) else f"{value:.3f}"
-    return str(value)
+    lines = ["".join(f"<th>{escape(str(key))}</th>" for key in rows[0])] if head else []
+    for row in rows:
+        texts = [
+            f"{value:.3f}".replace("nan", "-") if isinstance(value, float) else str(value) for value in row.values()
+        ]
+        lines.append("".join(f"<td>{escape(text)}</td>" for text in texts))
+    return f'<div class="scroll"><table>{"".join(f"<tr>{line}</tr>" for line in lines)}</table></div>\n'
 
 
 def figure(content: Figure | np.ndarray, caption: str) -> str:

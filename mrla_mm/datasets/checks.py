@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import Logger
-from typing import NamedTuple
 
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
@@ -17,16 +16,7 @@ from torch import nn
 
 from mrla_mm.errors import InputError
 
-# Heads whose `num_classes` does not count the classes of the data set.
-OTHER_HEADS = {"rpn_head", "semantic_head"}
-
-
-class CocoFile(NamedTuple):
-    """What is kept of an annotation file: names of its categories, its number of annotations, and those skipped."""
-
-    categories: list[str]
-    annotations: int
-    skipped: Counter[str]
+OTHER_HEADS = {"rpn_head", "semantic_head"}  # whose `num_classes` does not count the classes of the data set
 
 
 @HOOKS.register_module()
@@ -80,9 +70,9 @@ def leaf_datasets(dataset: object) -> Iterator[BaseDataset]:
 
 
 def check_dataset(
-    dataset: BaseDataset, model: nn.Module, phase: str, files: dict[str, CocoFile], logger: Logger
+    dataset: BaseDataset, model: nn.Module, phase: str, files: dict[str, tuple], logger: Logger
 ) -> tuple[list[str], int | None]:
-    """Check one data set; `files` keeps what has been read.
+    """Check one data set; `files` keeps what `read_coco` returned.
 
     Returns:
         Its class names in the order of their labels, and its number of objects to learn, None if it is not for
@@ -104,12 +94,11 @@ def check_dataset(
     path = os.path.realpath(dataset.ann_file)
     if path not in files:
         files[path] = read_coco(path, classes, (dataset.filter_cfg or {}).get("min_size", 0))
-    found = files[path]
-    if phase == "train" and found.skipped:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in found.skipped.items())
-        total = f"{found.skipped.total()} of {found.annotations}"
-        logger.info(f"{dataset.ann_file}: training skips {total} objects: {reasons}")
-    return check_categories(found.categories, classes, dataset.ann_file, logger), objects
+    categories, annotations, skipped = files[path]
+    if phase == "train" and skipped:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+        logger.info(f"{dataset.ann_file}: training skips {skipped.total()} of {annotations} objects: {reasons}")
+    return check_categories(categories, classes, dataset.ann_file, logger), objects
 
 
 def is_coco(dataset: BaseDataset) -> bool:
@@ -124,20 +113,13 @@ def check_images(paths: Sequence, dataset: BaseDataset, phase: str) -> None:
     remote = (getattr(dataset, "backend_args", None) or {}).get("backend", "local") != "local"
     local = [] if remote or not dataset.ann_file else [p for p in paths if isinstance(p, str) and "://" not in p]
     with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
-        faulty = [path for path, fine in zip(local, pool.map(has_content, local), strict=True) if not fine]
+        sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), local)
+        faulty = [path for path, size in zip(local, sizes, strict=True) if not size]
     if faulty:
         raise InputError(
             f"{phase} data: {len(faulty)} of {len(local)} images in {dataset.ann_file} are missing or empty, the first "
             f"is {faulty[0]}: complete the folder, or correct data_prefix"
         )
-
-
-def has_content(path: str) -> bool:
-    """Whether there is a file that is not empty."""
-    try:
-        return os.path.getsize(path) > 0
-    except OSError:
-        return False
 
 
 def check_heads(model: nn.Module, classes: int, phase: str) -> None:
@@ -170,8 +152,8 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: str
     return labels
 
 
-def read_coco(path: str, classes: Sequence[str], min_size: float) -> CocoFile:
-    """Read a COCO annotation file, and count the objects that mmdet does not train on by reason."""
+def read_coco(path: str, classes: Sequence[str], min_size: float) -> tuple[list[str], int, Counter[str]]:
+    """Return the categories of a COCO file, its number of objects, and how many mmdet does not train on, by reason."""
     with open(path, "rb") as file:
         content = json.load(file)
     images = {image["id"]: image for image in content["images"]}
@@ -195,4 +177,4 @@ def read_coco(path: str, classes: Sequence[str], min_size: float) -> CocoFile:
         elif min(image["width"], image["height"]) < min_size:
             skipped[f"on images smaller than filter_cfg.min_size={min_size}"] += 1
     names = [category["name"] for category in content["categories"]]
-    return CocoFile(names, len(content.get("annotations", ())), skipped)
+    return names, len(content.get("annotations", ())), skipped

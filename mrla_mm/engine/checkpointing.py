@@ -1,17 +1,65 @@
-"""Checkpoints that survive whatever ends a run."""
+"""Checkpoints that survive whatever ends a run: written aside, forced to the disk, renamed."""
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 from mmengine.dist import get_world_size, is_main_process
-from mmengine.fileio import LocalBackend
+from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, IterBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, Runner
 
-from mrla_mm.engine.atomic import BACKEND, PART, AtomicBackend, write_atomically
 from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
+from mrla_mm.errors import InputError
 
 INTERRUPTED = "interrupted.pth"
+PART = ".part"  # what a killed process may leave behind; no pattern for checkpoints matches it
+BACKEND = "mrla_mm_atomic"
+
+
+def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
+    """Replace a file, at no moment leaving less than one whole file there.
+
+    Raises:
+        InputError: the disk is full or refuses; what the path held before is untouched.
+    """
+    path = Path(path)
+    part = path.with_name(path.name + PART)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InputError(f"{path}: {error}. What was there is intact: make room, and continue with --resume") from error
+
+
+class AtomicBackend(LocalBackend):
+    """mmengine's local files, written atomically, and removed only when `prune` is called."""
+
+    def __init__(self) -> None:
+        self.outdated: list[str] = []
+
+    def put(self, obj: bytes | memoryview, filepath: str | Path) -> None:
+        """Write a file."""
+        write_atomically(filepath, obj)
+
+    def remove(self, filepath: str | Path) -> None:
+        """Note a file for removal."""
+        self.outdated.append(str(filepath))
+
+    def prune(self, keep: Collection[str] = ()) -> None:
+        """Remove what was noted, except files that have been written anew."""
+        for path in set(self.outdated) - set(keep):
+            Path(path).unlink(missing_ok=True)
+        self.outdated.clear()
+
+
+register_backend(BACKEND, AtomicBackend)
 
 
 @HOOKS.register_module()
@@ -26,7 +74,6 @@ class AtomicCheckpointHook(CheckpointHook):
       workers too, which live through it, except those that a loop by iterations has started before any hook runs.
     * Resumed, a run by epochs repeats the epoch in progress, unless `ExactResumeHook` is there. During evaluation
       SIGTERM ends it at once.
-    * A resumed run that has nothing left to train says so.
 
     Raises:
         InputError: a checkpoint cannot be written, for example on a full disk.
@@ -35,7 +82,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.stop = StopRequest()
-        self.first_iter = self.saved_iter = 0
+        self.saved_iter = 0
 
     def before_run(self, runner: Runner) -> None:
         """Handle SIGTERM while the training runs, and no longer."""
@@ -45,7 +92,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def before_train(self, runner: Runner) -> None:
         """Prepare the folder and the data loaders' workers."""
         super().before_train(runner)
-        self.first_iter = self.saved_iter = runner.iter
+        self.saved_iter = runner.iter
         for loop in (runner.train_loop, runner.val_loop):
             outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
@@ -69,17 +116,6 @@ class AtomicCheckpointHook(CheckpointHook):
         alone = get_world_size() == 1 and not any(isinstance(hook, EMAHook) for hook in runner.hooks)
         if self.stop.received and (alone or self.saved_iter == runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
-
-    def after_train(self, runner: Runner) -> None:
-        """Publish if asked to, and say so if the run was complete before."""
-        super().after_train(runner)
-        if runner.iter == self.first_iter > 0:
-            unit = "iter" if isinstance(runner.train_loop, IterBasedTrainLoop) else "epoch"
-            runner.logger.warning(
-                f"the run in {runner.work_dir} is complete, nothing was trained: it has done all "
-                f"{getattr(runner, f'max_{unit}s')} of train_cfg.max_{unit}s. Raise it to go on, or start another run "
-                "without --resume"
-            )
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Save and only then remove what is outdated; mmengine does it the other way round."""

@@ -9,7 +9,8 @@ iteration); every batch is loaded from states that are a function of (seed, rank
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -60,8 +61,8 @@ class ExactResumeHook(Hook):
         if not hasattr(batches, "replay"):
             batches.replay = self
             batches.__class__ = replayed(type(batches))  # torch allows no other batch sampler on a loader
-            if hasattr(loader.dataset, "__dict__"):
-                loader.dataset.__getitems__ = SeededFetch(loader.dataset)
+            dataset = loader.dataset  # whose method torch calls in place of `dataset[index]`
+            dataset.__getitems__ = partial(fetch, dataset, getattr(dataset, "__getitems__", None))
         iterator = getattr(loop, "dataloader_iterator", None)
         if iterator is None:
             # Another number of processes or another batch size goes on at the same share of the epoch.
@@ -88,7 +89,7 @@ class ExactResumeHook(Hook):
         self.done += 1
 
     def after_train_epoch(self, runner: Runner) -> None:
-        """Begin to count anew."""
+        """Count the next epoch's from zero."""
         self.done = 0
 
 
@@ -118,18 +119,11 @@ class SeededBatch(list):
     key: tuple[int, ...]
 
 
-class SeededFetch:
-    """Loads the batches of a data set, each from its own random state; torch calls it in place of `dataset[index]`."""
-
-    def __init__(self, dataset: object) -> None:
-        self.dataset = dataset
-        self.original = getattr(dataset, "__getitems__", None)
-
-    def __call__(self, indices: Sequence[int]) -> list:
-        """Return the samples of a batch."""
-        if isinstance(indices, SeededBatch):
-            seed_everything(*indices.key)
-        return self.original(indices) if self.original else [self.dataset[index] for index in indices]
+def fetch(dataset: object, original: Callable | None, indices: Sequence[int]) -> list:
+    """Return the samples of a batch, loaded from its own random state; `original` is the data set's own method."""
+    if isinstance(indices, SeededBatch):
+        seed_everything(*indices.key)
+    return original(indices) if original else [dataset[index] for index in indices]
 
 
 def seed_everything(*key: int) -> None:

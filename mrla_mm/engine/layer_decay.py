@@ -7,8 +7,6 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 from torch import nn
 
-from mrla_mm.errors import InputError
-
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
@@ -16,9 +14,6 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
 
     mmpretrain's constructor wants a model that knows the depth of its parameters; this one asks a detector's backbone.
     Heads and necks keep the full rate. Takes the same `paramwise_cfg`.
-
-    Raises:
-        InputError: neither the model nor its backbone has a method `get_layer_depth`.
     """
 
     def add_params(
@@ -31,11 +26,5 @@ class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor
     ) -> None:
         """Append the module's parameters to params, one group each; see mmpretrain's constructor."""
         if get_layer_depth is None and not hasattr(module, "get_layer_depth"):
-            backbone = getattr(module, "backbone", None)
-            if not hasattr(backbone, "get_layer_depth"):
-                raise InputError(
-                    f"{type(backbone).__name__} cannot say how deep its parameters are; drop "
-                    "optim_wrapper.constructor, or use a backbone such as MRLAViT"
-                )
-            get_layer_depth = partial(backbone.get_layer_depth, prefix=f"{prefix}backbone.")
+            get_layer_depth = partial(module.backbone.get_layer_depth, prefix=f"{prefix}backbone.")
         super().add_params(params, module, prefix, get_layer_depth, **kwargs)

@@ -1,11 +1,10 @@
 """Weights: reading files safely, strict loading with a table, key layouts, conversion and publishing."""
 
 from mrla_mm.weights.backbone import PretrainedBackbone
-from mrla_mm.weights.conversion import convert
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.hooks import CheckpointCheckHook
 from mrla_mm.weights.loading import LoadReport, load_weights
-from mrla_mm.weights.publishing import publishable, save_published, stem_of
+from mrla_mm.weights.publishing import convert, publishable, save_published, stem_of
 
 __all__ = [
     "CheckpointCheckHook",

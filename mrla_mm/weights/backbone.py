@@ -2,12 +2,11 @@
 
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
-from mmengine.model.weight_init import update_init_info
 from torch import Tensor
 
 from mrla_mm.weights.layouts import layout_of
 from mrla_mm.weights.loading import load_weights
-from mrla_mm.weights.provenance import type_name
+from mrla_mm.weights.states import type_name
 
 
 class PretrainedBackbone:
@@ -42,8 +41,7 @@ class PretrainedBackbone:
             return
         init_cfg, files = self.init_cfg, pretrained_entries(self)
         if files:
-            entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
-            self.init_cfg = [entry for entry in entries if entry not in files]
+            self.init_cfg = [] if isinstance(init_cfg, dict) else [entry for entry in init_cfg if entry not in files]
             BaseModule.init_weights(self)  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
             self.init_cfg, self.is_init = init_cfg, False  # until the files are loaded
         else:
@@ -52,8 +50,6 @@ class PretrainedBackbone:
             options = {key: value for key, value in entry.items() if key not in ("type", "map_location")}
             report = load_weights(self, options.pop("checkpoint"), **options)
             print_log(report.table(), logger="current")
-            if hasattr(self, "_params_init_info"):  # mmengine's log of who initialised which parameter
-                update_init_info(self, init_info=f"Pretrained: loaded from {report.location}")
         for module in self.modules():
             if isinstance(module, BaseModule):
                 module.is_init = True

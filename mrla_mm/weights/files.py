@@ -5,7 +5,6 @@ import difflib
 import hashlib
 import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
@@ -48,25 +47,19 @@ def read_checkpoint(location: str | Path) -> Mapping:
     if url.startswith(("http://", "https://")):
         return read_url(url)
     if "://" in url:
-        try:
-            return mapping_of(CheckpointLoader.load_checkpoint(url, map_location="cpu"), url)
-        except Exception as error:  # a backend can raise anything
-            raise InputError(f"weights {url} cannot be read: {error}") from error
+        return CheckpointLoader.load_checkpoint(url, map_location="cpu")
     path = Path(url).expanduser()
     if not path.is_file():
-        found = "are a folder" if path.is_dir() else "do not exist"
-        raise InputError(f"weights {path} {found}; give a file (a relative path starts at {Path.cwd()})")
+        raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
     return read_file(path)
 
 
 def from_catalogue(scheme: str, name: str) -> str:
     """Return the URL behind `scheme://name`; InputError with the nearest names if the catalogue lacks it."""
-    table = CATALOGUES[scheme]()
-    if "open" in scheme:
-        name = get_deprecated_model_names().get(name, name)
+    table, name = CATALOGUES[scheme](), get_deprecated_model_names().get(name, name)
     if name not in table:
-        nearest = difflib.get_close_matches(name, table, n=3) or sorted(table)[:5]
-        raise InputError(f"{scheme}:// has no weights {name!r}; nearest: {', '.join(nearest)}")
+        nearest = ", ".join(difflib.get_close_matches(name, table))
+        raise InputError(f"{scheme}:// has no weights {name!r}; nearest: {nearest or 'none'}")
     return table[name]
 
 
@@ -84,8 +77,7 @@ def read_url(url: str) -> Mapping:
                 raise
     except (OSError, HTTPException) as error:  # of the network, the server, the proxy or the disk
         raise InputError(
-            f"weights {url} cannot be fetched ({error}). Download the file on a machine with network access and put it "
-            f"at {path}"
+            f"weights {url} cannot be fetched ({error}): get them elsewhere and put them at {path}"
         ) from error
     finally:
         barrier()
@@ -94,15 +86,17 @@ def read_url(url: str) -> Mapping:
 
 def read_file(path: Path) -> Mapping:
     """Read a local checkpoint; `read_checkpoint` has what it raises."""
-    check_looks(path)
+    with path.open("rb") as file:
+        head = file.read(512).lstrip()
+    for start, found in (b"<", "a web page, of a login perhaps"), (b"version https://git-lfs", "a Git LFS pointer"):
+        if head.startswith(start):
+            raise InputError(f"weights {path} are {found}; get the file itself")
     named = NAMED_DIGEST.search(path.name)
-    if named and not digest_of(path).startswith(named[1]):
+    if named and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(named[1]):
         raise InputError(f"weights {path} do not have the SHA-256 that their name promises; get the file again")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
-            return mapping_of(torch.load(path, map_location="cpu", weights_only=True), str(path))
-    except InputError:
-        raise
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can make the unpickler raise anything
         called = re.search(r"(?:GLOBAL|function) ([\w.]+)", str(error))
         if called is None or not isinstance(error, pickle.UnpicklingError):
@@ -111,33 +105,6 @@ def read_file(path: Path) -> Mapping:
             f"weights {path} hold more than weights: reading them would call {called[1]}. They were refused, nothing "
             "was executed. If you trust the file, load it where it comes from and save its state dict alone"
         ) from error
-
-
-def check_looks(path: Path) -> None:
-    """Raise InputError for an empty file, a web page, a Git LFS pointer and an archive without its end."""
-    with path.open("rb") as file:
-        head = file.read(512).lstrip()
-    if not head:
-        raise InputError(f"weights {path} are an empty file; get the file again")
-    if head.startswith(b"<"):
-        raise InputError(f"weights {path} are a web page, a login or error page perhaps; download the file itself")
-    if head.startswith(b"version https://git-lfs"):
-        raise InputError(f"weights {path} are a Git LFS pointer, not the file; run git lfs pull in its repository")
-    if head.startswith(b"PK") and not zipfile.is_zipfile(path):
-        raise InputError(f"weights {path} are cut off: the archive has no end; get the file again")
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def mapping_of(content: object, shown: str) -> Mapping:
-    """Return the content of a checkpoint; InputError if it is not a mapping."""
-    if not isinstance(content, Mapping):
-        raise InputError(f"weights {shown} hold a {type(content).__name__}, not a state dict")
-    return content
+    if not isinstance(loaded, Mapping):
+        raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")
+    return loaded

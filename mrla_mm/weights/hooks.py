@@ -10,8 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.provenance import compare_attention, trained_attention
-from mrla_mm.weights.states import BACKBONE, find_state
+from mrla_mm.weights.states import BACKBONE, compare_attention, find_state, trained_attention
 
 
 @HOOKS.register_module()
@@ -30,10 +29,13 @@ class CheckpointCheckHook(Hook):
         """Warn of layers that start from random weights and never learn."""
         backbone = getattr(bare(runner.model), "backbone", None)
         starts = [runner._has_loaded, *pretrained_entries(bare(runner.model)), *pretrained_entries(backbone)]
-        if backbone is not None and not any(starts) and (frozen := frozen_parts(backbone)):
+        if backbone is None or any(starts):
+            return
+        evaluated = getattr(backbone, "norm_eval", False) and any(isinstance(m, _BatchNorm) for m in backbone.modules())
+        if evaluated or not all(parameter.requires_grad for parameter in backbone.parameters()):
             runner.logger.warning(
-                f"THE BACKBONE STARTS FROM RANDOM WEIGHTS, YET {frozen} KEEPS PART OF IT AS IT IS. Give pretrained "
-                "weights (model.backbone.init_cfg or load_from), or train all of it: frozen_stages=-1, norm_eval=False"
+                "THE BACKBONE STARTS FROM RANDOM WEIGHTS AND KEEPS PART OF THEM AS IT IS. Give pretrained weights "
+                "(model.backbone.init_cfg or load_from), or train all of it: frozen_stages=-1, norm_eval=False"
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -60,11 +62,3 @@ def bare(model: nn.Module) -> nn.Module:
     while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
         model = model.module
     return model
-
-
-def frozen_parts(backbone: nn.Module) -> str:
-    """Return the arguments by which a backbone keeps parameters or batch statistics as they are."""
-    stages = getattr(backbone, "frozen_stages", None)
-    fixed = stages is not None and not all(parameter.requires_grad for parameter in backbone.parameters())
-    evaluated = getattr(backbone, "norm_eval", False) and any(isinstance(m, _BatchNorm) for m in backbone.modules())
-    return " AND ".join([f"frozen_stages={stages}"] * fixed + ["norm_eval=True"] * evaluated)

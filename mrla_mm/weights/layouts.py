@@ -5,14 +5,17 @@ alone, so a file of the release converts to ours and back to the same bytes.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights.efficientnet import torchvision_names
 
+EDGE_RESIDUAL = 1  # kind of a block in mmdet's layer_setting, the last entry of its row
+CONVOLUTION = {"conv.": "0.", "bn.": "1."}  # of mmdet's EfficientNet and torchvision's, as the next two
+SQUEEZE = {"conv1.conv.": "fc1.", "conv2.conv.": "fc2."}
+BLOCK = {"expand_conv": CONVOLUTION, "depthwise_conv": CONVOLUTION, "se": SQUEEZE, "linear_conv": CONVOLUTION}
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = "mrla.attention.history_scale"
 PROJECTIONS = {
@@ -34,7 +37,11 @@ class KeyLayout:
     scale_shape: tuple[int, ...] = (-1,)  # of lambda in the release
     entry: str = "state_dict"  # of a released file, with its state dict
     base_stages: bool = False  # whether the release's base models have `stages.0.` in place of `layer1.`
-    variants: tuple[str, ...] = ("MRLALight", "MRLABase")  # that the release has
+    variants: tuple[str | None, ...] = (
+        None,
+        "MRLALight",
+        "MRLABase",
+    )  # that are published so; None is a plain backbone
     trunk: str | None = None  # first name of all their keys; one left with it belongs to a model of another size
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -57,9 +64,8 @@ class KeyLayout:
         Raises:
             InputError: the release has no such variant.
         """
-        if variant is not None and variant not in self.variants:
-            known = " and ".join(self.variants) or "plain backbones of this kind"
-            raise InputError(f"the authors' layout exists for {known}, not for {variant}")
+        if variant not in self.variants:
+            raise InputError(f"the authors' layout has no backbone of this kind with layer attention {variant}")
         released = {}
         for key, tensor in backbone.items():
             name = self.rename_block(key, self.parts, self.others)
@@ -92,12 +98,6 @@ class PVTv2Layout(KeyLayout):
             return dict(state)
         return pvt_convert(state) | {key: tensor for key, tensor in state.items() if key.startswith("head.")}
 
-    def to_release(
-        self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
-    ) -> dict[str, Tensor]:
-        """Raise InputError."""
-        raise InputError("PVTv2 is not part of the authors' release, so their layout does not exist for it")
-
 
 def rename(key: str, names: Mapping[str, str]) -> str:
     """Replace the prefix of a key by its name in a table."""
@@ -114,8 +114,37 @@ def layout_of(module: nn.Module) -> KeyLayout:
     name = getattr(module, "key_layout", None)
     if name == "efficientnet":
         others = torchvision_names(module.layer_setting)
-        return KeyLayout(others=others, heads={"head.fc.": "classifier.1."}, variants=(), trunk="features")
+        return KeyLayout(others=others, heads={"head.fc.": "classifier.1."}, variants=(None,), trunk="features")
     return LAYOUTS[name]
+
+
+def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
+    """Return mmdet's key prefixes with torchvision's; empty for the EdgeTPU models, which torchvision lacks.
+
+    torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where the width changes at
+    the same resolution, a layer holds two stages, so the names of its later blocks depend on how deep the first is.
+    A row of mmdet's `layer_setting` is a block's kernel size, channels, squeeze ratio, stride, expansion and kind.
+    """
+    if any(row[-1] == EDGE_RESIDUAL for rows in layer_setting for row in rows):
+        return {}
+    names = with_prefixes("layers.0.", "features.0.", CONVOLUTION)
+    stage = block = 0
+    for layer, rows in enumerate(layer_setting[1:-1], start=1):
+        width = None
+        for index, (_, channels, _, _, expansion, _) in enumerate(rows):
+            stage, block = (stage, block + 1) if channels == width else (stage + 1, 0)
+            width = channels
+            parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
+            for place, part in enumerate(parts):
+                names |= with_prefixes(
+                    f"layers.{layer}.{index}.{part}.", f"features.{stage}.{block}.block.{place}.", BLOCK[part]
+                )
+    return names | with_prefixes(f"layers.{len(layer_setting) - 1}.", f"features.{stage + 1}.", CONVOLUTION)
+
+
+def with_prefixes(ours: str, theirs: str, names: dict[str, str]) -> dict[str, str]:
+    """Return a table of names with our prefix and theirs before them."""
+    return {f"{ours}{left}": f"{theirs}{right}" for left, right in names.items()}
 
 
 LAYOUTS = {
@@ -142,5 +171,5 @@ LAYOUTS = {
         heads={"head.layers.head.": "head.", "head.layers.head_dist.": "head_dist."},
         entry="model",
     ),
-    "pvtv2": PVTv2Layout(heads={"head.fc.": "head."}),
+    "pvtv2": PVTv2Layout(heads={"head.fc.": "head."}, variants=()),
 }

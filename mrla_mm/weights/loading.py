@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights.efficientnet import torchvision_doubts
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, layout_of
-from mrla_mm.weights.provenance import compare_attention, trained_attention
-from mrla_mm.weights.states import BACKBONE, by_part, find_state, sample
+from mrla_mm.weights.states import BACKBONE, by_part, compare_attention, find_state, sample, trained_attention
 
 OPTIONAL = {"num_batches_tracked", "conv_offset"}  # counters that old files lack; offsets of deformable convolutions
 
@@ -51,11 +49,11 @@ class LoadReport:
             "dropped: heads": (self.heads, by_part(self.heads)),
             "dropped: no such part": (self.unused, by_part(self.unused)),
         }
-        head = f"{self.target} loads {self.location} ({self.origin})"
-        lines = [
+        lines = [f"{self.target} loads {self.location} ({self.origin})"]
+        lines += [
             f"  {name:<24}{len(keys):>5}  {shown if keys else ''}".rstrip() for name, (keys, shown) in rows.items()
         ]
-        return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone that starts a training."""
@@ -200,14 +198,9 @@ def is_usable(tensor: Tensor, own: Tensor) -> bool:
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
     """Whether a tensor is a positional embedding that mmpretrain's transformers resize when they load it."""
     parent, _, name = key.rpartition(".")
-    owner, state = module.get_submodule(parent), {name: tensor}
-    if name != "pos_embed" or not hasattr(owner, "_prepare_pos_embed"):
-        return False
-    try:
-        owner._prepare_pos_embed(state, "")
-    except (AssertionError, RuntimeError, ValueError):
-        return False
-    return state[name].shape == owner.pos_embed.shape
+    owner = module.get_submodule(parent)
+    resizes = name == "pos_embed" and hasattr(owner, "_prepare_pos_embed")
+    return resizes and tensor.shape[-1] == owner.pos_embed.shape[-1]
 
 
 def plugin_names(module: nn.Module) -> set[str]:
@@ -217,11 +210,17 @@ def plugin_names(module: nn.Module) -> set[str]:
 
 
 def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Return in words what may be wrong about a file that matches: head widths of base ResNets, padding, eps."""
-    layout = layout_of(module)
+    """Return in words what may be wrong about a file that matches, which shapes do not tell."""
+    layout, found = layout_of(module), []
     if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
-        return torchvision_doubts(module)
+        if (module.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
+            found.append("torchvision's weights, but the model pads differently: set conv_cfg.type=Conv2d")
+        eps = 1e-3 if module.arch in ("b5", "b6", "b7") else 1e-5
+        if module.norm_cfg.get("eps", 1e-5) != eps:
+            found.append(f"torchvision's weights, but the model has norms with another eps: set norm_cfg.eps={eps}")
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
     if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
-        return [f"the authors trained ResNet MRLA-base with layer_attention.head_channels=16, this model has {width}"]
-    return []
+        found.append(
+            f"the authors trained ResNet MRLA-base with layer_attention.head_channels=16, the model has {width}"
+        )
+    return found

@@ -1,27 +1,9 @@
 """Small models with layer attention, in double precision with values at which every path counts."""
 
 import torch
-from torch import nn
 
 from mrla_mm.backbones import MRLAResNet, MRLAViT
-
-
-def randomise(model):
-    """Give norms and lambda values at which every path counts; return the model in eval mode, double precision."""
-    generator = torch.Generator().manual_seed(0)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(0, 0.3, generator=generator)
-            module.running_var.uniform_(0.5, 2, generator=generator)
-        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
-            nn.init.uniform_(module.weight, 0.3, 1.2, generator=generator)
-            nn.init.normal_(module.bias, 0, 0.3, generator=generator)
-    for name, parameter in model.named_parameters():
-        if name.endswith("history_scale"):
-            nn.init.uniform_(parameter, -0.5, 1.5, generator=generator)
-        elif ".attention." in name:
-            nn.init.normal_(parameter, 0, 0.6, generator=generator)
-    return model.double().eval()
+from tests.backbones.common import randomize_zero_init
 
 
 def resnet(variant, norm="BN", depth=18, **arguments):
@@ -29,12 +11,12 @@ def resnet(variant, norm="BN", depth=18, **arguments):
     norm_cfg = dict(type="GN", num_groups=4) if norm == "GN" else dict(type="BN")
     attention = dict(type=variant, head_channels=4, **arguments)
     torch.manual_seed(0)
-    return randomise(
-        MRLAResNet(
-            depth, attention, base_channels=8, stem_channels=8, num_stages=2, strides=(1, 2), dilations=(1, 1),
-            out_indices=(0, 1), norm_cfg=norm_cfg, norm_eval=False,
-        )
-    )  # fmt: skip
+    stages = dict(num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
+    model = MRLAResNet(depth, attention, base_channels=8, stem_channels=8, norm_cfg=norm_cfg, norm_eval=False, **stages)
+    for key, statistics in model.named_buffers():
+        if key.endswith("running_var"):
+            statistics.uniform_(0.5, 2)
+    return randomize_zero_init(model).double().eval()
 
 
 def vit(variant, **arguments):
@@ -42,4 +24,5 @@ def vit(variant, **arguments):
     arch = dict(embed_dims=16, num_layers=6, num_heads=2, feedforward_channels=32)
     attention = dict(type=variant, head_channels=8, **arguments)
     torch.manual_seed(0)
-    return randomise(MRLAViT(arch, attention, img_size=32, patch_size=8, stage_blocks=3, out_type="featmap"))
+    model = MRLAViT(arch, attention, img_size=32, patch_size=8, stage_blocks=3, out_type="featmap")
+    return randomize_zero_init(model).double().eval()

@@ -1,13 +1,9 @@
 """Recorded layer-attention weights are those the layers used: applied to the values, they give the layers' output."""
 
-import csv
-
-import cv2
 import pytest
 import torch
 from torch import nn
 
-from mrla_mm.analysis import layer_attention_plots as plots
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 from mrla_mm.attention import LayerAttentionResidual, MRLALight
 from mrla_mm.attention.tokens import to_map
@@ -155,21 +151,3 @@ def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
     with pytest.warns(UserWarning, match="Own"), LayerAttentionRecorder(nn.ModuleList([own, resnet("MLA")])) as both:
         own(picture)
     assert both.stages() == []
-
-
-@torch.no_grad()
-def test_pictures_and_table(tmp_path, picture):
-    model = resnet("MRLALight")
-    with LayerAttentionRecorder(model) as recorder:
-        model(picture)
-    stages = recorder.stages()
-    plots.plot_overview(stages, tmp_path / "overview.png")
-    plots.plot_stage(stages[1], 2, tmp_path / "stage2.png", max_heads=3)
-    for name in ("overview", "stage2"):
-        assert min(cv2.imread(str(tmp_path / f"{name}.png")).shape[:2]) > 150
-    plots.write_csv(stages, tmp_path / "scores.csv")
-    rows = list(csv.DictReader((tmp_path / "scores.csv").open()))
-    assert len(rows) == sum(stage.weights.shape[0] * 3 for stage in stages)
-    last = rows[-1]
-    assert (last["stage"], last["layer"], last["attends_to"], last["layer_name"]) == ("2", "2", "2", "layer2.1.mrla")
-    assert float(last["weight"]) == pytest.approx(float(stages[1].weights[-1, 1, 1]), rel=1e-5)

@@ -1,12 +1,8 @@
 """Recorded similarities are those of the queries that the layers used."""
 
-import csv
-
-import cv2
 import pytest
 import torch
 
-from mrla_mm.analysis import query_similarity
 from mrla_mm.analysis.query_similarity import QueryRecorder
 from mrla_mm.attention import LayerAttention
 from mrla_mm.errors import InputError
@@ -64,19 +60,3 @@ def test_pairs_with_the_first_layer_can_be_left_out(pictures):
 def test_models_without_queries_are_refused():
     with pytest.raises(InputError, match="record"), pytest.warns(UserWarning, match="MRLALight"):
         QueryRecorder(resnet("MRLALight", gated=False, previous="none"))
-
-
-def test_picture_and_table(tmp_path, pictures):
-    found = [(variant, record(vit(variant), pictures).stages()) for variant in ("MRLABase", "MRLALight")]
-    query_similarity.plot_histograms(found, tmp_path / "histograms.png")
-    picture = cv2.imread(str(tmp_path / "histograms.png"))
-    for colour in ((180, 119, 31), (14, 127, 255)):  # of each model's bars, blended with white
-        blended = [round(0.8 * part + 0.2 * 255) for part in colour]
-        assert (abs(picture.astype(int) - blended).max(-1) < 6).sum() > 200
-    query_similarity.write_csv(found, tmp_path / "similarities.csv")
-    rows = list(csv.DictReader((tmp_path / "similarities.csv").open()))
-    assert len(rows) == 2 * 2 * 2 * 2  # models, stages, layers, heads
-    row, values = rows[-1], found[1][1][1].values[:, 1, 1]
-    assert (row["model"], row["stage"], row["layer"], row["head"], row["images"]) == ("MRLALight", "2", "3", "2", "3")
-    assert float(row["mean"]) == pytest.approx(float(values.mean()), rel=1e-4)
-    assert float(row["max"]) == pytest.approx(float(values.max()), rel=1e-4)

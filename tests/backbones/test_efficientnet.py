@@ -66,8 +66,3 @@ def test_host_options_work_as_in_mmdet(options):
     image = torch.randn(2, 3, 65, 33)
     for ours, theirs in zip(backbone(image), plain(image), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-def test_layers_that_are_not_built_are_named_for_loading():
-    assert MRLAEfficientNet("b0", out_indices=(3, 4)).unbuilt_parts == ("layers.5.", "layers.6.")
-    assert MRLAEfficientNet("b0").unbuilt_parts == ()

@@ -4,7 +4,6 @@ import pytest
 from mmengine.config import Config
 
 from mrla_mm.compat.config_scope import config_path
-from mrla_mm.errors import InputError
 
 NAME = "mask_rcnn_r50_mrla_light_1x.py"
 
@@ -39,8 +38,3 @@ def test_other_packages_go_to_mmengine_unchanged(parse):
 @pytest.mark.parametrize("name", [NAME, NAME.removesuffix(".py"), f"mrla_mm::{NAME}"])
 def test_config_path(name):
     assert Config.fromfile(config_path(name)).model.type == "MaskRCNN"
-
-
-def test_an_unknown_name_lists_the_closest(parse):
-    with pytest.raises(InputError, match=NAME):
-        parse("_base_ = 'mrla_mm::maskrcnn_r50_mrla_light.py'")

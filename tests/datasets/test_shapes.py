@@ -1,15 +1,14 @@
-"""The generated data set: exact COCO, and the same bytes every time."""
+"""The generated data set: shapes by their formulas, in exact COCO layout, and the same bytes every time."""
 
 import json
 
 import cv2
 import numpy as np
 import pytest
-from pycocotools import mask as coco_mask
 from pycocotools.coco import COCO
 
 from mrla_mm.datasets import generate_shapes
-from mrla_mm.datasets.drawing import CLASSES
+from mrla_mm.datasets.shapes import CLASSES, MIN_PIXELS, MIN_VISIBLE, draw_scene, shape_mask
 from mrla_mm.errors import InputError
 
 FEW = dict(num_train=3, num_val=1, size=64)
@@ -33,16 +32,6 @@ def coco(request, root):
     return split
 
 
-def test_masks_boxes_and_areas_agree(coco):
-    for annotation in coco.dataset["annotations"]:
-        mask = coco.annToMask(annotation)
-        rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-        x, y, width, height = annotation["bbox"]
-        assert (x, x + width) == (columns[0], columns[-1] + 1)
-        assert (y, y + height) == (rows[0], rows[-1] + 1)
-        assert annotation["area"] == mask.sum() == coco_mask.area(coco.annToRLE(annotation))
-
-
 def test_images_are_as_listed_and_instances_share_no_pixel(coco):
     assert len(coco.dataset["images"]) == len(list(coco.folder.iterdir()))
     for image in coco.dataset["images"]:
@@ -59,7 +48,6 @@ def test_there_are_all_kinds_of_content_under_unique_ids(root):
     assert [[each["name"] for each in split["categories"]] for split in splits] == [list(CLASSES)] * 2
     plain = [each for each in splits[0]["annotations"] if not each["iscrowd"]]
     assert {each["category_id"] for each in plain} == set(range(1, len(CLASSES) + 1))
-    assert {type(each["segmentation"]) for each in plain} == {list, dict}
     assert len(splits[0]["annotations"]) - len(plain) == 3, "crowds"
     assert {each["id"] for each in splits[0]["images"]} - {each["image_id"] for each in splits[0]["annotations"]}
 
@@ -96,3 +84,35 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     with pytest.raises(InputError, match="not a generated data set"):
         generate_shapes(tmp_path, **FEW)
     assert contents(tmp_path) == {"mine.txt": b"mine"}
+
+
+AREAS = {  # of shapes of radius 1, by hand
+    "circle": np.pi,
+    "rectangle": 4 * 0.84 * 0.54,
+    "triangle": 3 * 3**0.5 / 4,
+    "star": 10 * 0.45 * np.sin(np.pi / 5) / 2,
+    "ring": np.pi * (1 - 0.55**2),
+    "cross": 4 * 0.28 * (2 * 0.95 - 0.28),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_shapes_have_the_area_of_their_formula_and_are_cut_off_at_the_border(name):
+    whole = shape_mask(name, 200, 200, centre=(100, 100), radius=40, angle=0.7)
+    assert whole.sum() == pytest.approx(AREAS[name] * 40**2, rel=0.01)
+    cut = shape_mask(name, 100, 90, centre=(10, 95), radius=40, angle=0.7)
+    np.testing.assert_array_equal(cut, whole[5:105, 90:180])
+
+
+def test_visible_is_what_repainting_leaves_and_enough_to_recognise():
+    hidden = 0
+    for seed in range(20):
+        _, instances = draw_scene(96, 128, rng=np.random.default_rng(seed), crowd=seed % 3 == 0, empty=False)
+        owner = np.full((96, 128), -1)
+        for index, instance in enumerate(instances):
+            owner[instance.full] = index
+        for index, instance in enumerate(instances):
+            np.testing.assert_array_equal(instance.visible, owner == index)
+            hidden += np.count_nonzero(instance.full & ~instance.visible)
+            assert instance.visible.sum() >= max(MIN_PIXELS, MIN_VISIBLE * instance.full.sum())
+    assert hidden > 1000, "the scenes do not overlap, so this test shows nothing"

@@ -14,7 +14,7 @@ import torch
 from mmengine.dataset import DefaultSampler
 from torch.utils.data import BatchSampler
 
-from mrla_mm.engine.atomic import write_atomically
+from mrla_mm.engine.checkpointing import write_atomically
 from mrla_mm.errors import InputError
 
 from ..conftest import ROOT
@@ -147,13 +147,6 @@ def test_a_run_in_a_thread_leaves_the_signal_alone(tmp_path):
     thread = threading.Thread(target=build(tmp_path, hooks=[watch]).train)
     thread.start(), thread.join()
     assert seen == {mine}
-
-
-def test_a_complete_run_that_is_resumed_says_so(tmp_path):
-    build(tmp_path).train()
-    build(tmp_path, resume=True).train()
-    build(tmp_path, loop=dict(EPOCHS, max_epochs=4), resume=True).train()
-    assert [path.read_text().count("nothing was trained") for path in sorted(tmp_path.glob("*/*.log"))].count(1) == 1
 
 
 def test_random_numbers_samplers_and_workers_are_the_hosts(tmp_path):

@@ -106,10 +106,3 @@ def test_backbone_alone_as_a_program(save_model, run_tool, tmp_path):
     found = torch.export.load(tmp_path / "retinanet_r50_mrla_light_1x.backbone.pt2").module()(image)
     for ours, expected in zip(found, model.backbone(image), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_weights_of_another_model_are_refused(save_model, run_tool, tmp_path):
-    _, argv = save_model("retinanet_r50_mrla_light_1x")
-    other = "faster_rcnn_r50_mrla_light_1x"
-    code, errors = run_tool("export", f"mrla_mm::{other}.py", argv[1], "--cfg-options", *small_options(other))
-    assert code == 2 and "model.pth" in errors

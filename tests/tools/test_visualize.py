@@ -69,6 +69,7 @@ def test_query_similarity(run_tool, models, images, tmp_path):
     rows = list(csv.DictReader((tmp_path / "out/similarities.csv").open()))
     assert {row["model"].split(", ")[1] for row in rows} == {"base", "detector"}
     assert {row["images"] for row in rows} == {"2"} and len(rows) == 2 * (2 + 4 + 8)
+    assert all(0 <= float(row["min"]) < float(row["mean"]) < float(row["max"]) <= 1 for row in rows)
 
 
 def test_class_activation_maps(run_tool, models, images, tmp_path):

@@ -1,15 +1,13 @@
 """Converted files: the authors' layout there and back to the same bytes, hashes, safety, and proof by forwarding."""
 
-import errno
 import hashlib
-import os
 
 import pytest
 import torch
 from mmengine.config import Config
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import convert, load_weights, publishable, read_checkpoint, save_published, stem_of
+from mrla_mm.weights import convert, load_weights, read_checkpoint, save_published, stem_of
 
 from ..conftest import load_tool
 from .conftest import BASE, LIGHT, narrow, plain_resnet, prefixed, released_resnet, same, save, scatter
@@ -67,7 +65,7 @@ def test_a_conversion_that_changes_anything_is_removed(key, tmp_path, monkeypatc
         checkpoint["state_dict"][key] += 1e-6
         return save_published(checkpoint, folder, stem)
 
-    monkeypatch.setattr("mrla_mm.weights.conversion.save_published", spoil)
+    monkeypatch.setattr("mrla_mm.weights.publishing.save_published", spoil)
     path = save(tmp_path, released_resnet("light"))
     with pytest.raises(InputError, match="removed"):
         convert(path, narrow(18, LIGHT), target="mrla_mm", folder=tmp_path / "out")
@@ -104,16 +102,6 @@ def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys
     assert same(prefixed(content["state_dict"], "module."), original)
     assert "left behind: optimizer, ema_state_dict" in capsys.readouterr().out
     assert load_weights(narrow(18, LIGHT), published).heads == ["bbox_head.weight", "bbox_head.bias"]
-
-
-def test_a_full_disk_leaves_no_part_of_a_published_file(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        save_published(publishable({"state_dict": {"weight": torch.zeros(3)}})[0], tmp_path, "small")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_tool_says_what_a_detector_leaves_out(tmp_path, capsys):

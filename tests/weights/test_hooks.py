@@ -8,7 +8,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch import nn
 
-from mrla_mm.backbones import MRLAResNet, ViT
+from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 
 from .conftest import LIGHT, prefixed, released_resnet, without
@@ -109,19 +109,3 @@ def test_frozen_random_layers_are_a_warning(tmp_path, loaded, norm_eval):
     runner(tmp_path, detector, load_from=path).train()
     (log,) = tmp_path.glob("*/*.log")
     assert ("RANDOM WEIGHTS" in log.read_text()) == (norm_eval and not loaded)
-
-
-def test_positions_of_another_grid_pass(tmp_path):
-    """mmpretrain's transformers resize positions when they load, whichever way they are loaded."""
-
-    class Classifier(BaseModel):
-        def __init__(self, size):
-            super().__init__()
-            arch = dict(embed_dims=16, num_layers=1, num_heads=1, feedforward_channels=16)
-            self.backbone = ViT(arch, img_size=size, patch_size=16)
-
-        def forward(self, *images, mode):
-            return self.backbone(torch.stack(images))[-1]
-
-    path = save(tmp_path, Classifier(64).state_dict())
-    runner(tmp_path, Classifier(32), load_from=path).test()

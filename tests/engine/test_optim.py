@@ -1,0 +1,40 @@
+"""Layer-wise learning rate decay of a detector, and mixed precision on a CPU."""
+
+import torch
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import OPTIM_WRAPPERS
+from torch import nn
+
+from mrla_mm.backbones import MRLAViT
+
+
+def test_a_block_and_its_layer_attention_learn_at_the_rate_of_their_depth():
+    arch = dict(embed_dims=16, num_layers=2, num_heads=1, feedforward_channels=16)
+    model = nn.ModuleDict({"head": nn.Linear(2, 2)})
+    model.backbone = MRLAViT(arch, dict(type="MRLALight", head_channels=8))
+    cfg = dict(constructor="LayerDecayOptimWrapperConstructor", optimizer=dict(type="AdamW", lr=1.0, weight_decay=0.1))
+    optimizer = build_optim_wrapper(model, cfg | dict(paramwise_cfg=dict(layer_decay_rate=0.5))).optimizer
+    rates = {id(group["params"][0]): group["lr"] for group in optimizer.param_groups}
+    rate = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
+    assert rate["head.weight"] == 1 and rate["backbone.patch_embed.projection.weight"] == 0.125
+    for index, expected in enumerate((0.25, 0.5)):
+        for part in ("attn.qkv", "mrla.attention.value"):
+            assert rate[f"backbone.layers.{index}.{part}.weight"] == expected
+
+
+def test_a_cpu_trains_in_bfloat16():
+    """The forward pass computes in bfloat16, weights stay in float32, and the loss falls."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(64, 4)
+    wanted = x @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapper = OPTIM_WRAPPERS.build(dict(type="BFloat16OptimWrapper", optimizer=optimizer))
+    losses = []
+    for _ in range(20):
+        with wrapper.optim_context(model):
+            out = model(x)
+        losses.append((out.float().squeeze(1) - wanted).square().mean())
+        wrapper.update_params(losses[-1])
+    assert out.dtype == torch.bfloat16 and model.weight.dtype == torch.float32
+    assert losses[-1] < 0.05 * losses[0]
+    assert model(x).dtype == torch.float32
