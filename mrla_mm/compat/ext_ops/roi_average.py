@@ -13,7 +13,8 @@ from torch.nn.functional import embedding_bag
 from mrla_mm.compat.ext_ops.common import torchvision_ops
 from mrla_mm.compat.ext_ops.roi_bins import Bins, neighbours
 
-# A sparse product is faster from so many elements of the output on, if the map has at most so many cells per bin.
+# A sparse product is faster where map and output have at least so many elements, and the map so many cells per bin at
+# most.
 FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
 
 
@@ -46,8 +47,8 @@ def average_backward(grad_output: Tensor, rois: Tensor, grad_maps: Tensor, *geom
 def _sparse_bins(maps: Tensor, rois: Tensor, output: Tensor, min_numel: int, cells_per_bin: int, *geometry):
     """Return the bins for a sparse product, or None where torchvision's operator is to run."""
     shape, (batch, _, height, width) = output.shape[2:], maps.shape
-    too_few = output.numel() < min_numel or len(rois) * shape.numel() * cells_per_bin < batch * height * width
-    if maps.device.type != "cpu" or too_few:
+    small = min(maps.numel(), output.numel()) < min_numel
+    if maps.device.type != "cpu" or small or len(rois) * shape.numel() * cells_per_bin < batch * height * width:
         return None
     bins = Bins.of(rois, shape, *geometry)
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
