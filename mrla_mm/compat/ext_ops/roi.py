@@ -25,24 +25,11 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Pool each RoI into ``output`` (K, C, aligned_height, aligned_width).
+    """Pool each of the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, aligned_height, aligned_width).
 
     ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the row and column of the
     winning sample in its bin's grid, and the row -1 in a bin without samples, whose output is 0. mmcv stores
     coordinates there, which half precision would round; only :func:`roi_align_backward` reads them.
-
-    Args:
-        input: (B, C, H, W).
-        rois: (K, 5) as image index, x1, y1, x2, y2 in image coordinates.
-        output: written.
-        argmax_y: written by the maximum.
-        argmax_x: written by the maximum.
-        aligned_height: bins per column.
-        aligned_width: bins per row.
-        spatial_scale: from image to map coordinates.
-        sampling_ratio: samples per bin and axis; 0 takes one per map cell.
-        pool_mode: 0 maximum, 1 average.
-        aligned: subtract half a pixel after scaling; otherwise RoIs are at least 1 x 1.
     """
     dtype = compute_dtype(input)
     rois, geometry = rois.to(dtype), (spatial_scale, sampling_ratio, aligned)

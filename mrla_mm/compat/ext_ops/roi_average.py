@@ -66,35 +66,35 @@ def _matrix(bins: Bins, maps_shape: torch.Size):
     from scipy.sparse import csr_matrix  # mmdet requires and imports it
 
     batch, _, height, width = maps_shape
-    y, weight_y, count_y = _axis_weights(bins.sample_y, bins.grid_h, height, bins.image * height)
-    x, weight_x, count_x = _axis_weights(bins.sample_x, bins.grid_w, width, torch.zeros_like(bins.image))
+    y, weight_y, ranges_y = _axis_weights(bins.sample_y, bins.grid_h, height)
+    x, weight_x, ranges_x = _axis_weights(bins.sample_x, bins.grid_w, width)
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
-    shape = (len(bins.image), *bins.shape)
-    start_y, count_y = (np.broadcast_to(t[:, :, None], shape).ravel() for t in (_starts(count_y), count_y))
-    start_x, count_x = (np.broadcast_to(t[:, None, :], shape).ravel() for t in (_starts(count_x), count_x))
+    shape = (2, len(bins.image), *bins.shape)
+    start_y, count_y = np.broadcast_to(ranges_y[:, :, :, None], shape).reshape(2, -1)
+    start_x, count_x = np.broadcast_to(ranges_x[:, :, None, :], shape).reshape(2, -1)
     row, at_y = _concatenate_ranges(start_y, count_y)  # one element per line of cells in a bin
     line, at_x = _concatenate_ranges(start_x[row], count_x[row])  # one per cell
-    weight, column = weight_y[at_y][line] * weight_x[at_x], (y[at_y] * width)[line] + x[at_x]
+    first = (bins.image.numpy()[row // bins.shape.numel()] * height + y[at_y]) * width
     ends = np.concatenate([[0], np.cumsum(count_y * count_x)])
+    weight, column = weight_y[at_y][line] * weight_x[at_x], first[line] + x[at_x]
     return csr_matrix((weight, column, ends), (len(ends) - 1, batch * height * width))
 
 
-def _axis_weights(sample, grid: Tensor, size: int, offset: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cells and weights of all bins along one axis, one bin after the other, and their number (K, P)."""
-    index, grid, offset = torch.arange(max(int(grid.max()), 1))[:, None], grid[:, None, None], offset[:, None, None]
-    (low, weight_low), (high, weight_high) = neighbours(sample(index.expand(len(grid), -1, 1)), size)
+def _axis_weights(sample, grid: Tensor, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return cells and weights of all bins along one axis, and where each bin's start and how many it has (2, K, P)."""
+    from scipy.sparse import csr_matrix
+
+    index, grid = torch.arange(max(int(grid.max()), 1))[:, None], grid[:, None, None]
+    near = neighbours(sample(index.expand(len(grid), -1, 1)), size)
     share = (index < grid) / grid.clamp(min=1)  # (K, samples, 1)
-    first = low.amin(1, keepdim=True)  # (K, 1, P)
-    weight = share.new_zeros(len(grid), int((high - first).max()) + 1, low.shape[2])
-    weight.scatter_add_(1, low - first, weight_low * share).scatter_add_(1, high - first, weight_high * share)
-    cell = first + offset + torch.arange(weight.shape[1])[:, None]
-    weight, cell = weight.transpose(1, 2).numpy(), cell.transpose(1, 2).numpy()
-    used = weight != 0
-    return cell[used], weight[used], used.sum(2)
-
-
-def _starts(count: np.ndarray) -> np.ndarray:
-    return np.cumsum(count).reshape(count.shape) - count
+    cell = torch.stack([cell for cell, _ in near])  # (2, K, samples, P)
+    weight = torch.stack([weight * share for _, weight in near])
+    row = torch.arange(len(grid) * cell.shape[3]).view(-1, 1, cell.shape[3]).expand_as(cell)
+    weight, row, cell = (t.flatten().numpy() for t in (weight, row, cell))
+    matrix = csr_matrix((weight, (row, cell)), (row[-1] + 1, size))  # sums the weights of a cell
+    matrix.eliminate_zeros()
+    ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, len(grid), -1)
+    return matrix.indices, matrix.data, ranges
 
 
 def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

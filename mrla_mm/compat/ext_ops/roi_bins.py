@@ -17,10 +17,10 @@ class Bins:
     bin_w: Tensor
     grid_h: Tensor  # (K,) samples per bin, as grid_w
     grid_w: Tensor
-    shape: tuple[int, int]  # bins per column and per row
+    shape: torch.Size  # bins per column and per row
 
     @classmethod
-    def of(cls, rois: Tensor, shape: tuple[int, int], spatial_scale: float, sampling_ratio: int, aligned: bool):
+    def of(cls, rois: Tensor, shape: torch.Size, spatial_scale: float, sampling_ratio: int, aligned: bool):
         """Return the bins of ``rois`` (K, 5), ``shape`` of them each; see :func:`roi_align_forward`."""
         left, top, right, bottom = (rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)).unbind(1)
         height, width = bottom - top, right - left
@@ -31,7 +31,7 @@ class Bins:
             grid_h = grid_w = torch.full_like(bin_h, sampling_ratio)
         else:
             grid_h, grid_w = bin_h.ceil(), bin_w.ceil()
-        return cls(rois[:, 0].long(), top, left, bin_h, bin_w, grid_h, grid_w, tuple(shape))
+        return cls(rois[:, 0].long(), top, left, bin_h, bin_w, grid_h, grid_w, shape)
 
     def select(self, index: Tensor) -> "Bins":
         """Return the bins of some of the RoIs."""
