@@ -9,6 +9,7 @@ Suites (default: goals, oom, branch, depth):
   backbone  the ResNet that --depth, --attention and --norm name
   compiled  the same under torch.compile
   detector  the detector that --config names, at 800 x 1344
+  roi_align the same detector, RoIAlign through torchvision's operator and as sparse products
 
 Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions, as MRLAResNet folds
 its own); naive, fused and triton. Before a path is timed, its loss and gradients are compared with the naive path's.
@@ -17,9 +18,11 @@ tensors saved for backward.
 """
 
 import argparse
+import math
 import os
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
@@ -31,6 +34,7 @@ from torch import nn
 import measure
 from mrla_mm import cli
 from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.compat.ext_ops import roi_average
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from steps import (
@@ -41,6 +45,7 @@ from steps import (
     check_paths,
     fold_norms,
     randomize_zero_init,
+    results,
     set_path,
     usable_paths,
 )
@@ -76,8 +81,8 @@ def parse_args(argv):
     args.suites = args.suites or ["goals", "oom", "branch", "depth"]
     if unknown := [suite for suite in args.suites if suite not in SUITES]:
         raise InputError(f"suite {unknown[0]!r} is unknown; use some of {', '.join(SUITES)}")
-    if "detector" in args.suites and not args.config:
-        raise InputError("the suite detector needs --config")
+    if {"detector", "roi_align"} & {*args.suites} and not args.config:
+        raise InputError("the suites detector and roi_align need --config")
     args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     args.batch_size = args.batch_size or (2 if args.config else 64 if args.device.type == "cuda" else 8)
     args.size = args.size or ([800, 1344] if args.config else [224, 224])
@@ -165,6 +170,30 @@ def detector(args):
     return {"Detector": measure_model(Path(args.config).stem, *makers, args, detector=True)}
 
 
+def roi_align(args):
+    """The detector of a config, its RoIAlign through torchvision's operator and as sparse products where they pay."""
+    set_path(usable_paths(args.device, args.paths)[-1])
+    step = Step(build_detector(read_config(args.config, {}), plain=False), args, detector=True)
+    limits = {"torchvision": ((math.inf, 0),) * 2, "sparse": (roi_average.FORWARD, roi_average.BACKWARD)}
+
+    def run(name, what=step):
+        roi_average.FORWARD, roi_average.BACKWARD = limits[name]
+        torch.manual_seed(0)  # the same RoIs in each step
+        return what()
+
+    found, expected = (run(name, lambda: results(step)) for name in ("sparse", "torchvision"))
+    error = measure.check_parity("sparse", [found], [expected], 0.1 if args.amp else 1e-3)
+    options = dict(device=args.device, clock=args.clock, title=Path(args.config).stem)
+    seconds = measure.time_rounds({name: partial(run, name) for name in limits}, args.rounds, **options)
+    rows = []
+    for name in limits:
+        ratios = measure.ratios(seconds[name], seconds["torchvision"])
+        row = {"model": options["title"], "RoIAlign": name, "ms": 1e3 * statistics.median(seconds[name])}
+        row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
+        rows.append(row | {"error": error if name == "sparse" else ""})
+    return {"RoIAlign": rows}
+
+
 def branch(args):
     """Compare the light branch of each stage with the bytes it cannot avoid: 3 maps forward, 5 backward."""
     bandwidth = measure.copy_bandwidth(args.device)
@@ -246,7 +275,7 @@ def depth(args, depths=(4, 8, 16, 23)):
     return {"Growth with the depth of a stage": rows}
 
 
-SUITES = {suite.__name__: suite for suite in (goals, oom, branch, depth, backbone, compiled, detector)}
+SUITES = {suite.__name__: suite for suite in (goals, oom, branch, depth, backbone, compiled, detector, roi_align)}
 
 
 def main(argv=None):

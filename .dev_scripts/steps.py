@@ -93,7 +93,7 @@ class Step:
     def draw(self, batch: int, height: int, width: int) -> Tensor | dict:
         """Draw random images; for a detector with boxes, masks and labels, preprocessed."""
         if self.detector:
-            packed = demo_mm_inputs(batch, [[3, height, width]] * batch, num_classes=80, with_mask=True)
+            packed = demo_mm_inputs(batch, [[3, height, width]] * batch, num_classes=2, with_mask=True)
             return self.model.data_preprocessor(packed, True)
         return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(0)).to(self.args.device)
 

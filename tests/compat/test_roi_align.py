@@ -1,6 +1,10 @@
 import pytest
 import torch
+import torchvision
 from mmcv.ops import roi_align
+from torch.testing import assert_close
+
+from mrla_mm.compat.ext_ops import roi_average
 
 from . import reference
 from .conftest import check_op, needs_stand_in
@@ -15,15 +19,32 @@ ROIS = [
     [0, 70.0, 70.0, 90.0, 90.0],  # outside
     [1, 5.3, 4.2, 5.4, 4.4],  # smaller than a pixel
     [0, 4.0, 4.0, 4.0, 4.0],  # without area
+    [1, 9.0, 8.0, 6.0, 5.0],  # corners exchanged
 ]
 EXACT = [(torch.float64, aligned, ratio) for aligned in (True, False) for ratio in (0, 2)]
+
+
+@pytest.fixture
+def sparse(monkeypatch):
+    """Compute every average as a sparse product, torchvision's operator being out of reach."""
+    monkeypatch.setattr(roi_average, "FORWARD", (0, float("inf")))
+    monkeypatch.setattr(roi_average, "BACKWARD", (0, float("inf")))
+    monkeypatch.setattr(roi_average, "torchvision_ops", lambda: pytest.fail("torchvision's operator was called"))
+
+
+@pytest.fixture(params=["avg", "sparse avg", "max"])
+def mode(request, device):
+    if request.param == "sparse avg":
+        if device.type != "cpu":
+            pytest.skip("the sparse product is for CPUs")
+        request.getfixturevalue("sparse")
+    return request.param[-3:]
 
 
 def maps(device, dtype=torch.float64):
     return torch.randn(2, 3, 9, 13, dtype=dtype, device=device, requires_grad=True)
 
 
-@pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize(
     ("dtype", "aligned", "ratio"), [*EXACT, (torch.float16, True, 0), (torch.bfloat16, True, 0)], ids=str
 )
@@ -40,3 +61,45 @@ def test_no_rois(device, mode):
     out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, mode, True)
     assert out.shape == (0, 3, 3, 2)
     assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize("size", [7, 14])
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_sparse_product_equals_torchvision(sparse, size, ratio, dtype, tolerance, channels_last):
+    x = torch.randn(3, 5, 40, 61, dtype=dtype)
+    x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format).requires_grad_()
+    corners = torch.rand(60, 4, dtype=dtype) * torch.tensor([244, 160, 244, 160])
+    corners = torch.cat(
+        [torch.minimum(corners[:, :2], corners[:, 2:]), torch.maximum(corners[:, :2], corners[:, 2:])], 1
+    )
+    rois = torch.cat([torch.randint(3, (60, 1)), corners], 1)
+    out = roi_align(x, rois, (size, size), 0.25, ratio, "avg", True)
+    expected = torchvision.ops.roi_align(x, rois, (size, size), 0.25, ratio, True)
+    assert_close(out, expected, atol=tolerance, rtol=tolerance)
+    grad = torch.randn_like(out)
+    found, wanted = (torch.autograd.grad(each, x, grad)[0] for each in (out, expected))
+    assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_gradient_of_the_sparse_product(sparse, aligned):
+    rois = torch.tensor(ROIS, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: roi_align(x, rois, (3, 2), 0.5, 0, "avg", aligned), maps("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("count", "largest", "forward", "backward"),
+    [(90, 90, True, True), (30, 90, False, True), (4, 90, False, False), (90, 1000, False, False)],
+)
+def test_sparse_where_it_is_faster(monkeypatch, count, largest, forward, backward):
+    calls = []
+    monkeypatch.setattr(roi_average, "torchvision_ops", lambda: calls.append(1))
+    x = torch.randn(2, 128, 32, 32, requires_grad=True)
+    rois = torch.tensor([[1.0, 0, 0, 90, 90]] * (count - 1) + [[0.0, 0, 0, largest, largest]])
+    out = roi_align(x, rois, (7, 7), 0.25, 0, "avg", True)
+    assert bool(calls) != forward
+    calls.clear()
+    out.sum().backward()
+    assert bool(calls) != backward

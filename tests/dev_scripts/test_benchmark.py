@@ -36,12 +36,20 @@ def test_paths_of_a_backbone(bench):
     assert "MRLA_OPS" not in os.environ
 
 
+def test_roi_align_of_a_detector(bench):
+    code, err, tables = bench("roi_align", "--config", "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py")
+    assert not code, err
+    assert [row["RoIAlign"] for row in tables["RoIAlign"]] == ["torchvision", "sparse"]
+
+
 def test_a_wrong_path_is_not_timed(bench, monkeypatch):
     monkeypatch.setattr(steps, "results", lambda _: torch.tensor([1.0 + (os.environ["MRLA_OPS"] == "fused")]))
     code, err, tables = bench("backbone", "--depth", "18", "--paths", "fused")
     assert code == 2 and tables is None and "fused" in err
 
 
-@pytest.mark.parametrize("argv", [["speed"], ["detector"], ["detector", "--config", "configs/retinanet_r50_1x.py"]])
+@pytest.mark.parametrize(
+    "argv", [["speed"], ["detector"], ["roi_align"], ["detector", "--config", "configs/retinanet_r50_1x.py"]]
+)
 def test_refusals(bench, argv):
     assert bench(*argv)[0] == 2
