@@ -4,7 +4,7 @@ Outputs are written into tensors that the caller allocates, as mmcv does. Half-p
 float32 and rounded once, at the end.
 """
 
-from mrla_mm.compat.ext_ops import attention, deform, focal, nms, roi
+from mrla_mm.compat.ext_ops import attention, carafe, deform, focal, nms, roi
 
 OPS = {
     function.__name__: function
@@ -23,6 +23,8 @@ OPS = {
         deform.modulated_deform_conv_backward,
         attention.ms_deform_attn_forward,
         attention.ms_deform_attn_backward,
+        carafe.carafe_forward,
+        carafe.carafe_backward,
     )
 }
 

@@ -2,6 +2,9 @@
 
 mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that mmcv passes for its
 own kernels are left alone. Gradients are those of torchvision's op, which is run again for them.
+
+Offset and mask of a modulated convolution may be of a larger grid than the output (DyHead's are). As mmcv's kernels
+index the memory of each sample as if it had the output's grid, its first elements count and the others are unused.
 """
 
 import torch
@@ -14,7 +17,7 @@ def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **geometry
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``geometry`` as mmcv passes it."""
-    output.copy_(_convolve([input, offset, weight], _plain_geometry(**geometry)))
+    output.copy_(_convolve([input, offset, weight], output.shape[2:], _plain_geometry(**geometry)))
 
 
 def deform_conv_backward_input(
@@ -63,7 +66,7 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``bias`` counts if ``with_bias``."""
     tensors = [input, offset, weight, mask, bias][: 4 + with_bias]
-    output.copy_(_convolve(tensors, _modulated_geometry(**geometry)))
+    output.copy_(_convolve(tensors, output.shape[2:], _modulated_geometry(**geometry)))
 
 
 def modulated_deform_conv_backward(
@@ -113,11 +116,13 @@ def _modulated_geometry(
     return dict(stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w))
 
 
-def _convolve(tensors: list[Tensor], geometry: dict) -> Tensor:
-    """Convolve input, offset, weight and, if modulated, mask and perhaps bias."""
+def _convolve(tensors: list[Tensor], size: torch.Size, geometry: dict) -> Tensor:
+    """Convolve input, offset, weight and, if modulated, mask and perhaps bias, to a grid of ``size``."""
     dtype = compute_dtype(tensors[0])
     input, offset, weight, *more = (t.to(dtype) for t in tensors)
     mask, bias = (*more, None, None)[:2]
+    if mask is not None and mask.shape[2:] != size:
+        offset, mask = (t.flatten(1)[:, : t.shape[1] * size.numel()].unflatten(1, (-1, *size)) for t in (offset, mask))
     return torchvision_ops().deform_conv2d(input, offset, weight, bias, mask=mask, **geometry)
 
 
@@ -127,7 +132,7 @@ def _write_gradients(tensors: list[Tensor], wanted: list[Tensor | None], grad_ou
             t.detach().to(compute_dtype(t)).requires_grad_(out is not None)
             for t, out in zip(tensors, wanted, strict=True)
         ]
-        output = _convolve(leaves, geometry)
+        output = _convolve(leaves, grad_output.shape[2:], geometry)
         pairs = [(leaf, out) for leaf, out in zip(leaves, wanted, strict=True) if out is not None]
         grads = torch.autograd.grad(output, [leaf for leaf, _ in pairs], grad_output.to(output.dtype))
     for grad, (_, out) in zip(grads, pairs, strict=True):

@@ -1,0 +1,46 @@
+"""CARAFE (Wang et al., ICCV 2019): upsampling with a kernel of its own for every output cell."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import unfold
+
+from mrla_mm.compat.ext_ops.common import compute_dtype
+
+
+def carafe_forward(
+    features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor, rmasks: Tensor, output: Tensor, **geometry: int
+) -> None:
+    """Write the upsampled features into ``output`` and, as mmcv passes it to the backward, a copy into ``rfeatures``.
+
+    Args:
+        features: (B, C, H, W).
+        masks: (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor), the kernels, per channel group.
+        rfeatures: the shape of ``features``, written.
+        routput: of mmcv's kernel, unused.
+        rmasks: of mmcv's kernel, unused.
+        output: (B, C, H * scale_factor, W * scale_factor), written.
+        **geometry: kernel_size, group_size and scale_factor.
+    """
+    rfeatures.copy_(features)
+    output.copy_(_reassemble(features, masks, **geometry))
+
+
+def carafe_backward(grad_output: Tensor, rfeatures: Tensor, masks: Tensor, *buffers: Tensor, **geometry: int) -> None:
+    """Write the gradients of features and masks into the last two buffers."""
+    with torch.enable_grad():
+        leaves = [tensor.detach().requires_grad_() for tensor in (rfeatures, masks)]
+        output = _reassemble(*leaves, **geometry)
+        grads = torch.autograd.grad(output, leaves, grad_output.to(output.dtype))
+    for grad, out in zip(grads, buffers[-2:], strict=True):
+        out.copy_(grad)
+
+
+def _reassemble(features: Tensor, masks: Tensor, *, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
+    """Each output cell is a weighted sum of the cells around its source cell."""
+    batch, channels, height, width = features.shape
+    dtype = compute_dtype(features)
+    patches = unfold(features.to(dtype), kernel_size, padding=kernel_size // 2)  # (B, C * taps, H * W)
+    patches = patches.view(batch, group_size, channels // group_size, kernel_size**2, height, width)
+    kernels = masks.to(dtype).view(batch, group_size, kernel_size**2, height, scale_factor, width, scale_factor)
+    out = torch.einsum("bgcthw,bgthiwj->bgchiwj", patches, kernels)
+    return out.reshape(batch, channels, height * scale_factor, width * scale_factor)
