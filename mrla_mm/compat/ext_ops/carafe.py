@@ -1,10 +1,12 @@
 """CARAFE (Wang et al., ICCV 2019): upsampling with a kernel of its own for every output cell."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import unfold
 
-from mrla_mm.compat.ext_ops.common import compute_dtype
+from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
 
 
 def carafe_forward(
@@ -27,12 +29,7 @@ def carafe_forward(
 
 def carafe_backward(grad_output: Tensor, rfeatures: Tensor, masks: Tensor, *buffers: Tensor, **geometry: int) -> None:
     """Write the gradients of features and masks into the last two buffers."""
-    with torch.enable_grad():
-        leaves = [tensor.detach().requires_grad_() for tensor in (rfeatures, masks)]
-        output = _reassemble(*leaves, **geometry)
-        grads = torch.autograd.grad(output, leaves, grad_output.to(output.dtype))
-    for grad, out in zip(grads, buffers[-2:], strict=True):
-        out.copy_(grad)
+    write_gradients(partial(_reassemble, **geometry), (rfeatures, masks), buffers[-2:], grad_output)
 
 
 def _reassemble(features: Tensor, masks: Tensor, *, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
