@@ -81,8 +81,8 @@ class MRLAResLayer(ResLayer):
         super().__init__(block=make_block, **kwargs)
         self.block = block  # unlike the function, it can be pickled
         channels = kwargs["planes"] * block.expansion
-        for index, block in enumerate(self):
-            block.mrla = make_branch(channels, first_in_stage=index == 0)
+        for index, layer in enumerate(self):
+            layer.mrla = make_branch(channels, first_in_stage=index == 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -144,7 +144,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
 
     def make_res_layer(self, *, block: type, dilation: int, num_blocks: int, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        first = dilation // 2 if self.contract_dilation and dilation > 1 else dilation
+        first = max(dilation // 2, 1) if self.contract_dilation else dilation
         dilations = [first] + [dilation] * (num_blocks - 1)
         if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
             dilations = self.multi_grid
