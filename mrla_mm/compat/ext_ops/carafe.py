@@ -14,14 +14,7 @@ def carafe_forward(
 ) -> None:
     """Write the upsampled features into ``output`` and, as mmcv passes it to the backward, a copy into ``rfeatures``.
 
-    Args:
-        features: (B, C, H, W).
-        masks: (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor), the kernels, per channel group.
-        rfeatures: the shape of ``features``, written.
-        routput: of mmcv's kernel, unused.
-        rmasks: of mmcv's kernel, unused.
-        output: (B, C, H * scale_factor, W * scale_factor), written.
-        **geometry: kernel_size, group_size and scale_factor.
+    ``masks`` (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor) are the kernels, per channel group.
     """
     rfeatures.copy_(features)
     output.copy_(_reassemble(features, masks, **geometry))

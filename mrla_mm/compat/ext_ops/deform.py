@@ -95,26 +95,12 @@ def modulated_deform_conv_backward(
     write_gradients(_convolution(grad_output, _modulated_geometry(**geometry)), tensors, wanted, grad_output)
 
 
-def _plain_geometry(
-    *, kW, kH, dW, dH, padW, padH, dilationW, dilationH, group, deformable_group, im2col_step
-) -> dict[str, tuple[int, int]]:
+def _plain_geometry(*, dH, dW, padH, padW, dilationH, dilationW, **rest) -> dict[str, tuple[int, int]]:
     """Return torchvision's arguments; it reads kernel size and groups off the shapes and has no im2col step."""
     return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
 
 
-def _modulated_geometry(
-    *,
-    kernel_h,
-    kernel_w,
-    stride_h,
-    stride_w,
-    pad_h,
-    pad_w,
-    dilation_h,
-    dilation_w,
-    group,
-    deformable_group,
-) -> dict[str, tuple[int, int]]:
+def _modulated_geometry(*, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, **rest) -> dict:
     return dict(stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w))
 
 
