@@ -104,6 +104,8 @@ def test_command(command, shown_configs, monkeypatch):
 
 @pytest.mark.parametrize("fence", [fence for fence in PYTHON if is_config(fence)], ids=identify)
 def test_config_builds(fence, tmp_path):
+    for package in re.findall(r'"(\w+)::', fence.text):
+        pytest.importorskip(package)
     (tmp_path / "shown.py").write_text(fence.text)
     build(Config.fromfile(tmp_path / "shown.py"))
 

@@ -1,6 +1,6 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import LayerAttentionResidual, Memory
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
+from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -57,15 +58,31 @@ class MRLAResLayer(ResLayer):
     """Stage of a ResNet: its blocks pass on a memory, which starts empty at every call.
 
     Args:
+        block: class of a block that calls layer attention.
         make_branch: builds the residual branch of a block, given its channels and `first_in_stage`.
-        **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
+        dilations: one for each block.
+        **kwargs: those of mmdet's ``ResLayer``.
     """
 
-    def __init__(self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object) -> None:
-        super().__init__(**kwargs)
-        channels = kwargs["planes"] * self.block.expansion
-        for index, block in enumerate(self):
-            block.mrla = make_branch(channels, first_in_stage=index == 0)
+    def __init__(
+        self,
+        block: type[_MRLABlock],
+        *,
+        make_branch: Callable[..., LayerAttentionResidual],
+        dilations: Sequence[int],
+        **kwargs: object,
+    ) -> None:
+        rest = iter(dilations)
+
+        def make_block(**options: object) -> _MRLABlock:
+            return block(dilation=next(rest), **options)
+
+        make_block.expansion = block.expansion
+        super().__init__(block=make_block, **kwargs)
+        self.block = block  # unlike the function, it can be pickled
+        channels = kwargs["planes"] * block.expansion
+        for index, layer in enumerate(self):
+            layer.mrla = make_branch(channels, first_in_stage=index == 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -88,6 +105,8 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         attention_drop_path: probability of dropping the layer attention of a block, and nothing else, for a sample in
             training: 0.2 for ImageNet (App. B.1), 0 for COCO.
         zero_init_attention: start each branch as an exact identity, so that plain ResNet weights keep their outputs.
+        contract_dilation: halve the dilation of the first block of each stage, as mmseg's ``ResNet`` does.
+        multi_grid: dilation of each block of the last stage, as in mmseg's ``ResNet``.
         **kwargs: those of mmdet's ``ResNet``.
 
     Example:
@@ -112,15 +131,25 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         *,
         attention_drop_path: float = 0.0,
         zero_init_attention: bool = True,
+        contract_dilation: bool = False,
+        multi_grid: Sequence[int] | None = None,
         **kwargs: object,
     ) -> None:
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=32)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
+        self.contract_dilation = contract_dilation
+        self.multi_grid = multi_grid
         super().__init__(depth, **kwargs)
 
-    def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
+    def make_res_layer(self, *, block: type, dilation: int, num_blocks: int, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
+        first = max(dilation // 2, 1) if self.contract_dilation else dilation
+        dilations = [first] + [dilation] * (num_blocks - 1)
+        if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
+            dilations = self.multi_grid
+            if len(dilations) != num_blocks:
+                raise InputError(f"multi_grid={self.multi_grid} for a last stage of {num_blocks} blocks: give one each")
         make_branch = partial(
             LayerAttentionResidual,
             self.layer_attention,
@@ -128,7 +157,9 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             drop_path=self.attention_drop_path,
             zero_init=self.zero_init_attention,
         )
-        return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": self.block_classes[kwargs["block"]]})
+        return MRLAResLayer(
+            self.block_classes[block], num_blocks=num_blocks, make_branch=make_branch, dilations=dilations, **kwargs
+        )
 
     def train(self, mode: bool = True) -> "MRLAResNet":
         """Switch mode as mmdet's ResNet does, and return the module, which mmdet's does not."""

@@ -9,6 +9,7 @@ from mmdet.models import ResNet
 from measure import saved_bytes
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
+from mrla_mm.errors import InputError
 
 from .common import gradients, randomize, randomize_zero_init
 
@@ -41,6 +42,17 @@ def test_resnet_options_work_as_in_mmdet(name, norm_eval):
     image = torch.randn(2, options.get("in_channels", 3), *size)
     for ours, theirs in zip(backbone.train()(image), plain(image), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("multi_grid", "last"), [(None, [2, 4, 4]), ((1, 2, 3), [1, 2, 3])])
+def test_dilation_of_each_block(multi_grid, last):
+    """As mmseg's ResNet has it; tests/test_beyond_detection.py compares the two where mmseg is installed."""
+    options = dict(contract_dilation=True, multi_grid=multi_grid)
+    backbone = MRLAResNet(50, base_channels=16, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), **options)
+    found = [[block.conv2.dilation[0] for block in layer] for layer in (backbone.layer3, backbone.layer4)]
+    assert found == [[1, 2, 2, 2, 2, 2], last]
+    with pytest.raises(InputError, match="multi_grid"):
+        MRLAResNet(50, multi_grid=(1, 2))
 
 
 def test_zero_init_residual_reaches_our_blocks():

@@ -126,3 +126,20 @@ def ms_deform_attn(value, shapes, locations, weights):
                         total = total + weights[n, q, h, level, p] * sample
                 out.append(total)
     return torch.stack(out).view(batch, locations.shape[1], -1)
+
+
+def carafe(maps, masks, size, groups, scale):
+    """CARAFE, one output cell and kernel tap at a time."""
+    height, width = maps.shape[2:]
+    channels = maps.shape[1] // groups
+    rows = []
+    for y in range(height * scale):
+        for x in range(width * scale):
+            total = torch.zeros_like(maps[:, :, 0, 0])
+            for tap in range(size * size):
+                row, column = y // scale + tap // size - size // 2, x // scale + tap % size - size // 2
+                if 0 <= row < height and 0 <= column < width:
+                    kernel = masks[:, tap :: size * size, y, x]  # (B, groups)
+                    total = total + kernel.repeat_interleave(channels, 1) * maps[:, :, row, column]
+            rows.append(total)
+    return torch.stack(rows, 2).unflatten(2, (height * scale, width * scale))

@@ -50,6 +50,21 @@ def test_output_and_gradients(device, geometry, count, dtype):
     check_op(op, expected, tensors(geometry, device, dtype)[:count])
 
 
+def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
+    """DyHead's are of a finer map; compiled mmcv finds them at the beginning of each sample's memory."""
+    geometry = dict(stride=(2, 2), padding=(1, 1), dilation=(1, 1), groups=1, deform_groups=1)
+    x, offset, weight, mask, _ = tensors({**geometry, "stride": (1, 1)}, device, torch.float64)
+
+    def expected(x, offset, weight, mask):
+        offset, mask = (t.as_strided((*t.shape[:2], 3, 4), (t.stride(0), 12, 4, 1)) for t in (offset, mask))
+        return reference.deform_conv(x, offset, weight, mask=mask, **geometry)
+
+    def op(x, offset, weight, mask):
+        return modulated_deform_conv2d(x, offset, mask, weight, None, *geometry.values())
+
+    check_op(op, expected, [x, offset, weight, mask])
+
+
 def test_multi_scale_attention(device):
     shapes, starts = torch.tensor([[4, 5], [2, 3]], device=device), torch.tensor([0, 20], device=device)
     sizes = [(2, 26, 2, 3), (2, 4, 2, 2, 3, 2), (2, 4, 2, 2, 3)]

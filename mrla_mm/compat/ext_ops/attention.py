@@ -3,10 +3,9 @@
 mmcv uses that version on the CPU and its compiled op on CUDA; here both take the same path.
 """
 
-import torch
 from torch import Tensor
 
-from mrla_mm.compat.ext_ops.common import compute_dtype
+from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
 
 
 def ms_deform_attn_forward(
@@ -45,13 +44,12 @@ def ms_deform_attn_backward(
     im2col_step: int,
 ) -> None:
     """Write the gradients of value, sampling locations and attention weights."""
-    dtype = compute_dtype(value)
-    with torch.enable_grad():
-        leaves = [t.detach().to(dtype).requires_grad_() for t in (value, sampling_locations, attention_weights)]
-        output = _attend(leaves[0], value_spatial_shapes, leaves[1], leaves[2])
-        grads = torch.autograd.grad(output, leaves, grad_output.to(dtype))
-    for grad, out in zip(grads, (grad_value, grad_sampling_loc, grad_attn_weight), strict=True):
-        out.copy_(grad)
+    write_gradients(
+        lambda value, *rest: _attend(value, value_spatial_shapes, *rest),
+        (value, sampling_locations, attention_weights),
+        (grad_value, grad_sampling_loc, grad_attn_weight),
+        grad_output,
+    )
 
 
 def _attend(value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor) -> Tensor:

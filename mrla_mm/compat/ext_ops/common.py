@@ -1,5 +1,7 @@
 """What the stand-in ops share."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,22 @@ from torch import Tensor
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype to compute in: float64 for float64, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def write_gradients(
+    run: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[Tensor | None], grad_output: Tensor
+) -> None:
+    """Run ``run(*inputs)`` again, and write the gradients of those inputs that have a tensor in ``wanted``."""
+    with torch.enable_grad():
+        leaves = [
+            t.detach().to(compute_dtype(t)).requires_grad_(out is not None)
+            for t, out in zip(inputs, wanted, strict=True)
+        ]
+        output = run(*leaves)
+        pairs = [(leaf, out) for leaf, out in zip(leaves, wanted, strict=True) if out is not None]
+        grads = torch.autograd.grad(output, [leaf for leaf, _ in pairs], grad_output.to(output.dtype))
+    for grad, (_, out) in zip(grads, pairs, strict=True):
+        out.copy_(grad)
 
 
 def torchvision_ops():

@@ -2,19 +2,24 @@
 
 mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that mmcv passes for its
 own kernels are left alone. Gradients are those of torchvision's op, which is run again for them.
+
+Offset and mask of a modulated convolution may be of a larger grid than the output (DyHead's are). As mmcv's kernels
+index the memory of each sample as if it had the output's grid, its first elements count and the others are unused.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
+from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops, write_gradients
 
 
 def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **geometry
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``geometry`` as mmcv passes it."""
-    output.copy_(_convolve([input, offset, weight], _plain_geometry(**geometry)))
+    output.copy_(_convolution(output, _plain_geometry(**geometry))(input, offset, weight))
 
 
 def deform_conv_backward_input(
@@ -29,7 +34,7 @@ def deform_conv_backward_input(
 ) -> None:
     """Write the gradients of input and offset."""
     tensors, wanted = [input, offset, weight], [grad_input, grad_offset, None]
-    _write_gradients(tensors, wanted, grad_output, _plain_geometry(**geometry))
+    write_gradients(_convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output)
 
 
 def deform_conv_backward_parameters(
@@ -45,7 +50,7 @@ def deform_conv_backward_parameters(
     """Write ``scale`` times the gradient of the weight, which has the shape of ``grad_weight``."""
     weight = torch.zeros_like(grad_weight)  # this gradient does not depend on the weight's values
     tensors, wanted = [input, offset, weight], [None, None, grad_weight]
-    _write_gradients(tensors, wanted, grad_output, _plain_geometry(**geometry))
+    write_gradients(_convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output)
     grad_weight.mul_(scale)
 
 
@@ -63,7 +68,7 @@ def modulated_deform_conv_forward(
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``bias`` counts if ``with_bias``."""
     tensors = [input, offset, weight, mask, bias][: 4 + with_bias]
-    output.copy_(_convolve(tensors, _modulated_geometry(**geometry)))
+    output.copy_(_convolution(output, _modulated_geometry(**geometry))(*tensors))
 
 
 def modulated_deform_conv_backward(
@@ -87,48 +92,29 @@ def modulated_deform_conv_backward(
     count = 4 + with_bias
     tensors = [input, offset, weight, mask, bias][:count]
     wanted = [grad_input, grad_offset, grad_weight, grad_mask, grad_bias][:count]
-    _write_gradients(tensors, wanted, grad_output, _modulated_geometry(**geometry))
+    write_gradients(_convolution(grad_output, _modulated_geometry(**geometry)), tensors, wanted, grad_output)
 
 
-def _plain_geometry(
-    *, kW, kH, dW, dH, padW, padH, dilationW, dilationH, group, deformable_group, im2col_step
-) -> dict[str, tuple[int, int]]:
+def _plain_geometry(*, dH, dW, padH, padW, dilationH, dilationW, **rest) -> dict[str, tuple[int, int]]:
     """Return torchvision's arguments; it reads kernel size and groups off the shapes and has no im2col step."""
     return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
 
 
-def _modulated_geometry(
-    *,
-    kernel_h,
-    kernel_w,
-    stride_h,
-    stride_w,
-    pad_h,
-    pad_w,
-    dilation_h,
-    dilation_w,
-    group,
-    deformable_group,
-) -> dict[str, tuple[int, int]]:
+def _modulated_geometry(*, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, **rest) -> dict:
     return dict(stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w))
 
 
-def _convolve(tensors: list[Tensor], geometry: dict) -> Tensor:
-    """Convolve input, offset, weight and, if modulated, mask and perhaps bias."""
-    dtype = compute_dtype(tensors[0])
-    input, offset, weight, *more = (t.to(dtype) for t in tensors)
-    mask, bias = (*more, None, None)[:2]
-    return torchvision_ops().deform_conv2d(input, offset, weight, bias, mask=mask, **geometry)
+def _convolution(output: Tensor, geometry: dict) -> Callable[..., Tensor]:
+    """Return the convolution to the grid of ``output``: of input, offset, weight and, if modulated, mask and bias."""
+    size = output.shape[2:]
 
+    def convolve(*tensors: Tensor) -> Tensor:
+        input, offset, weight, *more = (t.to(compute_dtype(tensors[0])) for t in tensors)
+        mask, bias = (*more, None, None)[:2]
+        if mask is not None and mask.shape[2:] != size:
+            offset, mask = (
+                t.flatten(1)[:, : t.shape[1] * size.numel()].unflatten(1, (-1, *size)) for t in (offset, mask)
+            )
+        return torchvision_ops().deform_conv2d(input, offset, weight, bias, mask=mask, **geometry)
 
-def _write_gradients(tensors: list[Tensor], wanted: list[Tensor | None], grad_output: Tensor, geometry: dict) -> None:
-    with torch.enable_grad():
-        leaves = [
-            t.detach().to(compute_dtype(t)).requires_grad_(out is not None)
-            for t, out in zip(tensors, wanted, strict=True)
-        ]
-        output = _convolve(leaves, geometry)
-        pairs = [(leaf, out) for leaf, out in zip(leaves, wanted, strict=True) if out is not None]
-        grads = torch.autograd.grad(output, [leaf for leaf, _ in pairs], grad_output.to(output.dtype))
-    for grad, (_, out) in zip(grads, pairs, strict=True):
-        out.copy_(grad)
+    return convolve

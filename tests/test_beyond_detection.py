@@ -1,0 +1,73 @@
+"""The R50 configs of mmseg and mmpose, with the backbone's type exchanged, train and predict."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, init_default_scope
+from mmengine.structures import PixelData
+
+from .backbones.common import randomize
+
+pytestmark = pytest.mark.slow
+
+
+def load(package, config):
+    return Config.fromfile(Path(package.__file__).parent / ".mim/configs" / config).model
+
+
+def train_and_predict(model, batch):
+    """Return the predictions after a backward pass that reaches every parameter."""
+    loss, _ = model.parse_losses(model(**model.data_preprocessor(batch, True), mode="loss"))
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+    with torch.no_grad():
+        return model.eval()(**model.data_preprocessor(batch, False), mode="predict")
+
+
+@pytest.mark.parametrize("name", ["upernet_r50", "deeplabv3_r50-d8", "pspnet_r50-d8", "fcn_r50-d8"])
+def test_mmseg(name):
+    mmseg = pytest.importorskip("mmseg")
+    from mmseg.structures import SegDataSample
+
+    init_default_scope("mmseg")
+    cfg = load(mmseg, f"_base_/models/{name}.py")
+    cfg.update(pretrained=None)
+    cfg.data_preprocessor.size = (64, 64)
+    cfg.backbone.type = "MRLAResNet"
+    model = revert_sync_batchnorm(MODELS.build(cfg)).train()
+    meta = dict(img_shape=(64, 64), ori_shape=(64, 64))
+    samples = [SegDataSample(gt_sem_seg=PixelData(data=torch.randint(19, (1, 64, 64))), metainfo=meta) for _ in "ab"]
+    images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in samples]
+    (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
+    assert found.pred_sem_seg.shape == (64, 64)
+
+
+@pytest.mark.parametrize("multi_grid", [None, (1, 2, 4)])
+def test_dilation_is_that_of_mmseg(multi_grid):
+    """As mmseg's ResNetV1c, our backbone with a deep stem, whose layer attention starts as an identity."""
+    pytest.importorskip("mmseg.models")
+    init_default_scope("mmseg")
+    options = dict(depth=50, base_channels=16, stem_channels=16, norm_cfg=dict(type="BN"), contract_dilation=True)
+    options |= dict(dilations=(1, 1, 2, 4), strides=(1, 2, 1, 1), multi_grid=multi_grid)
+    plain = randomize(MODELS.build(dict(type="ResNetV1c", **options)))
+    plain.eval()
+    ours = MODELS.build(dict(type="MRLAResNet", deep_stem=True, **options)).eval()
+    ours.load_state_dict(plain.state_dict(), strict=False)
+    image = torch.randn(1, 3, 96, 96)
+    torch.testing.assert_close(ours(image), plain(image))
+
+
+def test_mmpose():
+    mmpose = pytest.importorskip("mmpose")
+    from mmpose.testing import get_packed_inputs
+
+    init_default_scope("mmpose")
+    cfg = load(mmpose, "body_2d_keypoint/topdown_heatmap/coco/td-hm_res50_8xb64-210e_coco-256x192.py")
+    cfg.backbone.update(type="MRLAResNet", init_cfg=None)
+    model = MODELS.build(cfg).train()
+    batch = get_packed_inputs(2, input_size=(192, 256), heatmap_size=(48, 64), img_shape=(256, 192))
+    found = train_and_predict(model, batch)[0]
+    assert found.pred_instances.keypoints.shape == (1, 17, 2)

@@ -1,0 +1,102 @@
+"""The architectures of mmdet's model zoo that docs/detectors.md lists train and predict with our ResNet in place."""
+
+import re
+from pathlib import Path
+
+import mmdet
+import numpy as np
+import pytest
+import torch
+from mmdet.testing import demo_mm_inputs, demo_mm_proposals, demo_track_inputs
+from mmengine.config import Config
+from mmengine.logging import MessageHub
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, init_default_scope
+
+from mrla_mm.backbones import MRLAResNet
+
+from .conftest import ROOT
+
+MIM = Path(mmdet.__file__).parent / ".mim"
+PAGE = (ROOT / "docs/detectors.md").read_text(encoding="utf-8")
+FOLDERS = re.findall(r"`(.+?)`", "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE)))  # of its table
+PACKAGES = dict(boxinst="skimage", paa="sklearn")  # needed with a plain ResNet too
+VIDEO = {"mask2former_vis", "masktrack_rcnn", "qdtrack"}
+LIMITS = dict(nms_pre=50, num=16)  # of boxes and samples, for speed
+
+
+def adapt(node, backbone):
+    """Exchange every ResNet, teachers' too; leave out weight files; shrink what costs time."""
+    for key, value in list(node.items()):
+        if key.endswith("backbone") and value.get("type") == "ResNet":
+            value.update(backbone, init_cfg=None)
+            value.get("norm_cfg", {}).pop("eps", None)  # NAS-FCOS has 0, which torch refuses
+        elif key in ("teacher_ckpt", "batch_augments") or (key == "init_cfg" and value and "checkpoint" in value):
+            node[key] = None
+        elif key in LIMITS:
+            node[key] = min(value, LIMITS[key])
+        elif key in ("rpn", "rpn_proposal") and isinstance(value, dict):
+            value.max_per_img = 20
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, dict):
+                adapt(child, backbone)
+
+
+def build(folder, variant):
+    paths = (MIM / "configs" / folder).glob("*_r50*.py")
+    cfg = Config.fromfile(min(paths, key=lambda path: ("fast-rcnn" in path.name, path.name)))
+    init_default_scope("mmdet")
+    adapt(cfg.model, dict(type="MRLAResNet", layer_attention=dict(type=variant)))
+    torch.manual_seed(0)
+    MessageHub.get_current_instance().update_info_dict(dict(epoch=0, iter=0))  # BoxInst and TOOD ask for them
+    model = revert_sync_batchnorm(MODELS.build(cfg.model))
+    model.init_weights()
+    if folder == "queryinst":  # boxes outside the image, as untrained ones are, break mmdet's masks on a CPU
+        for head in model.roi_head.bbox_head:
+            torch.nn.init.zeros_(head.fc_reg.weight)
+    return model
+
+
+def demo_inputs(folder, training):
+    """Return a batch of mmdet's demo images whose objects are all of the first class."""
+    if folder in VIDEO:
+        return demo_track_inputs(key_frames_inds=[0], num_items=[3], with_mask=True)
+    images = 2 if training else 1  # guided anchoring predicts for one at a time
+    side = 224 if folder in ("ddq", "dino") else 128  # they choose 900 of the map's cells as queries
+    shapes = [(3, side, side)] * images
+    batch = demo_mm_inputs(images, shapes, num_items=[2, 3][:images], with_mask=True, with_semantic=True)
+    for sample, proposals in zip(batch["data_samples"], demo_mm_proposals(shapes, 20), strict=True):
+        sample.gt_instances.labels.zero_()
+        sample.homography_matrix = np.eye(3, dtype=np.float32)  # for Soft Teacher
+        if folder == "fast_rcnn":
+            sample.proposals = proposals
+    if folder == "soft_teacher" and training:
+        branches = ("sup", "unsup_teacher", "unsup_student")
+        batch = {key: dict.fromkeys(branches, value) for key, value in batch.items()}
+    return batch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("folder", "variant"),
+    [(folder, "MRLALight") for folder in FOLDERS]
+    + [(folder, "MRLABase") for folder in ("detr", "mask_rcnn", "retinanet")],
+)
+def test_train_and_predict(folder, variant, monkeypatch):
+    if folder in PACKAGES:
+        pytest.importorskip(PACKAGES[folder])
+    monkeypatch.chdir(MIM)  # LD names its teacher's config by a relative path
+    model = build(folder, variant)
+    backbones = {name: each for name, each in model.named_modules() if isinstance(each, MRLAResNet)}
+    assert backbones
+    model.train()
+    loss, _ = model.parse_losses(model(**model.data_preprocessor(demo_inputs(folder, True), True), mode="loss"))
+    loss.backward()
+    assert loss.isfinite()
+    for name, backbone in backbones.items():
+        if "teacher" not in name:
+            assert all(p.grad is not None for p in backbone.parameters() if p.requires_grad)
+    with torch.no_grad():
+        model.eval()
+        found = model(**model.data_preprocessor(demo_inputs(folder, False), False), mode="predict")
+    assert len(found) == 1
