@@ -18,7 +18,7 @@ from torch.nn.modules import module as nn_module
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MRLABase, SoftmaxMemory
-from mrla_mm.ops import LightWeights, base_fused, choose_path, light_fused
+from mrla_mm.ops import Weights, base_fused, choose_path, light_fused
 
 
 class Fusion(NamedTuple):
@@ -33,7 +33,7 @@ class FusedVariant(NamedTuple):
     """A variant's fused path.
 
     Attributes:
-        run: called with (attention, path, c, shortcut, memory, add_relu=, affine=), returns out and the new memory; see
+        run: called with (attention, path, c, shortcut, memory, add_relu=, norm=), returns out and the new memory; see
             `mrla_mm.ops.light` for what each means.
         obstacle: returns why an instance has no fused path, or an empty string.
         supports_branch: whether the norm and residual behind an instance can be fused too.
@@ -53,7 +53,7 @@ def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memo
         path,
         c,
         shortcut if branch["add_relu"] else history,
-        LightWeights(query, key, value, attention.history_scale),
+        Weights(query, key, value, attention.history_scale),
         heads=attention.heads,
         has_history=history is not None,
         **branch,
@@ -64,9 +64,9 @@ def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memo
 def run_base(attention: MRLABase, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
     """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
     earlier = memory or SoftmaxMemory()
-    weights = (attention.query.weight, attention.key.weight, attention.value.weight)
-    out, key, value = base_fused(path, c, shortcut, weights, earlier, heads=attention.heads, **branch)
-    return out, SoftmaxMemory((*earlier.keys, key), (*earlier.values, value))
+    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
+    out, *memory = base_fused(path, c, shortcut, weights, earlier, heads=attention.heads, **branch)
+    return out, SoftmaxMemory(*memory)
 
 
 def light_obstacle(attention: MRLALight) -> str:

@@ -146,7 +146,8 @@ def test_only_the_gradients_that_are_needed(frozen):
 def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path):
     """A branch worth 1/100 of x: folded into a centre tap of 1 its weights would be rounded to a few values."""
     tensors = draw((2, 8, 6, 5), "branch", gated=False, history=False, keep=False)
-    tensors |= dict(scale=torch.full((8,), 3e-3).double(), offset=torch.zeros(8).double())
+    tensors |= dict.fromkeys(("bias", "mean"), torch.zeros(8).double())
+    tensors |= dict(weight=torch.full((8,), 3e-3).double(), variance=torch.full((8,), 0.9).double())
     tensors["c"] = tensors["c"].to(dtype).double()
     exact = light(tensors, "branch", "naive", history=False)
     given = {name: t.to(DEVICE, dtype if name == "c" else torch.float32) for name, t in tensors.items()}
@@ -208,7 +209,7 @@ def test_light_saves_two_maps():
 
 def test_base_saves_one_map_besides_the_values():
     tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-    (_, _, value), saved = saved_maps(base, tensors, "block end")
+    (_, _, (_, value)), saved = saved_maps(base, tensors, "block end")
     assert len(saved) == 3
     assert {tensors["values0"].data_ptr(), value.data_ptr()} < saved
     assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
