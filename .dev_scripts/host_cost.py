@@ -137,7 +137,7 @@ def work():
                 y, operations = count_operations(run)
                 found["forward"] = dict(launches=len(launched) / depth, operations=operations / depth)
                 launched.clear()
-                _, operations = count_operations(lambda y=y: y.backward(grad))
+                _, operations = count_operations(lambda y=y, grad=grad: y.backward(grad))
                 found["backward"] = dict(launches=len(launched) / depth, operations=operations / depth)
         seconds = []
         for _ in range(repeats):

@@ -48,9 +48,10 @@ class BaseFunction(torch.autograd.Function):
                 else:
                     pooled = passes.pool(part)
                 passes.apply(part, None, Coefficients(weights.value), residual=False, out=own)
-                state = passes.base_state(
-                    part, pooled, weights, take_norm(norm, samples), take(earlier, samples), heads=heads
-                )
+                state = passes.attention_state(
+                    part, pooled, weights, take_norm(norm, samples), heads=heads, softmax=True,
+                    earlier=take(earlier, samples),
+                )  # fmt: skip
                 passes.weighted_sum(
                     None if norm is None else part, state, [*(take(v, samples) for v in values), own],
                     out=take(y, samples),
@@ -82,8 +83,8 @@ class BaseFunction(torch.autograd.Function):
                     grad_part, known, [take(v, samples) for v in values], gradients, fresh=fresh
                 )
                 taps = passes.grid_sums(gradients[-1], part, None, value=True, shift=False)
-                constant, found, of_earlier = passes.base_backward(
-                    part, known, weights, take_norm(norm, samples), sums, taps, take(grad_keys, samples)
+                constant, found, of_earlier = passes.attention_backward(
+                    part, known, weights, take_norm(norm, samples), taps, sums, take(grad_keys, samples), softmax=True
                 )
                 passes.apply_backward(
                     gradients[-1], Coefficients(weights.value, shift=constant), residual=False,

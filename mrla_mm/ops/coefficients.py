@@ -150,111 +150,105 @@ def project_both_backward(
     return grad_pooled.squeeze(1), grad_both.chunk(2)
 
 
-def per_sample(x: Tensor, *per_channel: Tensor | None) -> list[Tensor | None]:
-    """Tensors (B or 1, C) or (C,) for all samples of a map: (B, C)."""
-    return [None if tensor is None else tensor.expand(x.shape[:2]) for tensor in per_channel]
-
-
-def light_state(
-    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None, *, heads: int, has_history: bool
+def attention_state(
+    x: Tensor,
+    pooled: Tensor | None,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    *,
+    heads: int,
+    softmax: bool,
+    has_history: bool = False,
+    earlier: Tensor | None = None,
 ) -> State:
-    """State of MRLA-light for a map x (B, C, H, W), given its pooled channels unless there is no gate."""
+    """State of a layer.
+
+    Args:
+        x: its map (B, C, H, W).
+        pooled: its channels' averages (B, C); None for a light attention without a gate.
+        weights: its parameters.
+        norm: the norm behind it.
+        heads: G.
+        softmax: the scores are those of base, else of light.
+        has_history: whether there is a history to scale.
+        earlier: keys (B, T - 1, E) of the stage's earlier layers, for base.
+    """
     scale, offset, keep = unpack_norm(norm)
     query = keys = scores = gates = None
     if pooled is not None:
         query, key = project_both(pooled, weights)
-        scores = light_gate(query.unflatten(1, (heads, -1)), key.unflatten(1, (heads, -1))).unsqueeze(1)  # (B, 1, G)
-        keys, gates = key.unsqueeze(1), expand_scores(scores, x.shape[1]).squeeze(1)
+        keys = key.unsqueeze(1) if earlier is None else torch.cat((earlier, key.unsqueeze(1)), 1)
+        split = [part.unflatten(1, (heads, -1)) for part in (query, *keys.unbind(1))]
+        if softmax:
+            scores = softmax_scores(split[0], split[1:]).transpose(1, 2)  # (B, T, G)
+        else:
+            scores = light_gate(*split).unsqueeze(1)  # (B, 1, G)
+            gates = expand_scores(scores, x.shape[1]).squeeze(1)
     slope = product(at_least_float32(weights.history_scale), scale, keep) if has_history else None
-    gain, shift = product(gates, scale, keep), product(offset, keep)
-    return State(pooled, query, keys, scores, *per_sample(x, gain, slope, shift))
+    factors = product(gates, scale, keep), slope, product(offset, keep)
+    return State(pooled, query, keys, scores, *(None if f is None else f.expand(x.shape[:2]) for f in factors))
 
 
-def light_backward(
-    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, sums: GridSums
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients that follow from the sums over the grid.
-
-    Returns:
-        What the gate adds to the gradient of every position of x (B, C); the gradients of the four weights and of the
-        norm's weight and bias, summed over the samples; None for what is absent.
-    """
-    (scale, _, keep), scores = unpack_norm(norm), state.scores
-    constant = gates = grad_query = grad_key = grad_value = grad_history = None
-    grad_gain = sums.taps[..., 0]  # (B, C)
-    if weights.value is not None:
-        grad_gain = (sums.taps * at_least_float32(weights.value).flatten(1)).sum(-1)
-        gain = None if state.gain is None else state.gain.unsqueeze(-1)
-        grad_value = product(sums.taps, gain).sum(0)
-    if scores is not None:
-        gates, key = expand_scores(scores, x.shape[1]).squeeze(1), state.keys.squeeze(1)
-        grad_gate = product(grad_gain, scale, keep).unflatten(1, (scores.shape[2], -1)).sum(-1)  # (B, G)
-        width = key.shape[1] // scores.shape[2]
-        grad_score = torch.ops.aten.sigmoid_backward(grad_gate, scores.squeeze(1)) * width**-0.5
-        grad_score = grad_score.repeat_interleave(width, 1)  # (B, E)
-        constant, (grad_query, grad_key) = project_both_backward(
-            state.pooled, weights, grad_score * key, grad_score * state.query
-        )
-        constant = constant / (x.shape[2] * x.shape[3])
-    grad_factor = product(grad_gain, gates)
-    if sums.slope is not None:
-        history_scale = at_least_float32(weights.history_scale)
-        grad_factor = grad_factor + product(sums.slope, history_scale)
-        if history_scale is not None:
-            grad_history = product(product(sums.slope, keep).sum(0), scale)
-    of_norm = norm_backward(norm, grad_factor, sums.shift)
-    return constant, [grad_query, grad_key, grad_value, grad_history, *of_norm]
-
-
-def base_state(
-    x: Tensor, pooled: Tensor, weights: Weights, norm: FrozenNorm | None, earlier: Tensor | None, *, heads: int
-) -> State:
-    """State of MRLA-base for a map x (B, C, H, W), given its pooled channels and the earlier keys (B, T - 1, E)."""
-    scale, offset, keep = unpack_norm(norm)
-    query, key = project_both(pooled, weights)
-    keys = key.unsqueeze(1) if earlier is None else torch.cat((earlier, key.unsqueeze(1)), 1)
-    split = [part.unflatten(1, (heads, -1)) for part in (query, *keys.unbind(1))]
-    scores = softmax_scores(split[0], split[1:]).transpose(1, 2)  # (B, T, G)
-    gain, shift = product(scale, keep), product(offset, keep)
-    return State(pooled, query, keys, scores, *per_sample(x, gain, None, shift))
-
-
-def base_backward(
+def attention_backward(
     x: Tensor,
     state: State,
     weights: Weights,
     norm: FrozenNorm | None,
-    sums: Tensor,
     taps: GridSums,
-    grad_keys: Tensor | None,
-) -> tuple[Tensor, list[Tensor | None], Tensor | None]:
+    sums: Tensor | None = None,
+    grad_keys: Tensor | None = None,
+    *,
+    softmax: bool,
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
     """Gradients that follow from the sums over the grid.
 
     Args:
         x: map (B, C, H, W) of the layer.
-        state: from `base_state`.
-        weights: parameters of the layer.
-        norm: norm behind it.
-        sums: of grad times each value and, last, of grad (B, T + 1, C).
-        taps: of the own value's gradient times each shifted x.
+        state: its state.
+        weights: its parameters.
+        norm: the norm behind it.
+        taps: sums of grad, of light, or of the own value's gradient, of base.
+        sums: for base, those of grad times each value and, last, of grad (B, T + 1, C).
         grad_keys: gradient of the keys (B, T, E) from later layers.
+        softmax: the scores are those of base, else of light.
 
     Returns:
-        As `light_backward`, and the gradient of the earlier keys.
+        What the scores add to the gradient of every position of x (B, C); the gradients of the four weights and of the
+        norm's weight and bias, summed over the samples; the gradient of the earlier keys. None for what is absent.
     """
-    scores, keys = state.scores, state.keys
-    of_values, heads = sums[:, :-1], scores.shape[2]  # (B, T, C)
-    width = keys.shape[2] // heads
-    gain = None if state.gain is None else state.gain.unsqueeze(1)
-    grad_scores = product(of_values, gain).unflatten(2, (heads, -1)).sum(-1) * scores  # (B, T, G), times the scores
-    grad_scores = (grad_scores - scores * grad_scores.sum(1, keepdim=True)) * width**-0.5
-    grad_scores = grad_scores.repeat_interleave(width, 2)  # (B, T, E)
-    grad_query, found = (grad_scores * keys).sum(1), grad_scores * state.query.unsqueeze(1)
-    grad_keys = found if grad_keys is None else found + grad_keys
-    constant, of_projections = project_both_backward(state.pooled, weights, grad_query, grad_keys[:, -1])
-    grad_factor = (of_values * expand_scores(scores, x.shape[1])).sum(1)
-    gradients = [*of_projections, taps.taps.sum(0), None, *norm_backward(norm, grad_factor, sums[:, -1])]
-    return constant / (x.shape[2] * x.shape[3]), gradients, grad_keys[:, :-1] if keys.shape[1] > 1 else None
+    (scale, _, keep), scores, keys = unpack_norm(norm), state.scores, state.keys
+    constant = grad_query = grad_key = grad_value = grad_history = None
+    by_score = taps.taps[..., :1].transpose(1, 2) if sums is None else sums[:, :-1]  # (B, T, C), gradient of gain
+    if weights.value is not None:
+        gain = None if softmax or state.gain is None else state.gain.unsqueeze(-1)
+        grad_value = product(taps.taps, gain).sum(0)
+        if sums is None:
+            by_score = (taps.taps * at_least_float32(weights.value).flatten(1)).sum(-1).unsqueeze(1)
+    grad_factor = by_score.squeeze(1) if scores is None else (by_score * expand_scores(scores, x.shape[1])).sum(1)
+    if scores is not None:
+        heads, width = scores.shape[2], keys.shape[2] // scores.shape[2]
+        factor = product(scale, keep)  # (C,), (B, C), or None
+        by_score = product(by_score, factor if factor is None or factor.dim() == 1 else factor.unsqueeze(1))
+        grad_scores = by_score.unflatten(2, (heads, -1)).sum(-1)  # (B, T, G)
+        if softmax:
+            grad_scores = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
+        else:
+            grad_scores = torch.ops.aten.sigmoid_backward(grad_scores, scores)
+        grad_scores = (grad_scores * width**-0.5).repeat_interleave(width, 2)  # (B, T, E)
+        found = grad_scores * state.query.unsqueeze(1)
+        grad_keys = found if grad_keys is None else found + grad_keys
+        constant, (grad_query, grad_key) = project_both_backward(
+            state.pooled, weights, (grad_scores * keys).sum(1), grad_keys[:, -1]
+        )
+        constant = constant / (x.shape[2] * x.shape[3])
+    if taps.slope is not None:
+        history_scale = at_least_float32(weights.history_scale)
+        grad_factor = grad_factor + product(taps.slope, history_scale)
+        if history_scale is not None:
+            grad_history = product(product(taps.slope, keep).sum(0), scale)
+    of_norm = norm_backward(norm, grad_factor, taps.shift if sums is None else sums[:, -1])
+    earlier = grad_keys[:, :-1] if softmax and keys.shape[1] > 1 else None
+    return constant, [grad_query, grad_key, grad_value, grad_history, *of_norm], earlier
 
 
 def norm_backward(norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor) -> tuple[Tensor | None, ...]:

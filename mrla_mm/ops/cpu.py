@@ -12,15 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (  # noqa: F401  the last four belong to the passes' interface
+from mrla_mm.ops.coefficients import (  # noqa: F401  the first two belong to the passes' interface
     Coefficients,
     GridSums,
     State,
+    attention_backward,
+    attention_state,
     expand_scores,
-    base_backward,
-    base_state,
-    light_backward,
-    light_state,
 )
 from mrla_mm.ops.reference import at_least_float32, global_average
 

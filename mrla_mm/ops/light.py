@@ -86,8 +86,8 @@ class LightFunction(torch.autograd.Function):
                     pooled = passes.add_relu(take(c, samples), history, out=part, pool=weights.query is not None)
                 elif weights.query is not None:
                     pooled = passes.pool(part)
-                state = passes.light_state(
-                    part, pooled, weights, take_norm(norm, samples), heads=heads, has_history=has_history
+                state = passes.attention_state(
+                    part, pooled, weights, take_norm(norm, samples), heads=heads, softmax=False, has_history=has_history
                 )
                 passes.apply(
                     part, history if has_history else None, coefficients_of(state, weights),
@@ -115,7 +115,9 @@ class LightFunction(torch.autograd.Function):
                 sums = passes.grid_sums(
                     grad_part, part, take(history, samples), value=weights.value is not None, shift=norm is not None
                 )
-                constant, gradients = passes.light_backward(part, known, weights, take_norm(norm, samples), sums)
+                constant, gradients, _ = passes.attention_backward(
+                    part, known, weights, take_norm(norm, samples), sums, softmax=False
+                )
                 passes.apply_backward(
                     grad_part, coefficients._replace(shift=constant), residual=norm is not None,
                     positive=part if add_relu else None,

@@ -14,6 +14,7 @@ import torch
 
 from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, dispatch, light_fused
 from mrla_mm.ops import coefficients as plain
+from mrla_mm.ops.coefficients import GridSums
 
 from .cases import DEVICE, INTERPRETED, base_joined, draw, light, needs_triton
 from .test_fused import assert_same, poisoned
@@ -88,20 +89,22 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
     norm = FrozenNorm(*(random(name, channels) for name in ("weight", "bias", "mean")), variance, random("keep", batch))
     norm = None if "mean" in absent else norm
     has_history, partial = not depth and "history_scale" not in absent, random("pooled", 2, batch, channels)
-    x, options = torch.ones(batch, channels, 3, 5, device=DEVICE), dict(heads=heads)
+    x = torch.ones(batch, channels, 3, 5, device=DEVICE)
     earlier = random("earlier", batch, depth - 1, channels) if depth > 1 else None
     grad_keys = random("keys", batch, depth, channels) if depth > 2 else None
-    of_values, taps, found = sums(depth + 1), sums(11 if value is not None else 3), []
-    for way, pooled in ((plain, partial.sum(0)), (kernels, partial)):
-        if depth:
-            state = way.base_state(x, pooled, weights, norm, earlier, **options)
-            more = [of_values, taps] if way is kernels else [of_values.sum(0), kernels.totals(taps, state)]
-            constant, gradients, *rest = way.base_backward(x, state, weights, norm, *more, grad_keys)
-        else:
-            state = way.light_state(x, pooled, weights, norm, has_history=has_history, **options)
-            more = taps if way is kernels else kernels.totals(taps, state)
-            (constant, gradients), rest = way.light_backward(x, state, weights, norm, more), []
-        found.append([*state, constant, *gradients, *rest])
+    taps, of_values, found = sums(11 if value is not None else 3), sums(depth + 1) if depth else None, []
+    total = taps.sum(0)
+    total = GridSums(total[:, :-2].mT, total[:, -2] if has_history else None, total[:, -1])
+    for way, *given in (
+        (plain, partial.sum(0), total, of_values.sum(0) if depth else None),
+        (kernels, partial, taps, of_values),
+    ):
+        options = dict(heads=heads, softmax=depth > 0, has_history=has_history, earlier=earlier)
+        state = way.attention_state(x, given[0], weights, norm, **options)
+        constant, gradients, of_keys = way.attention_backward(
+            x, state, weights, norm, *given[1:], grad_keys, softmax=depth > 0
+        )
+        found.append([*state, constant, *gradients, of_keys])
     for index, (wanted, ours) in enumerate(zip(*found, strict=True)):
         if ours is None:  # without the norm's weight nobody asks for its gradient
             assert wanted is None or {"weight", "bias"}.intersection(absent), index

@@ -10,7 +10,7 @@ The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTER
 
 from torch import Tensor
 
-from mrla_mm.ops.triton.gate import base_backward, base_state, light_backward, light_state
+from mrla_mm.ops.triton.gate import attention_backward, attention_state
 from mrla_mm.ops.triton.reduce import add_relu, pool, weighted_sum, weighted_sum_backward
 from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums
 
@@ -18,12 +18,10 @@ __all__ = [
     "add_relu",
     "apply",
     "apply_backward",
-    "base_backward",
-    "base_state",
+    "attention_backward",
+    "attention_state",
     "chunks",
     "grid_sums",
-    "light_backward",
-    "light_state",
     "pool",
     "weighted_sum",
     "weighted_sum_backward",

@@ -11,7 +11,6 @@ What other kernels leave is a sum for each span of the grid; here the spans are 
 float32, and every sum has one order: results are the same to the bit in every run.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -79,22 +78,21 @@ def state_kernel(
     tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=inside)
     score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * root
     factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
-    scores = scores_ptr + sample * T * (C // D) + head
+    lanes = tl.arange(0, LANES)
+    found = tl.where(lanes == T - 1, score, float("-inf"))
+    if earlier_ptr is not None:
+        for s in range(T - 1):
+            key = tl.load(earlier_ptr + (sample * (T - 1) + s) * C + channels, mask=inside, other=0.0)
+            tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
+            found = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, found)
     if SOFTMAX:
-        lanes = tl.arange(0, LANES)
-        found = tl.where(lanes == T - 1, score, float("-inf"))
-        if earlier_ptr is not None:
-            for s in range(T - 1):
-                key = tl.load(earlier_ptr + (sample * (T - 1) + s) * C + channels, mask=inside, other=0.0)
-                tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
-                found = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, found)
         found = tl.exp(found - tl.max(found, axis=0))
-        tl.store(scores + lanes * (C // D), found / tl.sum(found, axis=0), mask=lanes < T)
+        found = found / tl.sum(found, axis=0)
         gain = factor
     else:
-        gate = tl.sigmoid(score)
-        tl.store(scores, gate)
-        gain = gate * factor
+        found = tl.sigmoid(found)
+        gain = factor * tl.sum(found, axis=0)
+    tl.store(scores_ptr + (sample * T + lanes) * (C // D) + head, found, mask=lanes < T)
     place = sample * C + channels
     if gain_ptr is not None:
         tl.store(gain_ptr + place, gain, mask=inside)
@@ -123,8 +121,10 @@ def scores_backward_kernel(
     inside = inner < D
     factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
     query = tl.load(query_ptr + sample * C + channels, mask=inside, other=0.0)
-    key = tl.load(keys_ptr + (sample * T + T - 1) * C + channels, mask=inside, other=0.0)
-    scores = scores_ptr + sample * T * (C // D) + head
+    lanes = tl.arange(0, LANES)
+    scores = tl.load(scores_ptr + (sample * T + lanes) * (C // D) + head, mask=lanes < T, other=0.0)
+    grads = tl.zeros((LANES,), dtype=tl.float32)
+    grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
     derived = derived_ptr + sample * DERIVED * C + channels
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
@@ -133,40 +133,34 @@ def scores_backward_kernel(
         tl.store(taps_ptr + place, total, mask=inside)
         grad_gain += total * load_or(value_ptr, channels * TAPS + tap, inside, 1.0)
     if SOFTMAX:
-        lanes = tl.arange(0, LANES)
-        grads = tl.zeros((LANES,), dtype=tl.float32)
-        grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
         for s in range(T):
             place = (sample * (T + 1) + s) * C + channels
             total = sum_spans(sums_ptr, place, inside, spans, B * (T + 1) * C, BLOCK)
             grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
-            grad_factor += tl.load(scores + s * (C // D)) * total
-        known = tl.load(scores + lanes * (C // D), mask=lanes < T, other=0.0)
-        grads = known * (grads - tl.sum(known * grads, axis=0)) * root
-        grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
-        for s in range(T):
-            grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
-            place = (sample * T + s) * C + channels
-            grad_query += grad * tl.load(keys_ptr + place, mask=inside, other=0.0)
-            grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-            tl.store(derived + C, grad_key, mask=inside)  # the last one stays, that of the layer's own key
-            if grad_earlier_ptr is not None:
-                tl.store(grad_earlier_ptr + (sample * (T - 1) + s) * C + channels, grad_key, mask=inside & (s < T - 1))
+            grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
+        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * root
         shift = (sample * (T + 1) + T) * C + channels
         shift_stride = B * (T + 1) * C
     else:
-        gate = tl.load(scores)
-        grad_score = tl.sum(grad_gain * factor, axis=0) * gate * (1.0 - gate) * root
-        grad_query = grad_score * key
-        tl.store(derived + C, grad_score * query, mask=inside)
-        grad_factor = grad_gain * gate
-        if HISTORY:
-            place = (sample * (TAPS + 2) + TAPS) * C + channels
-            slope = sum_spans(taps_ptr, place, inside, tap_spans, B * (TAPS + 2) * C, BLOCK)
-            grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
-            tl.store(derived + 4 * C, slope, mask=inside)
+        grads += tl.sum(grad_gain * factor, axis=0)
+        grads = grads * scores * (1.0 - scores) * root
+        grad_factor += grad_gain * tl.sum(scores, axis=0)
         shift = (sample * (TAPS + 2) + TAPS + 1) * C + channels
         shift_stride = B * (TAPS + 2) * C
+    if HISTORY:
+        place = (sample * (TAPS + 2) + TAPS) * C + channels
+        slope = sum_spans(taps_ptr, place, inside, tap_spans, B * (TAPS + 2) * C, BLOCK)
+        grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
+        tl.store(derived + 4 * C, slope, mask=inside)
+    grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
+    for s in range(T):
+        grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
+        place = (sample * T + s) * C + channels
+        grad_query += grad * tl.load(keys_ptr + place, mask=inside, other=0.0)
+        grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
+        tl.store(derived + C, grad_key, mask=inside)  # the last one stays, that of the layer's own key
+        if grad_earlier_ptr is not None:
+            tl.store(grad_earlier_ptr + (sample * (T - 1) + s) * C + channels, grad_key, mask=inside & (s < T - 1))
     tl.store(derived, grad_query, mask=inside)
     if NORM:
         tl.store(derived + 2 * C, grad_factor, mask=inside)
@@ -245,42 +239,74 @@ def supports(weights: Weights) -> bool:
     return query is not None and query.dim() == 3 and query.shape[-1] <= MAX_KERNEL_SIZE
 
 
-def compute_state(partial, weights, norm, earlier, heads, *, softmax, has_history):
-    """State of light or base from partial sums (spans, B, C) of pooled channels."""
-    (spans, batch, channels), new = partial.shape, partial.new_empty
-    depth = 1 if earlier is None else earlier.shape[1] + 1
-    width, (*of_norm, eps) = channels // heads, norm or (None,) * 6
+def attention_state(
+    x: Tensor,
+    pooled: Tensor | None,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    *,
+    heads: int,
+    softmax: bool,
+    has_history: bool = False,
+    earlier: Tensor | None = None,
+) -> State:
+    """See `coefficients.attention_state`; pooled channels come as averages of each span (spans, B, C)."""
+    if not supports(weights):
+        options = dict(heads=heads, softmax=softmax, has_history=has_history, earlier=earlier)
+        state = plain.attention_state(x, None if pooled is None else pooled.sum(0), weights, norm, **options)
+        return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
+    (spans, batch, channels), new = pooled.shape, pooled.new_empty
+    depth, width = 1 if earlier is None else earlier.shape[1] + 1, channels // heads
+    *of_norm, eps = norm or (None, None, None, None, None, 0.0)
     state = State(
         new(batch, channels), new(batch, channels), new(batch, depth, channels), new(batch, depth, heads),
         None if softmax and norm is None else new(batch, channels),
         new(batch, channels) if has_history else None,
         None if norm is None else new(batch, channels),
     )  # fmt: skip
+    earlier = None if earlier is None else earlier.float().contiguous()
     launch(
         state_kernel, (batch, heads, 1),
-        (partial, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
-        batch, channels, width, depth, spans, width**-0.5, eps or 0.0,
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
+        batch, channels, width, depth, spans, width**-0.5, eps,
         weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
     return state
 
 
-def compute_backward(x, state, weights, norm, sums, taps, grad_keys, *, softmax):
-    """What `light_backward` and `base_backward` return, from partial sums of values (light: of taps) and of taps."""
+def attention_backward(
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    taps: Tensor,
+    sums: Tensor | None = None,
+    grad_keys: Tensor | None = None,
+    *,
+    softmax: bool,
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
+    """See `coefficients.attention_backward`; sums come as those of each span of the grid, spans first."""
+    size, has_history = taps.shape[2] - 2, state.slope is not None
+    if not supports(weights):
+        found = taps.sum(0)  # (B, size + 2, C)
+        found = GridSums(found[:, :size].mT, found[:, size] if has_history else None, found[:, -1])
+        sums = None if sums is None else sums.sum(0)
+        return plain.attention_backward(x, state, weights, norm, found, sums, grad_keys, softmax=softmax)
     (batch, depth, channels), new = state.keys.shape, state.keys.new_empty
     query, key, value, history_scale = weights
     weight, bias, mean, variance, keep, eps = norm or (None, None, None, None, None, 0.0)
-    width, size, blocks = channels // state.scores.shape[2], taps.shape[2] - 2, ceil_div(channels, BLOCK_C)
+    width, blocks = channels // state.scores.shape[2], ceil_div(channels, BLOCK_C)
     derived, earlier = new(batch, DERIVED.value, channels), new(batch, depth - 1, channels) if depth > 1 else None
+    sums, grad_keys = taps if sums is None else sums, None if grad_keys is None else grad_keys.contiguous()
     launch(
         scores_backward_kernel, (batch, channels // width, 1),
         (sums, taps, state.query, state.keys, state.scores, value, history_scale, weight, variance, keep, grad_keys,
          derived, earlier),
         batch, channels, width, depth, len(sums), len(taps), width**-0.5, eps,
-        size, state.slope is not None, norm is not None, softmax, next_power_of_2(width), next_power_of_2(depth),
+        size, has_history, norm is not None, softmax, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
-    constant, projections = new(batch, channels), new(blocks, 2, query.shape[-1])
-    learned = (value, None if state.slope is None else history_scale, weight, bias)
+    constant, projections = new(batch, channels), new(blocks, 2, *query.shape)
+    learned = value, history_scale if has_history else None, weight, bias
     made = [None if t is None else new(t.shape) for t in learned]
     launch(
         parameters_backward_kernel, (blocks, 1, 1),
@@ -290,52 +316,3 @@ def compute_backward(x, state, weights, norm, sums, taps, grad_keys, *, softmax)
         query.shape[-1], size, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
     return constant, [*(projections[0] if blocks == 1 else projections.sum(0)).unbind(0), *made], earlier
-
-
-def totals(partial: Tensor, state: State) -> GridSums:
-    """Grid sums from those of each span (spans, B, n + 2, C)."""
-    found, size = partial.sum(0), partial.shape[2] - 2
-    return GridSums(found[:, :size].transpose(1, 2), None if state.slope is None else found[:, size], found[:, -1])
-
-
-def contiguous(state: State) -> State:
-    """The state as the kernels read it."""
-    return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
-
-
-def light_state(
-    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None, *, heads: int, has_history: bool
-) -> State:
-    """See `coefficients.light_state`."""
-    if supports(weights):
-        return compute_state(pooled, weights, norm, None, heads, softmax=False, has_history=has_history)
-    pooled = None if pooled is None else pooled.sum(0)
-    return contiguous(plain.light_state(x, pooled, weights, norm, heads=heads, has_history=has_history))
-
-
-def base_state(
-    x: Tensor, pooled: Tensor, weights: Weights, norm: FrozenNorm | None, earlier: Tensor | None, *, heads: int
-) -> State:
-    """See `coefficients.base_state`."""
-    if supports(weights):
-        earlier = None if earlier is None else earlier.float().contiguous()
-        return compute_state(pooled, weights, norm, earlier, heads, softmax=True, has_history=False)
-    return contiguous(plain.base_state(x, pooled.sum(0), weights, norm, earlier, heads=heads))
-
-
-def light_backward(x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, sums: Tensor) -> tuple:
-    """See `coefficients.light_backward`."""
-    if supports(weights):
-        return compute_backward(x, state, weights, norm, sums, sums, None, softmax=False)[:2]
-    return plain.light_backward(x, state, weights, norm, totals(sums, state))
-
-
-def base_backward(
-    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, sums: Tensor, taps: Tensor,
-    grad_keys: Tensor | None,
-) -> tuple:  # fmt: skip
-    """See `coefficients.base_backward`."""
-    if supports(weights):
-        grad_keys = None if grad_keys is None else grad_keys.contiguous()
-        return compute_backward(x, state, weights, norm, sums, taps, grad_keys, softmax=True)
-    return plain.base_backward(x, state, weights, norm, sums.sum(0), totals(taps, state), grad_keys)
