@@ -110,10 +110,11 @@ def choose_fusion(
         return Fusion("nothing", "naive", f"{type(attention).__name__} has no fused path")
     if obstacle := variant.obstacle(attention):
         return Fusion("nothing", "naive", obstacle)
-    if any(has_hooks(module) for module in attention.modules()):
-        return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
-    if any(type(part) not in PARTS for part in attention.children()):
-        return Fusion("nothing", "naive", "a projection was replaced by another module")
+    for part in (attention, *attention.children()):
+        if type(part) not in PARTS and part is not attention:
+            return Fusion("nothing", "naive", "a projection was replaced by another module")
+        if has_hooks(part):
+            return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
@@ -141,6 +142,8 @@ def is_frozen_bn(norm: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    hooked = any(getattr(module, kind) or getattr(nn_module, f"_global{kind}") for kind in kinds)
-    return hooked or "forward" in vars(module)
+    own, shared = vars(module), nn_module
+    before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"] or shared._global_forward_pre_hooks
+    after = own["_forward_hooks"] or own["_backward_hooks"] or shared._global_forward_hooks
+    backward = shared._global_backward_pre_hooks or shared._global_backward_hooks
+    return bool(before or after or backward or "forward" in own)

@@ -6,7 +6,7 @@ the stage.
 
 from mrla_mm.ops.base import base_fused
 from mrla_mm.ops.coefficients import FrozenNorm, Weights
-from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting
+from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
     affine_residual,
@@ -49,4 +49,5 @@ __all__ = [
     "softmax_scores",
     "split_heads",
     "weighted_sum",
+    "why_not_fused",
 ]

@@ -221,7 +221,7 @@ def attention_backward(
     by_score = taps.taps[..., :1].transpose(1, 2) if sums is None else sums[:, :-1]  # (B, T, C), gradient of gain
     if weights.value is not None:
         gain = None if softmax or state.gain is None else state.gain.unsqueeze(-1)
-        grad_value = product(taps.taps, gain).sum(0)
+        grad_value = product(taps.taps, gain).sum(0).view_as(weights.value)
         if sums is None:
             by_score = (taps.taps * at_least_float32(weights.value).flatten(1)).sum(-1).unsqueeze(1)
     grad_factor = by_score.squeeze(1) if scores is None else (by_score * expand_scores(scores, x.shape[1])).sum(1)

@@ -47,13 +47,14 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
     """
     if tensor.shape != x.shape:
         raise InputError(f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}")
-    return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
+    tensor = tensor if tensor.dtype == x.dtype else tensor.to(x.dtype)
+    return tensor.contiguous(memory_format=dense_format(x))
 
 
 def cast_gradients(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients in the precision and shape of their tensors; None where there is no tensor."""
+    """Gradients in the precision of their tensors; None where there is no tensor."""
     pairs = zip(gradients, tensors, strict=True)
-    return [None if grad is None or t is None else grad.to(t.dtype).view(t.shape) for grad, t in pairs]
+    return [None if grad is None or t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs]
 
 
 def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:

@@ -116,15 +116,25 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
 def test_triton_is_tried_before_it_is_trusted(monkeypatch):
     from mrla_mm.ops import triton as passes
 
-    here = torch.device(DEVICE)
-    assert dispatch.why_triton_fails.__wrapped__(here) == ""
+    here = torch.device(DEVICE), torch.bfloat16, True
+    assert dispatch.why_triton_fails.__wrapped__(*here) == ""
 
     def no_compiler(x):
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(passes, "pool", no_compiler)
     with pytest.warns(UserWarning, match="C compiler"):
-        assert "C compiler" in dispatch.why_triton_fails.__wrapped__(here)
+        assert "C compiler" in dispatch.why_triton_fails.__wrapped__(*here)
+
+    def no_memory(x):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(passes, "pool", no_memory)
+    dispatch.why_triton_fails.cache_clear()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        dispatch.why_triton_fails(*here)
+    monkeypatch.undo()
+    assert dispatch.why_triton_fails(*here) == ""
 
 
 @pytest.fixture
@@ -213,11 +223,12 @@ def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
 
 def test_maps_beyond_32_bits_take_the_fused_path(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device: "")
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
 
     class OnGpu(torch.Tensor):
         device = torch.device("cuda")
 
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     x = torch.empty(1, 64, 5800, 5800, dtype=torch.float16, device="meta").as_subclass(OnGpu)
     assert choose_path(x).path == "fused"
     assert choose_path(x[:, :32]).path == "triton"

@@ -19,15 +19,21 @@ def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...
         tensors: in the order of the kernel's parameters; None for what is absent.
         *rest: numbers and constants.
     """
-    device = tensors[0].get_device()
-    key = kernel.__name__, device, grid, rest, *[None if t is None else t.dtype for t in tensors]
-    aligned = all(t is None or t.data_ptr() % 16 == 0 for t in tensors)  # else Triton compiles another kernel
+    key, bits = [kernel.__name__, tensors[0].get_device(), grid, rest], 0
+    for tensor in tensors:
+        if tensor is None:
+            key.append(None)
+        else:
+            key.append(tensor.dtype)
+            bits |= tensor.data_ptr()
+    key = None if bits % 16 else tuple(key)  # Triton compiles another kernel for addresses that are not aligned
     with torch.cuda.device_of(tensors[0]):
-        if aligned and key in KNOWN:
-            KNOWN[key](*tensors, *rest)
+        known = KNOWN.get(key)
+        if known is not None:
+            known(*tensors, *rest)
             return
         compiled = kernel[grid](*tensors, *rest)
-        if aligned and compiled is not None:  # the interpreter returns nothing
+        if key and compiled is not None:  # the interpreter returns nothing
             KNOWN[key] = compiled[grid]
 
 
