@@ -148,13 +148,11 @@ def apply_backward(
         torch.ops.aten.threshold_backward.grad_input(through, positive, 0, grad_input=grad_x)
     if grad_history is None:
         return
-    scaled = grad if slope is None else grad * on_grid(slope, grad)
+    slope = torch.ones_like(grad[:1, :, :1, :1]) if slope is None else on_grid(slope, grad)
     if positive is None:
-        grad_history.copy_(scaled)
-    elif slope is None:
-        torch.add(grad_x, grad, out=grad_history)
+        torch.mul(grad, slope, out=grad_history)
     else:
-        torch.addcmul(grad_x, grad, on_grid(slope, grad), out=grad_history)
+        torch.addcmul(grad_x, grad, slope, out=grad_history)
 
 
 def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:

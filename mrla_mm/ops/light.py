@@ -30,13 +30,13 @@ without_autocast = torch._C._DisableAutocast  # a tenth of the cost of torch.aut
 
 
 def dense_format(x: Tensor) -> torch.memory_format:
-    """Layout that the maps are computed in: channels-last where the channels of x lie side by side in memory.
+    """Layout that the maps are computed in: that of x where it is one of the two dense ones.
 
-    Patches behind a class token do, though they are not dense: so they are copied at most, and not transposed.
+    The patches behind a class token are channels-last but for the gap between samples: they are copied, not transposed,
+    except on a CPU, whose passes are several times as fast on contiguous maps.
     """
-    if not x.is_contiguous() and x.stride(1) == 1:
-        return torch.channels_last
-    return torch.contiguous_format
+    last = x.is_contiguous(memory_format=torch.channels_last) or x.device.type != "cpu" and x.stride(1) == 1
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
 def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
@@ -54,7 +54,9 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
 def cast_gradients(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients in the precision of their tensors; None where there is no tensor."""
     pairs = zip(gradients, tensors, strict=True)
-    return [None if grad is None or t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs]
+    return [
+        None if grad is None or t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs
+    ]
 
 
 def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:
