@@ -122,9 +122,9 @@ def unpack_norm(norm: FrozenNorm | None) -> tuple[Tensor | None, Tensor | None, 
     return scale, offset, None if norm.keep is None else norm.keep.unsqueeze(1)
 
 
-def expand_scores(scores: Tensor | None, channels: int) -> Tensor | None:
-    """Repeat scores over the channels of their heads, in at least single precision: (B, T, G) -> (B, T, C)."""
-    return None if scores is None else at_least_float32(scores).repeat_interleave(channels // scores.shape[-1], dim=-1)
+def expand_scores(scores: Tensor, channels: int) -> Tensor:
+    """Repeat scores over the channels of their heads: (B, T, G) -> (B, T, C)."""
+    return scores.unsqueeze(-1).expand(-1, -1, -1, channels // scores.shape[2]).flatten(2)
 
 
 def project_both(pooled: Tensor, weights: Weights) -> Sequence[Tensor]:
@@ -234,7 +234,7 @@ def attention_backward(
             grad_scores = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
         else:
             grad_scores = torch.ops.aten.sigmoid_backward(grad_scores, scores)
-        grad_scores = (grad_scores * width**-0.5).repeat_interleave(width, 2)  # (B, T, E)
+        grad_scores = expand_scores(grad_scores * width**-0.5, keys.shape[2])  # (B, T, E)
         found = grad_scores * state.query.unsqueeze(1)
         grad_keys = found if grad_keys is None else found + grad_keys
         constant, (grad_query, grad_key) = project_both_backward(

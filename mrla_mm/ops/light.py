@@ -54,9 +54,7 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
 def cast_gradients(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Gradients in the precision of their tensors; None where there is no tensor."""
     pairs = zip(gradients, tensors, strict=True)
-    return [
-        None if grad is None or t is None else grad if grad.dtype == t.dtype else grad.to(t.dtype) for grad, t in pairs
-    ]
+    return [None if grad is None or tensor is None else grad.to(tensor.dtype) for grad, tensor in pairs]
 
 
 def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:
