@@ -18,7 +18,7 @@ from torch.nn.modules import module as nn_module
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MRLABase, SoftmaxMemory
-from mrla_mm.ops import LightWeights, base_fused, choose_path, light_fused
+from mrla_mm.ops import Weights, base_fused, choose_path, light_fused
 
 
 class Fusion(NamedTuple):
@@ -33,7 +33,7 @@ class FusedVariant(NamedTuple):
     """A variant's fused path.
 
     Attributes:
-        run: called with (attention, path, c, shortcut, memory, add_relu=, affine=), returns out and the new memory; see
+        run: called with (attention, path, c, shortcut, memory, add_relu=, norm=), returns out and the new memory; see
             `mrla_mm.ops.light` for what each means.
         obstacle: returns why an instance has no fused path, or an empty string.
         supports_branch: whether the norm and residual behind an instance can be fused too.
@@ -53,7 +53,7 @@ def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memo
         path,
         c,
         shortcut if branch["add_relu"] else history,
-        LightWeights(query, key, value, attention.history_scale),
+        Weights(query, key, value, attention.history_scale),
         heads=attention.heads,
         has_history=history is not None,
         **branch,
@@ -64,9 +64,9 @@ def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memo
 def run_base(attention: MRLABase, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
     """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
     earlier = memory or SoftmaxMemory()
-    weights = (attention.query.weight, attention.key.weight, attention.value.weight)
-    out, key, value = base_fused(path, c, shortcut, weights, earlier, heads=attention.heads, **branch)
-    return out, SoftmaxMemory((*earlier.keys, key), (*earlier.values, value))
+    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
+    out, *memory = base_fused(path, c, shortcut, weights, earlier, heads=attention.heads, **branch)
+    return out, SoftmaxMemory(*memory)
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -110,10 +110,11 @@ def choose_fusion(
         return Fusion("nothing", "naive", f"{type(attention).__name__} has no fused path")
     if obstacle := variant.obstacle(attention):
         return Fusion("nothing", "naive", obstacle)
-    if any(has_hooks(module) for module in attention.modules()):
-        return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
-    if any(type(part) not in PARTS for part in attention.children()):
-        return Fusion("nothing", "naive", "a projection was replaced by another module")
+    for part in (attention, *attention.children()):
+        if type(part) not in PARTS and part is not attention:
+            return Fusion("nothing", "naive", "a projection was replaced by another module")
+        if has_hooks(part):
+            return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
@@ -141,6 +142,8 @@ def is_frozen_bn(norm: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    hooked = any(getattr(module, kind) or getattr(nn_module, f"_global{kind}") for kind in kinds)
-    return hooked or "forward" in vars(module)
+    own, shared = vars(module), nn_module
+    before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"] or shared._global_forward_pre_hooks
+    after = own["_forward_hooks"] or own["_backward_hooks"] or shared._global_forward_hooks
+    backward = shared._global_backward_pre_hooks or shared._global_backward_hooks
+    return bool(before or after or backward or "forward" in own)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mrla_mm.attention.base import Memory
 from mrla_mm.attention.fusion import FUSED, Fusion, choose_fusion
 from mrla_mm.errors import InputError
-from mrla_mm.ops import Affine, frozen_bn_affine
+from mrla_mm.ops import FrozenNorm
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
@@ -87,7 +87,7 @@ class LayerAttentionResidual(BaseModule):
         """
         fusion = choose_fusion(self, x)
         if fusion.extent == "branch":
-            return self.run_fused(fusion.path, x, shortcut, memory, affine=self.branch_affine(x, keep))
+            return self.run_fused(fusion.path, x, shortcut, memory, norm=self.frozen_norm(x, keep))
         out, memory = self.attend(fusion, x, shortcut, memory)
         branch = self.drop_path(self.norm(out))
         return x + (branch if keep is None else branch * keep), memory
@@ -102,7 +102,7 @@ class LayerAttentionResidual(BaseModule):
         """
         fusion = choose_fusion(self, c, shortcut=shortcut, relu=relu)
         if fusion.extent == "all":
-            return self.run_fused(fusion.path, c, shortcut, memory, add_relu=True, affine=self.branch_affine(c))
+            return self.run_fused(fusion.path, c, shortcut, memory, add_relu=True, norm=self.frozen_norm(c))
         return self(relu(c + shortcut), shortcut, memory)
 
     def attend(self, fusion: Fusion, x: Tensor, shortcut: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
@@ -118,17 +118,17 @@ class LayerAttentionResidual(BaseModule):
         shortcut: Tensor,
         memory: Memory,
         add_relu: bool = False,
-        affine: Affine | None = None,
+        norm: FrozenNorm | None = None,
     ) -> tuple[Tensor, Memory]:
         """Run the fused path of the attention's class; see `mrla_mm.ops.light` for the arguments."""
         run = FUSED[type(self.attention)].run
-        return run(self.attention, path, x, shortcut, memory, add_relu=add_relu, affine=affine)
+        return run(self.attention, path, x, shortcut, memory, add_relu=add_relu, norm=norm)
 
-    def branch_affine(self, x: Tensor, keep: Tensor | None = None) -> Affine:
-        """Frozen norm as scale and offset (C,), and the drop-path factor of each sample (B,)."""
+    def frozen_norm(self, x: Tensor, keep: Tensor | None = None) -> FrozenNorm:
+        """The norm, and the drop-path factor of each sample (B,)."""
         norm = self.norm
-        scale, offset = frozen_bn_affine(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
         if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):
             drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
             keep = drawn if keep is None else keep * drawn
-        return Affine(scale, offset, None if keep is None else keep.flatten())
+        keep = None if keep is None else keep.flatten()
+        return FrozenNorm(norm.weight, norm.bias, norm.running_mean, norm.running_var, keep, norm.eps)

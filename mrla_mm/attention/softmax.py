@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -10,9 +11,9 @@ from mrla_mm.ops import global_average, softmax_scores, weighted_sum
 
 
 class SoftmaxMemory(NamedTuple):
-    """Keys (B, G, D) and values (B, C, H, W) of the stage's layers so far, each kept once."""
+    """Keys (B, T, E), E = G * D, and T values (B, C, H, W), each kept once, of the stage's layers so far."""
 
-    keys: tuple[Tensor, ...] = ()
+    keys: Tensor | None = None
     values: tuple[Tensor, ...] = ()
 
 
@@ -34,8 +35,10 @@ class MRLABase(LayerAttention):
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         earlier = memory or SoftmaxMemory()
         query, key = self.query_and_key(x)  # (B, G, D)
-        memory = SoftmaxMemory((*earlier.keys, key), (*earlier.values, self.project_value(x)))
-        scores = softmax_scores(query, memory.keys)  # (B, G, T)
+        own = key.flatten(1).unsqueeze(1)
+        keys = own if earlier.keys is None else torch.cat((earlier.keys, own), 1)  # (B, T, E)
+        memory = SoftmaxMemory(keys, (*earlier.values, self.project_value(x)))
+        scores = softmax_scores(query, keys.unflatten(2, query.shape[1:]).unbind(1))  # (B, G, T)
         return weighted_sum(scores, memory.values), memory
 
 

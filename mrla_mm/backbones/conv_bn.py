@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mrla_mm.attention.fusion import has_hooks, is_frozen_bn
-from mrla_mm.ops import choose_path, frozen_bn_affine
+from mrla_mm.ops import choose_path, frozen_bn_affine, why_not_fused
 
 # Minimum number of elements of the output at which folding pays off; measured with two cores, estimated for a GPU.
 MIN_NUMEL_TO_FOLD = {"cpu": 2**17, "cuda": 2**24}
@@ -54,13 +54,13 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
 
     It saves nothing where the output has fewer elements than the weights.
     """
-    plain = type(conv) is nn.Conv2d and is_frozen_bn(norm) and not has_hooks(conv) and not has_hooks(norm)
-    if not plain or choose_path(x).path == "naive":
+    if type(conv) is not nn.Conv2d or why_not_fused(x):
         return False
-    rows, columns = conv.stride
-    numel = conv.out_channels * x.shape[0] * (x.shape[2] // rows) * (x.shape[3] // columns)
-    minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
-    return numel >= max(minimum, conv.weight.numel())
+    (rows, columns), (batch, _, height, width) = conv.stride, x.shape
+    numel = conv.out_channels * batch * (height // rows) * (width // columns)
+    if numel < MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"]) or numel < conv.weight.numel():
+        return False
+    return is_frozen_bn(norm) and not has_hooks(conv) and not has_hooks(norm) and choose_path(x).path != "naive"
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:

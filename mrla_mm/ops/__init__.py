@@ -5,13 +5,12 @@ the stage.
 """
 
 from mrla_mm.ops.base import base_fused
-from mrla_mm.ops.coefficients import Affine, LightWeights
-from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting
+from mrla_mm.ops.coefficients import FrozenNorm, Weights
+from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
     affine_residual,
     at_least_float32,
-    base_scores,
     depthwise_value,
     expand_heads,
     feature_map,
@@ -28,13 +27,12 @@ from mrla_mm.ops.reference import (
 )
 
 __all__ = [
-    "Affine",
     "Choice",
-    "LightWeights",
+    "FrozenNorm",
+    "Weights",
     "affine_residual",
     "at_least_float32",
     "base_fused",
-    "base_scores",
     "choose_path",
     "depthwise_value",
     "expand_heads",
@@ -51,4 +49,5 @@ __all__ = [
     "softmax_scores",
     "split_heads",
     "weighted_sum",
+    "why_not_fused",
 ]

@@ -1,12 +1,15 @@
-"""MRLA-light as one linear function of the maps: its coefficients, and how their gradients follow from grid sums.
+"""Layer attention as linear functions of the maps: their coefficients, and how gradients follow from grid sums.
 
-With the gate A, the drop-path factor k, and a frozen batch norm of scale s and offset t, the residual branch is
+With the scores A of a layer, the drop-path factor k, and a frozen batch norm of scale s and offset t, the residual
+branch is
 
-    y = x + k (s (A dw(x; W) + lambda p) + t) = x + dw(x; taps) + slope p + shift
-    taps = k s A W,  slope = k s lambda,  shift = k t           per sample and channel
+    light   y = x + k (s (A dw(x; W) + lambda p) + t) = x + gain dw(x; W) + slope p + shift
+    base    y = x + k (s sum_s A_s v_s + t)           = x + gain sum_s A_s v_s + shift
 
-where dw is the depthwise convolution and p the history. Backward therefore needs only three sums over the grid: of grad
-times each shifted x, of grad times p, and of grad. Everything here is small and at least in single precision.
+    gain = k s [A],  slope = k s lambda,  shift = k t           per sample and channel
+
+where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of grad times each
+shifted x, or times each value, of grad times p, and of grad. Everything here is small and at least in single precision.
 """
 
 from collections.abc import Sequence
@@ -16,23 +19,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.reference import at_least_float32, light_gate
+from mrla_mm.ops.reference import at_least_float32, frozen_bn_affine, light_gate, softmax_scores
 
 
-class Affine(NamedTuple):
-    """What the residual branch does with an attention's output o: y = x + keep (scale o + offset).
+class FrozenNorm(NamedTuple):
+    """What the residual branch does with an attention's output o: y = x + keep norm(o).
 
-    scale and offset (C,) are a batch norm with frozen statistics; keep (B,) is the drop-path factor of each sample, or
-    None for 1. keep takes no gradient.
+    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and variance (C,) take no
+    gradient. keep (B,) is the drop-path factor of each sample, or None for 1, and takes none either.
     """
 
-    scale: Tensor
-    offset: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    variance: Tensor
     keep: Tensor | None = None
+    eps: float = 1e-5
 
 
-class LightWeights(NamedTuple):
-    """Parameters of MRLA-light; None stands for what a variant lacks.
+class Weights(NamedTuple):
+    """Parameters of an attention; None stands for what a variant lacks.
 
     query and key (1, 1, k) or (E, C), without which the gate is 1; value (C, 1, 3, 3), without which v = x;
     history_scale (C,), without which lambda = 1.
@@ -44,10 +50,27 @@ class LightWeights(NamedTuple):
     history_scale: Tensor | None = None
 
 
-class Coefficients(NamedTuple):
-    """The linear function of the maps: taps (B, C, n), n = 9 or 1; slope and shift (B or 1, C) or None for 0."""
+class State(NamedTuple):
+    """What a layer's attention comes to, and what its backward needs; a first side of B throughout.
 
-    taps: Tensor
+    pooled (B, C); query (B, E); keys of the stage's layers so far (B, T, E), T = 1 for light; scores (B, T, G); gain,
+    slope and shift (B, C). None stands for what there is none of: a gain or slope of 1, a shift of 0.
+    """
+
+    pooled: Tensor | None = None
+    query: Tensor | None = None
+    keys: Tensor | None = None
+    scores: Tensor | None = None
+    gain: Tensor | None = None
+    slope: Tensor | None = None
+    shift: Tensor | None = None
+
+
+class Coefficients(NamedTuple):
+    """The function gain dw(x; weight) + slope p + shift: weight (C, 1, 3, 3), others (B, C); None as in `State`."""
+
+    weight: Tensor | None
+    gain: Tensor | None = None
     slope: Tensor | None = None
     shift: Tensor | None = None
 
@@ -60,28 +83,26 @@ class GridSums(NamedTuple):
     shift: Tensor | None = None
 
 
-class Gate(NamedTuple):
-    """Gate of MRLA-light (B, G) and what its backward needs: pooled (B, C), query and key (B, 2, E)."""
-
-    pooled: Tensor | None = None
-    query_key: Tensor | None = None
-    gate: Tensor | None = None
+def take(tensor: Tensor | None, samples: slice | None) -> Tensor | None:
+    """Some samples of a tensor, or all of them, the tensor itself."""
+    return tensor if tensor is None or samples is None else tensor[samples]
 
 
-def take(parts: tuple | None, samples: slice) -> tuple | None:
-    """Tensors of some samples; what all samples share, (C,) or (1, C), stays."""
-    if parts is None:
-        return None
-    if isinstance(parts, Affine):
-        return parts._replace(keep=None if parts.keep is None else parts.keep[samples])
-    return type(parts)(*(None if t is None else t[samples] for t in parts))
+def take_all(state: State, samples: slice | None) -> State:
+    """Some samples of each tensor."""
+    return state if samples is None else State(*(take(tensor, samples) for tensor in state))
 
 
-def cat_chunks(chunks: Sequence[Gate]) -> Gate:
+def take_norm(norm: FrozenNorm | None, samples: slice | None) -> FrozenNorm | None:
+    """Norm and drop-path factors of some samples."""
+    return norm if norm is None or norm.keep is None else norm._replace(keep=take(norm.keep, samples))
+
+
+def cat_chunks(chunks: Sequence[State]) -> State:
     """Tensors of all samples from those of parts of the batch."""
     if len(chunks) == 1:
         return chunks[0]
-    return Gate(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True)))
+    return State(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
 
 def product(*factors: Tensor | None) -> Tensor | None:
@@ -93,105 +114,147 @@ def product(*factors: Tensor | None) -> Tensor | None:
     return found
 
 
-def at_least_2d(per_channel: Tensor | None) -> Tensor | None:
-    """(C,) -> (1, C); (B, C) as it is."""
-    return per_channel.unsqueeze(0) if per_channel is not None and per_channel.dim() == 1 else per_channel
+def unpack_norm(norm: FrozenNorm | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Scale and offset (C,) in at least single precision, keep (B, 1); None each without a norm."""
+    if norm is None:
+        return None, None, None
+    scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
+    return scale, offset, None if norm.keep is None else norm.keep.unsqueeze(1)
 
 
-def unpack_affine(affine: Affine | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Scale and offset (C,) in at least single precision, keep (B, 1); None each without an affine."""
-    scale, offset, keep = affine or (None, None, None)
-    return at_least_float32(scale), at_least_float32(offset), None if keep is None else keep.unsqueeze(1)
+def expand_scores(scores: Tensor, channels: int) -> Tensor:
+    """Repeat scores over the channels of their heads: (B, T, G) -> (B, T, C)."""
+    return scores.unsqueeze(-1).expand(-1, -1, -1, channels // scores.shape[2]).flatten(2)
 
 
-def expand_gate(gate: Tensor | None, channels: int) -> Tensor | None:
-    """Repeat a gate over the channels of its head: (B, G) -> (B, C)."""
-    return None if gate is None else gate.unsqueeze(2).expand(-1, -1, channels // gate.shape[1]).flatten(1)
-
-
-def project_both(pooled: Tensor, weights: LightWeights, heads: int) -> Gate:
-    """Query, key and gate of pooled channels (B, C); query and key are one operation."""
+def project_both(pooled: Tensor, weights: Weights) -> Sequence[Tensor]:
+    """Query and key (B, E) of pooled channels (B, C), by one operation."""
     both = torch.cat((weights.query, weights.key)).to(pooled.dtype)  # (2, 1, k) or (2 E, C)
     if both.dim() == 2:
-        query_key = F.linear(pooled, both).unflatten(1, (2, -1))  # (B, 2, E)
-    else:
-        query_key = F.conv1d(pooled.unsqueeze(1), both, padding=both.shape[-1] // 2)  # (B, 2, C)
-    query, key = query_key.unflatten(2, (heads, -1)).unbind(1)
-    return Gate(pooled, query_key, light_gate(query, key))
+        return F.linear(pooled, both).chunk(2, 1)
+    return F.conv1d(pooled.unsqueeze(1), both, padding=both.shape[-1] // 2).unbind(1)
 
 
-def light_coefficients(
-    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, has_history: bool
-) -> tuple[Gate, Coefficients]:
-    """Return the gate, from its pooled channels unless it is known, and the coefficients for x (B, C, H, W)."""
-    if gate.pooled is not None and gate.gate is None:
-        gate = project_both(gate.pooled, weights, heads)
-    (scale, offset, keep), (batch, channels) = unpack_affine(affine), x.shape[:2]
-    taps = at_least_2d(product(expand_gate(gate.gate, channels), scale, keep))  # (B or 1, C): the gain, keep scale gate
-    if weights.value is not None:
-        taps = product(at_least_float32(weights.value).flatten(1), None if taps is None else taps.unsqueeze(-1))
-    else:
-        taps = torch.ones(1, 1, 1, dtype=gain_dtype(x), device=x.device) if taps is None else taps.unsqueeze(-1)
-    slope = None
-    if has_history:
-        slope = product(at_least_float32(weights.history_scale), scale, keep)
-        slope = torch.ones(channels, dtype=gain_dtype(x), device=x.device) if slope is None else slope
-    return gate, Coefficients(
-        taps.expand(batch, channels, -1).contiguous(), at_least_2d(slope), at_least_2d(product(offset, keep))
-    )
-
-
-def gain_dtype(x: Tensor) -> torch.dtype:
-    """Precision of the coefficients for a map."""
-    return torch.promote_types(x.dtype, torch.float32)
-
-
-def light_coefficients_backward(
-    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, sums: GridSums
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """Gradients that follow from the sums over the grid.
-
-    Returns:
-        What the gate adds to the gradient of every position of x (B, C); the gradients of the four weights, of scale
-        and of offset, summed over the samples; None for what is absent.
-    """
-    (scale, _, keep), channels = unpack_affine(affine), x.shape[1]
-    query, key, value, history_scale = weights
-    grad_gain = sums.taps[..., 0]  # (B, C)
-    if value is not None:
-        grad_gain = (sums.taps * at_least_float32(value).flatten(1)).sum(-1)
-    constant = grad_query = grad_key = grad_value = grad_history = grad_scale = grad_offset = None
-    if gate.gate is not None:
-        constant, (grad_query, grad_key) = gate_backward(gate, weights, product(grad_gain, scale, keep))
-        constant = constant / (x.shape[2] * x.shape[3])
-    gates = expand_gate(gate.gate, channels)
-    if value is not None:
-        gain = at_least_2d(product(gates, scale, keep))
-        grad_value = product(sums.taps, None if gain is None else gain.unsqueeze(-1)).sum(0).view(value.shape)
-    grad_slope = None if sums.slope is None else product(sums.slope, keep)
-    if history_scale is not None and grad_slope is not None:
-        grad_history = product(grad_slope.sum(0), scale)
-    if scale is not None:
-        grad_scale = product(grad_gain, gates, keep)
-        if grad_slope is not None:
-            grad_scale = grad_scale + product(grad_slope, at_least_float32(history_scale))
-        grad_scale, grad_offset = grad_scale.sum(0), product(sums.shift, keep).sum(0)
-    return constant, [grad_query, grad_key, grad_value, grad_history, grad_scale, grad_offset]
-
-
-def gate_backward(gate: Gate, weights: LightWeights, grad_gates: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-    """Gradients of pooled (B, C), and of the weights of query and key, from those of the gate by channel (B, C)."""
-    pooled, query_key, gates = gate
-    grad_gate = grad_gates.unflatten(1, (gates.shape[1], -1)).sum(-1)  # (B, G)
-    key_query = query_key.flip(1).unflatten(2, (gates.shape[1], -1))  # (B, 2, G, D)
-    grad_score = torch.ops.aten.sigmoid_backward(grad_gate, gates) * key_query.shape[-1] ** -0.5  # (B, G)
-    grad_query_key = (grad_score[:, None, :, None] * key_query).flatten(2)  # (B, 2, E)
+def project_both_backward(
+    pooled: Tensor, weights: Weights, grad_query: Tensor, grad_key: Tensor
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """Gradients of pooled (B, C), and of the weights of query and key."""
     both = torch.cat((weights.query, weights.key)).to(pooled.dtype)
     if both.dim() == 2:
-        flat = grad_query_key.flatten(1)
+        flat = torch.cat((grad_query, grad_key), 1)
         return flat @ both, (flat.T @ pooled).chunk(2)
     grad_pooled, grad_both, _ = torch.ops.aten.convolution_backward(
-        grad_query_key, pooled.unsqueeze(1), both, None,
+        torch.stack((grad_query, grad_key), 1), pooled.unsqueeze(1), both, None,
         [1], [both.shape[-1] // 2], [1], False, [0], 1, [True, True, False],
     )  # fmt: skip
     return grad_pooled.squeeze(1), grad_both.chunk(2)
+
+
+def attention_state(
+    x: Tensor,
+    pooled: Tensor | None,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    *,
+    heads: int,
+    softmax: bool,
+    has_history: bool = False,
+    earlier: Tensor | None = None,
+) -> State:
+    """State of a layer.
+
+    Args:
+        x: its map (B, C, H, W).
+        pooled: its channels' averages (B, C); None for a light attention without a gate.
+        weights: its parameters.
+        norm: the norm behind it.
+        heads: G.
+        softmax: the scores are those of base, else of light.
+        has_history: whether there is a history to scale.
+        earlier: keys (B, T - 1, E) of the stage's earlier layers, for base.
+    """
+    scale, offset, keep = unpack_norm(norm)
+    query = keys = scores = gates = None
+    if pooled is not None:
+        query, key = project_both(pooled, weights)
+        keys = key.unsqueeze(1) if earlier is None else torch.cat((earlier, key.unsqueeze(1)), 1)
+        split = [part.unflatten(1, (heads, -1)) for part in (query, *keys.unbind(1))]
+        if softmax:
+            scores = softmax_scores(split[0], split[1:]).transpose(1, 2)  # (B, T, G)
+        else:
+            scores = light_gate(*split).unsqueeze(1)  # (B, 1, G)
+            gates = expand_scores(scores, x.shape[1]).squeeze(1)
+    slope = product(at_least_float32(weights.history_scale), scale, keep) if has_history else None
+    factors = product(gates, scale, keep), slope, product(offset, keep)
+    return State(pooled, query, keys, scores, *(None if f is None else f.expand(x.shape[:2]) for f in factors))
+
+
+def attention_backward(
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    taps: GridSums,
+    sums: Tensor | None = None,
+    grad_keys: Tensor | None = None,
+    *,
+    softmax: bool,
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
+    """Gradients that follow from the sums over the grid.
+
+    Args:
+        x: map (B, C, H, W) of the layer.
+        state: its state.
+        weights: its parameters.
+        norm: the norm behind it.
+        taps: sums of grad, of light, or of the own value's gradient, of base.
+        sums: for base, those of grad times each value and, last, of grad (B, T + 1, C).
+        grad_keys: gradient of the keys (B, T, E) from later layers.
+        softmax: the scores are those of base, else of light.
+
+    Returns:
+        What the scores add to the gradient of every position of x (B, C); the gradients of the four weights and of the
+        norm's weight and bias, summed over the samples; the gradient of the earlier keys. None for what is absent.
+    """
+    (scale, _, keep), scores, keys = unpack_norm(norm), state.scores, state.keys
+    constant = grad_query = grad_key = grad_value = grad_history = None
+    by_score = taps.taps[..., :1].transpose(1, 2) if sums is None else sums[:, :-1]  # (B, T, C), gradient of gain
+    if weights.value is not None:
+        gain = None if softmax or state.gain is None else state.gain.unsqueeze(-1)
+        grad_value = product(taps.taps, gain).sum(0).view_as(weights.value)
+        if sums is None:
+            by_score = (taps.taps * at_least_float32(weights.value).flatten(1)).sum(-1).unsqueeze(1)
+    grad_factor = by_score.squeeze(1) if scores is None else (by_score * expand_scores(scores, x.shape[1])).sum(1)
+    if scores is not None:
+        heads, width = scores.shape[2], keys.shape[2] // scores.shape[2]
+        factor = product(scale, keep)  # (C,), (B, C), or None
+        by_score = product(by_score, factor if factor is None or factor.dim() == 1 else factor.unsqueeze(1))
+        grad_scores = by_score.unflatten(2, (heads, -1)).sum(-1)  # (B, T, G)
+        if softmax:
+            grad_scores = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
+        else:
+            grad_scores = torch.ops.aten.sigmoid_backward(grad_scores, scores)
+        grad_scores = expand_scores(grad_scores * width**-0.5, keys.shape[2])  # (B, T, E)
+        found = grad_scores * state.query.unsqueeze(1)
+        grad_keys = found if grad_keys is None else found + grad_keys
+        constant, (grad_query, grad_key) = project_both_backward(
+            state.pooled, weights, (grad_scores * keys).sum(1), grad_keys[:, -1]
+        )
+        constant = constant / (x.shape[2] * x.shape[3])
+    if taps.slope is not None:
+        history_scale = at_least_float32(weights.history_scale)
+        grad_factor = grad_factor + product(taps.slope, history_scale)
+        if history_scale is not None:
+            grad_history = product(product(taps.slope, keep).sum(0), scale)
+    of_norm = norm_backward(norm, grad_factor, taps.shift if sums is None else sums[:, -1])
+    earlier = grad_keys[:, :-1] if softmax and keys.shape[1] > 1 else None
+    return constant, [grad_query, grad_key, grad_value, grad_history, *of_norm], earlier
+
+
+def norm_backward(norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of a norm's weight and bias (C,) from those of scale times keep and of shift, (B, C) each."""
+    if norm is None:
+        return None, None
+    keep = None if norm.keep is None else norm.keep.unsqueeze(1)
+    grad_scale, grad_bias = (product(part, keep).sum(0) for part in (grad_factor, grad_sum))
+    return torch.rsqrt(at_least_float32(norm.variance) + norm.eps) * (grad_scale - norm.mean * grad_bias), grad_bias

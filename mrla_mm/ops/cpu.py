@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (  # noqa: F401  the last two belong to the passes' interface
+from mrla_mm.ops.coefficients import (  # noqa: F401  the first two belong to the passes' interface
     Coefficients,
     GridSums,
-    light_coefficients,
-    light_coefficients_backward,
+    State,
+    attention_backward,
+    attention_state,
+    expand_scores,
 )
 from mrla_mm.ops.reference import at_least_float32, global_average
 
@@ -24,14 +26,17 @@ CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-l
 EXACT = (torch.float32, torch.float64)  # in less precision a weight of 1 for the residual would swallow small weights
 
 
-def chunks(x: Tensor) -> Iterator[slice]:
-    """Slices of the batch whose maps fit the cache of a CPU; elsewhere the whole batch.
+def chunks(x: Tensor) -> Iterator[slice | None]:
+    """Slices of the batch whose maps fit the cache of a CPU; None for all of it, as elsewhere.
 
     Channels-last maps cannot be seen as one map of b * c channels, so they go one by one.
     """
     step = batch = x.shape[0]
     if x.device.type == "cpu":
         step = math.ceil(batch / math.ceil(x.nbytes / CHUNK_BYTES)) if x.is_contiguous() else 1
+    if step == batch:
+        yield None
+        return
     for start in range(0, batch, step):
         yield slice(start, start + step)
 
@@ -75,25 +80,31 @@ def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor 
 def apply(
     x: Tensor, history: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor | None = None
 ) -> Tensor:
-    """Return [x +] dw(x; taps) + slope history + shift, all (B, C, H, W); written into out if it is given."""
-    taps, slope, shift = coefficients
+    """Return [x +] gain dw(x; weight) + slope history + shift, all (B, C, H, W); written into out if it is given."""
+    weight, gain, slope, shift = coefficients
+    taps = at_least_float32(x.new_ones(1, 1) if weight is None else weight.flatten(1))  # (C or 1, 9 or 1)
+    if gain is not None:
+        taps = gain.unsqueeze(-1) * taps
+    taps = taps.expand(*x.shape[:2], -1)
     in_taps = residual and x.dtype in EXACT
     if in_taps:
         taps = taps.clone()
         taps[..., taps.shape[-1] // 2].add_(1)
     part, last = depthwise(x, taps, shift), residual and not in_taps
-    if history is not None:
+    if history is not None and slope is not None:
         part = torch.addcmul(part, history, on_grid(slope, x), out=out)
+    elif history is not None:
+        part = torch.add(part, history, out=out)
     elif out is not None and not last:
         part = out.copy_(part)
     return torch.add(x, part, out=out) if last else part
 
 
-def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, size: int, *, shift: bool) -> GridSums:
-    """Sums over the grid that all gradients of weights follow from; `size` taps, 9 or 1, and that of grad if asked."""
+def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool) -> GridSums:
+    """Sums over the grid that all gradients of weights follow from: 9 taps, or 1 without value; of grad if asked."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     grad_slope = None if history is None else grid_sum(grad.to(dtype) * history)
-    if size == 1:
+    if not value:
         taps = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
         return GridSums(taps, grad_slope, grid_sum(grad) if shift else None)
     groups, with_bias = x.shape[0] * x.shape[1], shift and x.dtype in EXACT
@@ -105,7 +116,7 @@ def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, size: int, *, shi
     )  # fmt: skip
     if shift:
         grad_shift = grad_shift.view(x.shape[:2]) if with_bias else grid_sum(grad)
-    return GridSums(grad_taps.to(dtype).view(*x.shape[:2], size), grad_slope, grad_shift if shift else None)
+    return GridSums(grad_taps.to(dtype).view(*x.shape[:2], 9), grad_slope, grad_shift if shift else None)
 
 
 def apply_backward(
@@ -116,6 +127,7 @@ def apply_backward(
     grad_x: Tensor,
     grad_history: Tensor | None = None,
     positive: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> None:
     """Write the gradients of x and, if asked for, of the history: the transpose of `apply`, all (B, C, H, W).
 
@@ -126,48 +138,63 @@ def apply_backward(
         grad_x: gradient of x, or with `positive` of c.
         grad_history: gradient of the history; with `positive`, where the history is the shortcut, also that of the sum.
         positive: x = relu(c + shortcut), through which the gradient goes on to c.
+        added: what else is added to the gradient of x.
     """
-    transposed = Coefficients(coefficients.taps.flip(-1), None, coefficients.shift)
-    if positive is None:
-        apply(grad, None, transposed, residual=residual, out=grad_x)
-    else:
-        through = apply(grad, None, transposed, residual=residual)
+    weight, gain, slope, shift = coefficients
+    transposed = Coefficients(None if weight is None else weight.flip((2, 3)), gain, None, shift)
+    out = None if positive is not None else grad_x
+    through = apply(grad, added, transposed, residual=residual, out=out)
+    if positive is not None:
         torch.ops.aten.threshold_backward.grad_input(through, positive, 0, grad_input=grad_x)
     if grad_history is None:
         return
-    slope = on_grid(coefficients.slope, grad)
+    slope = torch.ones_like(grad[:1, :, :1, :1]) if slope is None else on_grid(slope, grad)
     if positive is None:
         torch.mul(grad, slope, out=grad_history)
     else:
         torch.addcmul(grad_x, grad, slope, out=grad_history)
 
 
-def weighted_sum(
-    x: Tensor | None, weights: Tensor, shift: Tensor | None, values: Sequence[Tensor], *, out: Tensor
-) -> None:
-    """Write [x +] sum_s weights_s values_s [+ shift], reading each value once.
-
-    Shapes:
-        x, T values and out (B, C, H, W), weights (B, C, T), shift (B or 1, C).
-    """
-    factors = [on_grid(weight, out) for weight in weights.unbind(-1)]
+def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
+    """Write [x +] gain sum_s scores_s values_s [+ shift], reading each value once: x, T values and out (B, C, H, W)."""
+    weights = value_weights(state, out)
     first = x is not None and out.dtype in EXACT
     if first:
-        torch.addcmul(x, values[0], factors[0], out=out)
+        torch.addcmul(x, values[0], weights[0], out=out)
     else:
-        torch.mul(values[0], factors[0], out=out)
-    for value, factor in zip(values[1:], factors[1:], strict=True):
-        out.addcmul_(value, factor)
-    if shift is not None:
-        out.add_(on_grid(shift, out))
+        torch.mul(values[0], weights[0], out=out)
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        out.addcmul_(value, weight)
+    if state.shift is not None:
+        out.add_(on_grid(state.shift, out))
     if x is not None and not first:
         out.add_(x)
 
 
-def weighted_sum_backward(grad: Tensor, weights: Tensor, values: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-    """Write the gradient of each value, weights_s grad; return the sums over the grid of grad times value (B, C, T)."""
-    sums = torch.empty_like(weights)
-    for index, (value, gradient) in enumerate(zip(values, grads, strict=True)):
-        sums[..., index] = grid_sum(torch.mul(grad, value, out=gradient))
-        torch.mul(grad, on_grid(weights[..., index], grad), out=gradient)
+def value_weights(state: State, x: Tensor) -> list[Tensor]:
+    """Factor of each value in the precision of the maps, gain times score: T times (B, C, 1, 1)."""
+    weights = expand_scores(state.scores, x.shape[1])  # (B, T, C)
+    if state.gain is not None:
+        weights = weights * state.gain.unsqueeze(1)
+    return [on_grid(weight, x) for weight in weights.unbind(1)]
+
+
+def weighted_sum_backward(
+    grad: Tensor, state: State, values: Sequence[Tensor], grads: Sequence[Tensor], *, fresh: bool
+) -> Tensor:
+    """Add weights_s grad to the gradient of each value; return sums over the grid, (B, T + 1, C).
+
+    They are of grad times each value and, last, where there is a norm, of grad. With `fresh` the gradients are written,
+    whatever they were before.
+    """
+    sums = torch.empty(grad.shape[0], len(values) + 1, grad.shape[1], dtype=state.scores.dtype, device=grad.device)
+    products = torch.empty_like(grad)
+    for index, (value, weight, gradient) in enumerate(zip(values, value_weights(state, grad), grads, strict=True)):
+        sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
+        if fresh:
+            torch.mul(grad, weight, out=gradient)
+        else:
+            gradient.addcmul_(grad, weight)
+    if state.shift is not None:
+        sums[:, -1] = grid_sum(grad)
     return sums

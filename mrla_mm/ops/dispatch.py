@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from mrla_mm.errors import InputError
@@ -54,26 +55,34 @@ def why_not_triton(x: Tensor) -> str:
     """Return why Triton cannot take a feature map, or an empty string."""
     if x.dtype not in TRITON_DTYPES:
         return f"the kernels do not compute in {x.dtype}"
-    if x[0].numel() >= 2**31:
+    if x.numel() >= len(x) * 2**31:
         return "a sample has 2^31 or more elements"
-    return why_triton_fails(x.device)
+    if isinstance(x, FakeTensor):
+        return "a fake tensor has no memory"
+    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return ""  # what is captured was tried when it was warmed up
+    return why_triton_fails(x.device, x.dtype, x.stride(1) == 1)
 
 
 @cache
-def why_triton_fails(device: torch.device) -> str:
-    """Launch one kernel and return why that fails, or an empty string; once per device and process.
+def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> str:
+    """Launch one kernel and return why that fails, or an empty string; once per device, dtype and layout.
 
-    Triton builds its launchers while the program runs, which needs a C compiler and a driver that it knows.
+    Triton builds its launchers while the program runs, which needs a C compiler and a driver that it knows. A lack of
+    memory is no such reason: it is raised, and the next call tries again.
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton does not run on {device.type} (TRITON_INTERPRET=1 interprets it there)"
+    x = torch.zeros(1, 16, 4, 4, device=device, dtype=dtype)
     try:
-        mean = passes_of("triton").pool(torch.ones(1, 1, 2, 2, device=device)).item()
+        passes_of("triton").pool(x.contiguous(memory_format=torch.channels_last) if last else x)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as error:  # whatever a compiler, a driver or Triton itself may raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        warnings.warn(f"layer attention runs without Triton on {device} ({reason})", stacklevel=2)
+        warnings.warn(f"layer attention runs without Triton on {device} in {dtype} ({reason})", stacklevel=2)
         return reason
-    return "" if mean == 1 else f"its kernels are wrong on {device}"
+    return ""
 
 
 def choose_path(x: Tensor) -> Choice:

@@ -2,7 +2,7 @@
 
     x = relu(c + shortcut)      with add_relu, else x = c
     o = gate dw(x) + lambda p   Eq. 8; the history p is the shortcut, or the last layer's o
-    y = x + keep (scale o + offset)     with an affine, else y = o
+    y = x + keep norm(o)        with a norm, else y = o
 
 Saved for backward are two maps, x and the history, and small tensors; `coefficients` derives the gradients. A second
 derivative raises.
@@ -14,16 +14,29 @@ import torch
 from torch import Tensor
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops.coefficients import Affine, Gate, LightWeights, cat_chunks, take
+from mrla_mm.ops.coefficients import (
+    Coefficients,
+    FrozenNorm,
+    State,
+    Weights,
+    cat_chunks,
+    take,
+    take_all,
+    take_norm,
+)
 from mrla_mm.ops.dispatch import passes_of
-from mrla_mm.ops.reference import without_autocast
+
+without_autocast = torch._C._DisableAutocast  # a tenth of the cost of torch.autocast(enabled=False)
 
 
 def dense_format(x: Tensor) -> torch.memory_format:
-    """Layout that the maps are computed in: that of x where it is one of the two dense ones."""
-    if not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    return torch.contiguous_format
+    """Layout that the maps are computed in: that of x where it is one of the two dense ones.
+
+    The patches behind a class token are channels-last but for the gap between samples: they are copied, not transposed,
+    except on a CPU, whose passes are several times as fast on contiguous maps.
+    """
+    last = x.is_contiguous(memory_format=torch.channels_last) or x.device.type != "cpu" and x.stride(1) == 1
+    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
 def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
@@ -34,7 +47,8 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
     """
     if tensor.shape != x.shape:
         raise InputError(f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}")
-    return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
+    tensor = tensor if tensor.dtype == x.dtype else tensor.to(x.dtype)
+    return tensor.contiguous(memory_format=dense_format(x))
 
 
 def cast_gradients(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -57,79 +71,86 @@ def refuse_second_derivative() -> None:
 class LightFunction(torch.autograd.Function):
     """Autograd of MRLA-light; the module has the equations.
 
-    Tensors: the four of LightWeights, then the three of Affine or None. Saved: x, the history, the three of Gate, and
+    Tensors: the four of Weights, then the five of FrozenNorm or None. Saved: x, the history, the seven of State, and
     the tensors.
     """
 
     @staticmethod
-    def forward(ctx, path, heads, has_history, add_relu, c, shortcut, *tensors):
+    def forward(ctx, path, heads, has_history, add_relu, eps, c, shortcut, *tensors):
         """Compute y (B, C, H, W)."""
-        passes, weights, affine = passes_of(path), *unpack(tensors)
-        x, y, gates = torch.empty_like(c) if add_relu else c, torch.empty_like(c), []
-        with without_autocast(c):
+        passes, (weights, norm) = passes_of(path), unpack(tensors, eps)
+        x, y, states = torch.empty_like(c) if add_relu else c, torch.empty_like(c), []
+        with without_autocast():
             for samples in passes.chunks(c):
-                part, pooled = x[samples], None
+                part, history, pooled = take(x, samples), take(shortcut, samples), None
                 if add_relu:
-                    pooled = passes.add_relu(c[samples], shortcut[samples], out=part, pool=weights.query is not None)
+                    pooled = passes.add_relu(take(c, samples), history, out=part, pool=weights.query is not None)
                 elif weights.query is not None:
                     pooled = passes.pool(part)
-                gate, coefficients = passes.light_coefficients(
-                    part, Gate(pooled), weights, take(affine, samples), heads=heads, has_history=has_history
+                state = passes.attention_state(
+                    part, pooled, weights, take_norm(norm, samples), heads=heads, softmax=False, has_history=has_history
                 )
-                history = shortcut[samples] if has_history else None
-                passes.apply(part, history, coefficients, residual=affine is not None, out=y[samples])
-                gates.append(gate)
-        ctx.save_for_backward(x, shortcut if has_history else None, *cat_chunks(gates), *tensors)
-        ctx.path, ctx.heads, ctx.has_history, ctx.add_relu = path, heads, has_history, add_relu
+                passes.apply(
+                    part, history if has_history else None, coefficients_of(state, weights),
+                    residual=norm is not None, out=take(y, samples),
+                )  # fmt: skip
+                states.append(state)
+        ctx.save_for_backward(x, shortcut if has_history else None, *cat_chunks(states), *tensors)
+        ctx.options = path, has_history, add_relu, eps
         return y
 
     @staticmethod
     def backward(ctx, grad):
-        """Compute the gradients of c, the shortcut, and all tensors but keep."""
+        """Compute the gradients of c, the shortcut, and the parameters."""
         refuse_second_derivative()
+        path, has_history, add_relu, eps = ctx.options
         x, history, *small = ctx.saved_tensors
-        gate, tensors, passes = Gate(*small[:3]), small[3:], passes_of(ctx.path)
-        weights, affine = unpack(tensors)
+        state, tensors, passes = State(*small[:7]), small[7:], passes_of(path)
+        weights, norm = unpack(tensors, eps)
         grad, grad_x, partials = match_layout(grad, x), torch.empty_like(x), []
-        grad_shortcut = torch.empty_like(x) if ctx.has_history else None
-        with without_autocast(x):
+        grad_shortcut = torch.empty_like(x) if has_history else None
+        with without_autocast():
             for samples in passes.chunks(x):
-                part, grad_part, factors = x[samples], grad[samples], take(affine, samples)
-                known, coefficients = passes.light_coefficients(
-                    part, take(gate, samples), weights, factors, heads=ctx.heads, has_history=ctx.has_history
-                )
+                part, grad_part, known = take(x, samples), take(grad, samples), take_all(state, samples)
+                coefficients = coefficients_of(known, weights)
                 sums = passes.grid_sums(
-                    grad_part, part, history[samples] if ctx.has_history else None, coefficients.taps.shape[-1],
-                    shift=affine is not None,
-                )  # fmt: skip
-                constant, gradients = passes.light_coefficients_backward(part, known, weights, factors, sums)
+                    grad_part, part, take(history, samples), value=weights.value is not None, shift=norm is not None
+                )
+                constant, gradients, _ = passes.attention_backward(
+                    part, known, weights, take_norm(norm, samples), sums, softmax=False
+                )
                 passes.apply_backward(
-                    grad_part, coefficients._replace(shift=constant), residual=affine is not None,
-                    positive=part if ctx.add_relu else None,
-                    grad_x=grad_x[samples], grad_history=grad_shortcut[samples] if ctx.has_history else None,
+                    grad_part, coefficients._replace(shift=constant), residual=norm is not None,
+                    positive=part if add_relu else None,
+                    grad_x=take(grad_x, samples), grad_history=take(grad_shortcut, samples),
                 )  # fmt: skip
                 partials.append(gradients)
-        if ctx.add_relu and not ctx.has_history:
+        if add_relu and not has_history:
             grad_shortcut = grad_x
-        gradients = cast_gradients(sum_partials(partials), tensors[:-1])
-        return None, None, None, None, grad_x, grad_shortcut, *gradients, None
+        gradients = cast_gradients(sum_partials(partials), tensors[:6])
+        return None, None, None, None, None, grad_x, grad_shortcut, *gradients, None, None, None
 
 
-def unpack(tensors: Sequence[Tensor | None]) -> tuple[LightWeights, Affine | None]:
-    """Weights and affine of the tensors that `LightFunction` takes."""
-    return LightWeights(*tensors[:4]), None if tensors[4] is None else Affine(*tensors[4:])
+def coefficients_of(state: State, weights: Weights) -> Coefficients:
+    """Coefficients of MRLA-light."""
+    return Coefficients(weights.value, state.gain, state.slope, state.shift)
+
+
+def unpack(tensors: Sequence[Tensor | None], eps: float) -> tuple[Weights, FrozenNorm | None]:
+    """Weights and norm of the first nine tensors of a Function."""
+    return Weights(*tensors[:4]), None if tensors[6] is None else FrozenNorm(*tensors[4:9], eps)
 
 
 def light_fused(
     path: str,
     c: Tensor,
     shortcut: Tensor | None,
-    weights: LightWeights,
+    weights: Weights,
     *,
     heads: int,
     has_history: bool,
     add_relu: bool = False,
-    affine: Affine | None = None,
+    norm: FrozenNorm | None = None,
 ) -> Tensor:
     """MRLA-light by a fused path; see the module for the equations.
 
@@ -141,12 +162,12 @@ def light_fused(
         heads: G.
         has_history: whether there is a history.
         add_relu: whether x = relu(c + shortcut).
-        affine: frozen norm and drop path of the residual branch, with which the residual is added.
+        norm: frozen norm and drop path of the residual branch, with which the residual is added.
 
     Shapes:
         c and shortcut (B, C, H, W) -> (B, C, H, W).
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if has_history or add_relu else None
-    tensors = (*weights, *(affine or (None, None, None)))
-    return LightFunction.apply(path, heads, has_history, add_relu, c, shortcut, *tensors)
+    *of_norm, eps = norm or (None,) * 6
+    return LightFunction.apply(path, heads, has_history, add_relu, eps, c, shortcut, *weights, *of_norm)

@@ -109,19 +109,6 @@ def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
     return scores.softmax(-1)
 
 
-def base_scores(
-    pooled: Tensor, query: Tensor, key: Tensor, earlier: Sequence[Tensor], heads: int
-) -> tuple[Tensor, Tensor]:
-    """Scores of MRLA-base over the layers of its stage, and the layer's own key (Eq. 6, Algorithm 1).
-
-    Shapes:
-        pooled (B, C), weights of query and key as `project` takes them, T - 1 earlier keys (B, G, D)
-        -> (B, G, T) and (B, G, D).
-    """
-    query, key = (split_heads(project(pooled, weight), heads) for weight in (query, key))
-    return softmax_scores(query, (*earlier, key)), key
-
-
 def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     """Sum over layers of score times value, reading each value once and concatenating none.
 

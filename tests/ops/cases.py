@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from mrla_mm.ops import Affine, LightWeights, base_fused, light_fused, reference
+from mrla_mm.ops import FrozenNorm, Weights, base_fused, light_fused, reference
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -14,7 +14,7 @@ needs_triton = pytest.mark.skipif(
     reason="Triton needs a GPU or TRITON_INTERPRET=1; test_triton_interpreted runs these in a process of its own",
 )
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-CONSTANT = {"keep"}  # takes no gradient
+CONSTANT = {"keep", "mean", "variance"}  # takes no gradient
 HEAD_CHANNELS = 4
 EXTENTS = ("attention", "branch", "block end")
 
@@ -40,30 +40,38 @@ def draw(shape, extent, *, depth=0, gated=True, linear=False, value=True, histor
     if history and learned:
         found["history_scale"] = torch.randn(channels)
     if extent != "attention":
-        found |= dict(scale=torch.randn(channels), offset=torch.randn(channels))
+        found |= {name: torch.randn(channels) for name in ("weight", "bias", "mean")}
+        found["variance"] = torch.rand(channels) + 0.5
         if keep:
             found["keep"] = torch.arange(batch).remainder(2).add(0.25)
-    for s in range(depth):
-        found[f"keys{s}"] = torch.randn(batch, channels // HEAD_CHANNELS, HEAD_CHANNELS)
-        found[f"values{s}"] = torch.randn(shape)
+    if depth:
+        found["keys"] = torch.randn(batch, depth, channels)
+        found |= {f"values{s}": torch.randn(shape) for s in range(depth)}
     return {name: tensor.double() for name, tensor in found.items()}
 
 
 def parts(t):
-    """Weights of light, the affine or None, earlier keys and values, and the number of heads."""
-    weights = LightWeights(*(t.get(name) for name in LightWeights._fields))
-    affine = Affine(t["scale"], t["offset"], t.get("keep")) if "scale" in t else None
-    earlier = tuple([t[name] for name in t if name.startswith(kind)] for kind in ("keys", "values"))
-    return weights, affine, earlier, t["c"].shape[1] // HEAD_CHANNELS
+    """Weights, the norm or None, earlier keys and values, and the number of heads."""
+    weights = Weights(*(t.get(name) for name in Weights._fields))
+    norm = FrozenNorm(*(t.get(name) for name in FrozenNorm._fields[:5]), eps=0.1) if "mean" in t else None
+    values = [t[name] for name in t if name.startswith("values")]
+    return weights, norm, (t.get("keys"), values), t["c"].shape[1] // HEAD_CHANNELS
+
+
+def naive_branch(x, out, norm):
+    """The branch x + keep norm(out), from its definition."""
+    if norm is None:
+        return out
+    return reference.affine_residual(x, out, *reference.frozen_bn_affine(*norm[2:4], *norm[:2], norm.eps), norm.keep)
 
 
 def light(t, extent, path, history=True):
     """MRLA-light, naive or by a fused path: (B, C, H, W)."""
-    (weights, affine, _, heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
+    (weights, norm, _, heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
     add_relu = extent == "block end"
     if path != "naive":
         history = history and shortcut is not None
-        options = dict(heads=heads, has_history=history, add_relu=add_relu, affine=affine)
+        options = dict(heads=heads, has_history=history, add_relu=add_relu, norm=norm)
         return light_fused(path, c, shortcut, weights, **options)
     x = (c + shortcut).relu() if add_relu else c
     gate = None
@@ -71,7 +79,7 @@ def light(t, extent, path, history=True):
         gate = reference.light_gate(*query_and_key(x, weights, heads))
     value = reference.depthwise_value(x, weights.value)
     out = reference.light_attention(value, gate, shortcut if history else None, weights.history_scale)
-    return out if affine is None else reference.affine_residual(x, out, *affine)
+    return naive_branch(x, out, norm)
 
 
 def query_and_key(x, weights, heads):
@@ -80,23 +88,27 @@ def query_and_key(x, weights, heads):
 
 
 def base(t, extent, path):
-    """MRLA-base, naive or by a fused path: y, the layer's key and its value."""
-    (weights, affine, (keys, values), heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
+    """MRLA-base, naive or by a fused path: y, the layers' keys, and the layers' values."""
+    (weights, norm, (keys, values), heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
     add_relu = extent == "block end"
     if path != "naive":
-        options = dict(heads=heads, add_relu=add_relu, affine=affine)
-        return base_fused(path, c, shortcut, weights[:3], (keys, values), **options)
+        return base_fused(path, c, shortcut, weights, (keys, values), heads=heads, add_relu=add_relu, norm=norm)
     x = (c + shortcut).relu() if add_relu else c
     query, key = query_and_key(x, weights, heads)
     value = reference.depthwise_value(x, weights.value)
-    out = reference.weighted_sum(reference.softmax_scores(query, (*keys, key)), (*values, value))
-    return out if affine is None else reference.affine_residual(x, out, *affine), key, value
+    own = key.flatten(1).unsqueeze(1)
+    keys = own if keys is None else torch.cat((keys, own), 1)
+    scores = reference.softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1))
+    out = reference.weighted_sum(scores, (*values, value))
+    return naive_branch(x, out, norm), keys, (*values, value)
 
 
 def base_joined(t, extent, path):
-    """One map that output, key and value all enter, so that backward gets a gradient of each."""
-    out, key, value = base(t, extent, path)
-    return out + 0.5 * value + key.to(out.dtype).flatten(1)[:, :, None, None]
+    """One map that output, keys and values all enter, so that backward gets a gradient of each."""
+    out, keys, values = base(t, extent, path)
+    weights = torch.arange(1, keys[0].numel() + 1).to(keys).view(keys.shape[1:]) / keys[0].numel()
+    weighted = sum(0.5 * (s + 1) * value for s, value in enumerate(values))
+    return out + weighted + (keys * weights).sum(1).to(out.dtype)[:, :, None, None]
 
 
 def results(function, tensors, *, dtype, layout="contiguous"):

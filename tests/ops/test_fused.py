@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path, cpu, dispatch, frozen_bn_affine
@@ -146,7 +147,8 @@ def test_only_the_gradients_that_are_needed(frozen):
 def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path):
     """A branch worth 1/100 of x: folded into a centre tap of 1 its weights would be rounded to a few values."""
     tensors = draw((2, 8, 6, 5), "branch", gated=False, history=False, keep=False)
-    tensors |= dict(scale=torch.full((8,), 3e-3).double(), offset=torch.zeros(8).double())
+    tensors |= dict.fromkeys(("bias", "mean"), torch.zeros(8).double())
+    tensors |= dict(weight=torch.full((8,), 3e-3).double(), variance=torch.full((8,), 0.9).double())
     tensors["c"] = tensors["c"].to(dtype).double()
     exact = light(tensors, "branch", "naive", history=False)
     given = {name: t.to(DEVICE, dtype if name == "c" else torch.float32) for name, t in tensors.items()}
@@ -208,7 +210,7 @@ def test_light_saves_two_maps():
 
 def test_base_saves_one_map_besides_the_values():
     tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-    (_, _, value), saved = saved_maps(base, tensors, "block end")
+    (_, _, (_, value)), saved = saved_maps(base, tensors, "block end")
     assert len(saved) == 3
     assert {tensors["values0"].data_ptr(), value.data_ptr()} < saved
     assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
@@ -276,9 +278,24 @@ class OnGpu(torch.Tensor):
 
 def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device: "no C compiler")
-    assert choose_path(gpu) == ("fused", "no C compiler")
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device: "")
+    gpu, capturing = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu), []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device, dtype, last: f"no {dtype}" if last else "")
     assert choose_path(gpu).path == "triton"
     assert choose_path(gpu.double()).path == "fused"
+    last = gpu.half().contiguous(memory_format=torch.channels_last)
+    assert choose_path(last) == ("fused", "no torch.float16")
+    capturing.append(True)
+    assert choose_path(last).path == "triton"  # nothing is tried while a graph is captured
+
+
+def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
+    """Shapes of a GPU's tensors, where there may be none; no kernel is tried for them."""
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: pytest.fail("a kernel was tried"))
+    with FakeTensorMode():
+        given = draw((2, 12, 3, 4), "block end").items()
+        tensors = {name: torch.empty(t.shape, device="cuda", dtype=torch.half) for name, t in given}
+        path = choose_path(tensors["c"]).path
+        out = light(tensors, "block end", path)
+    assert path == "fused" and out.shape == (2, 12, 3, 4)

@@ -8,11 +8,9 @@ they lie.
 The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
 """
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
-from mrla_mm.ops.triton.gate import light_coefficients, light_coefficients_backward
+from mrla_mm.ops.triton.gate import attention_backward, attention_state
 from mrla_mm.ops.triton.reduce import add_relu, pool, weighted_sum, weighted_sum_backward
 from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums
 
@@ -20,16 +18,16 @@ __all__ = [
     "add_relu",
     "apply",
     "apply_backward",
+    "attention_backward",
+    "attention_state",
     "chunks",
     "grid_sums",
-    "light_coefficients",
-    "light_coefficients_backward",
     "pool",
     "weighted_sum",
     "weighted_sum_backward",
 ]
 
 
-def chunks(x: Tensor) -> Iterator[slice]:
-    """Return the whole batch as one slice: a kernel's programs share it out."""
-    yield slice(None)
+def chunks(x: Tensor) -> tuple[None]:
+    """None, for the whole batch: a kernel's programs share it out."""
+    return (None,)

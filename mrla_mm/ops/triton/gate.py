@@ -1,113 +1,178 @@
-"""The coefficients of MRLA-light and their gradients as three Triton kernels.
+"""The scores of MRLA-light and -base and their gradients as three Triton kernels.
 
 `coefficients` does the same in some thirty small operations forward and fifty backward, whose launches, not their work,
 a GPU would wait for at the batch sizes of detection.
 
-    coefficients          pooled -> query, key, gate, and the coefficients; a program per sample and head
-    gate_backward         sums over the grid -> gradients of query and key; a program per sample and head
-    parameters_backward   these and the sums -> gradients of pooled and parameters; a program per block of channels
+    state_kernel        pooled -> query, keys and scores, and what the norm makes of them; a program per sample and head
+    scores_backward     sums over the grid -> gradients of query and keys; a program per sample and head
+    parameters_backward these and the sums -> gradients of pooled and parameters; a program per block of channels
 
-Everything is in float32, and every sum has one order: results are the same to the bit in every run.
+What other kernels leave is a sum for each span of the grid; here the spans are added up on the way. Everything is in
+float32, and every sum has one order: results are the same to the bit in every run.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import Affine, Coefficients, Gate, GridSums, LightWeights
-from mrla_mm.ops.triton.launch import launch
+from mrla_mm.ops.coefficients import FrozenNorm, GridSums, State, Weights
+from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
 
 BLOCK_B, BLOCK_C = 16, 32  # samples by channels that a program of parameters_backward takes at a time
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
+DERIVED = tl.constexpr(5)  # planes (B, C) that scores_backward leaves: gradients of query, key, factor, shift, slope
 
 
 @triton.jit
-def convolved(row_ptr, weight_ptr, channels, inside, C, K: tl.constexpr, BLOCK: tl.constexpr, FLIP: tl.constexpr):
-    """Convolution of a row along its channels; FLIP: the transposed one."""
+def load_or(pointer, places, mask, other: tl.constexpr):
+    """Numbers in float32, `other` for each where there is no tensor."""
+    if pointer is None:
+        return tl.full(places.shape, other, dtype=tl.float32)
+    else:
+        return tl.load(pointer + places, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists):
+    """Factor that norm and drop path put on a sample's channels, 1 without a norm."""
+    factor = load_or(weight_ptr, channels, exists, 1.0)
+    if variance_ptr is not None:
+        factor *= tl.rsqrt(tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps)
+    if keep_ptr is not None:
+        factor *= tl.load(keep_ptr + sample).to(tl.float32)
+    return factor
+
+
+@triton.jit
+def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
+    """Sum of what the programs of each span of the grid found, always in the same order."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for tap in tl.static_range(K):
-        at = channels + (K // 2 - tap if FLIP else tap - K // 2)
-        value = tl.load(row_ptr + at, mask=inside & (at >= 0) & (at < C), other=0.0)
-        total += tl.load(weight_ptr + tap).to(tl.float32) * value
+    for span in range(spans):
+        total += tl.load(pointer + span * stride + places, mask=mask, other=0.0)
     return total
 
 
 @triton.jit
-def coefficients_kernel(
-    pooled_ptr, query_ptr, key_ptr, value_ptr, lambda_ptr, scale_ptr, offset_ptr, keep_ptr,
-    query_key_ptr, gate_ptr, taps_ptr, slope_ptr, shift_ptr, C, D, root,
-    K: tl.constexpr, TAPS: tl.constexpr, VALUE: tl.constexpr, HISTORY: tl.constexpr, LEARNED: tl.constexpr,
-    AFFINE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+def state_kernel(
+    partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr, weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
+    earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, shift_ptr,
+    B, C, D, T, spans, root, eps,
+    K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gate of one sample and head, and its channels' taps, slope and shift."""
+    """State of one sample and head: that of base with SOFTMAX, else of light; see `coefficients.State`."""
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     inside = inner < D
-    row = sample * C
-    query = convolved(pooled_ptr + row, query_ptr, channels, inside, C, K, BLOCK, False)
-    key = convolved(pooled_ptr + row, key_ptr, channels, inside, C, K, BLOCK, False)
-    tl.store(query_key_ptr + 2 * row + channels, query, mask=inside)
-    tl.store(query_key_ptr + 2 * row + C + channels, key, mask=inside)
-    gate = tl.sigmoid(tl.sum(tl.where(inside, query * key, 0.0), axis=0) * root)
-    tl.store(gate_ptr + sample * (C // D) + head, gate)
-    keep = tl.load(keep_ptr + sample).to(tl.float32) if KEEP else 1.0
-    factor = keep + tl.zeros((BLOCK,), dtype=tl.float32)
-    if AFFINE:
-        factor *= tl.load(scale_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-        offset = tl.load(offset_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-        tl.store(shift_ptr + row + channels, keep * offset, mask=inside)
-    for tap in tl.static_range(TAPS):
-        weight = gate * factor
-        if VALUE:
-            weight *= tl.load(value_ptr + channels * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
-        tl.store(taps_ptr + (row + channels) * TAPS + tap, weight, mask=inside)
-    if HISTORY:
-        if LEARNED:
-            factor *= tl.load(lambda_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-        tl.store(slope_ptr + row + channels, factor, mask=inside)
+    query = tl.zeros((BLOCK,), dtype=tl.float32)
+    key = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(K):
+        at = channels + tap - K // 2
+        value = sum_spans(partial_ptr, sample * C + at, inside & (at >= 0) & (at < C), spans, B * C, BLOCK)
+        query += tl.load(query_weight_ptr + tap).to(tl.float32) * value
+        key += tl.load(key_weight_ptr + tap).to(tl.float32) * value
+        if tap == K // 2:
+            tl.store(pooled_ptr + sample * C + channels, value, mask=inside)
+    tl.store(query_ptr + sample * C + channels, query, mask=inside)
+    tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=inside)
+    score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * root
+    factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
+    lanes = tl.arange(0, LANES)
+    found = tl.where(lanes == T - 1, score, float("-inf"))
+    if earlier_ptr is not None:
+        for s in range(T - 1):
+            key = tl.load(earlier_ptr + (sample * (T - 1) + s) * C + channels, mask=inside, other=0.0)
+            tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
+            found = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, found)
+    if SOFTMAX:
+        found = tl.exp(found - tl.max(found, axis=0))
+        found = found / tl.sum(found, axis=0)
+        gain = factor
+    else:
+        found = tl.sigmoid(found)
+        gain = factor * tl.sum(found, axis=0)
+    tl.store(scores_ptr + (sample * T + lanes) * (C // D) + head, found, mask=lanes < T)
+    place = sample * C + channels
+    if gain_ptr is not None:
+        tl.store(gain_ptr + place, gain, mask=inside)
+    if slope_ptr is not None:
+        tl.store(slope_ptr + place, factor * load_or(lambda_ptr, channels, inside, 1.0), mask=inside)
+    if shift_ptr is not None:
+        shift = -tl.load(mean_ptr + channels, mask=inside, other=0.0).to(tl.float32)
+        shift *= load_scale(weight_ptr, variance_ptr, None, eps, sample, channels, inside)
+        shift += load_or(bias_ptr, channels, inside, 0.0)
+        if keep_ptr is not None:
+            shift *= tl.load(keep_ptr + sample).to(tl.float32)
+        tl.store(shift_ptr + place, shift, mask=inside)
 
 
 @triton.jit
-def gate_backward_kernel(
-    grad_taps_ptr, query_key_ptr, gate_ptr, value_ptr, scale_ptr, keep_ptr, grad_query_key_ptr, C, D, root,
-    TAPS: tl.constexpr, VALUE: tl.constexpr, AFFINE: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
+def scores_backward_kernel(
+    sums_ptr, taps_ptr, query_ptr, keys_ptr, scores_ptr, value_ptr, lambda_ptr, weight_ptr, variance_ptr, keep_ptr,
+    grad_keys_ptr, derived_ptr, grad_earlier_ptr, B, C, D, T, spans, tap_spans, root, eps,
+    TAPS: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
+    BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one sample's and head's query and key."""
+    """Gradients of one sample's and head's query and keys, and of its factors; sums of taps end in their first span."""
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     inside = inner < D
-    row = sample * C
+    factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
+    query = tl.load(query_ptr + sample * C + channels, mask=inside, other=0.0)
+    lanes = tl.arange(0, LANES)
+    scores = tl.load(scores_ptr + (sample * T + lanes) * (C // D) + head, mask=lanes < T, other=0.0)
+    grads = tl.zeros((LANES,), dtype=tl.float32)
+    grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
+    derived = derived_ptr + sample * DERIVED * C + channels
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
-        part = tl.load(grad_taps_ptr + (row + channels) * TAPS + tap, mask=inside, other=0.0)
-        if VALUE:
-            part *= tl.load(value_ptr + channels * TAPS + tap, mask=inside, other=0.0).to(tl.float32)
-        grad_gain += part
-    if AFFINE:
-        grad_gain *= tl.load(scale_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-    grad_gate = tl.sum(grad_gain, axis=0)
-    if KEEP:
-        grad_gate *= tl.load(keep_ptr + sample).to(tl.float32)
-    gate = tl.load(gate_ptr + sample * (C // D) + head)
-    grad_score = grad_gate * gate * (1.0 - gate) * root
-    query = tl.load(query_key_ptr + 2 * row + channels, mask=inside, other=0.0)
-    key = tl.load(query_key_ptr + 2 * row + C + channels, mask=inside, other=0.0)
-    tl.store(grad_query_key_ptr + 2 * row + channels, grad_score * key, mask=inside)
-    tl.store(grad_query_key_ptr + 2 * row + C + channels, grad_score * query, mask=inside)
+        place = (sample * (TAPS + 2) + tap) * C + channels
+        total = sum_spans(taps_ptr, place, inside, tap_spans, B * (TAPS + 2) * C, BLOCK)
+        tl.store(taps_ptr + place, total, mask=inside)
+        grad_gain += total * load_or(value_ptr, channels * TAPS + tap, inside, 1.0)
+    if SOFTMAX:
+        for s in range(T):
+            place = (sample * (T + 1) + s) * C + channels
+            total = sum_spans(sums_ptr, place, inside, spans, B * (T + 1) * C, BLOCK)
+            grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
+            grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
+        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * root
+        shift = (sample * (T + 1) + T) * C + channels
+        shift_stride = B * (T + 1) * C
+    else:
+        grads += tl.sum(grad_gain * factor, axis=0)
+        grads = grads * scores * (1.0 - scores) * root
+        grad_factor += grad_gain * tl.sum(scores, axis=0)
+        shift = (sample * (TAPS + 2) + TAPS + 1) * C + channels
+        shift_stride = B * (TAPS + 2) * C
+    if HISTORY:
+        place = (sample * (TAPS + 2) + TAPS) * C + channels
+        slope = sum_spans(taps_ptr, place, inside, tap_spans, B * (TAPS + 2) * C, BLOCK)
+        grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
+        tl.store(derived + 4 * C, slope, mask=inside)
+    grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
+    for s in range(T):
+        grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
+        place = (sample * T + s) * C + channels
+        grad_query += grad * tl.load(keys_ptr + place, mask=inside, other=0.0)
+        grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
+        tl.store(derived + C, grad_key, mask=inside)  # the last one stays, that of the layer's own key
+        if grad_earlier_ptr is not None:
+            tl.store(grad_earlier_ptr + (sample * (T - 1) + s) * C + channels, grad_key, mask=inside & (s < T - 1))
+    tl.store(derived, grad_query, mask=inside)
+    if NORM:
+        tl.store(derived + 2 * C, grad_factor, mask=inside)
+        tl.store(derived + 3 * C, sum_spans(sums_ptr, shift, inside, spans, shift_stride, BLOCK), mask=inside)
 
 
 @triton.jit
 def parameters_backward_kernel(
-    grad_taps_ptr, grad_slope_ptr, grad_shift_ptr, grad_query_key_ptr, pooled_ptr, gate_ptr,
-    query_ptr, key_ptr, value_ptr, lambda_ptr, scale_ptr, keep_ptr,
-    constant_ptr, grad_weights_ptr, grad_value_ptr, grad_lambda_ptr, grad_scale_ptr, grad_offset_ptr,
-    B, C, D, positions,
-    K: tl.constexpr, TAPS: tl.constexpr, VALUE: tl.constexpr, HISTORY: tl.constexpr, LEARNED: tl.constexpr,
-    AFFINE: tl.constexpr, KEEP: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    taps_ptr, derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr, weight_ptr, mean_ptr, variance_ptr, keep_ptr,
+    constant_ptr, grad_projections_ptr, grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr,
+    B, C, positions, eps,
+    K: tl.constexpr, TAPS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradients of pooled, over the positions of the grid, and sums over the samples for the parameters."""
     channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -117,41 +182,27 @@ def parameters_backward_kernel(
     grad_query = tl.zeros((16,), dtype=tl.float32)
     grad_key = tl.zeros((16,), dtype=tl.float32)
     grad_scale = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    grad_history = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    grad_offset = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    scale = tl.zeros((BLOCK_C,), dtype=tl.float32) + 1.0
-    if AFFINE:
-        scale = tl.load(scale_ptr + channels, mask=exists, other=0.0).to(tl.float32)
-    history = tl.zeros((BLOCK_C,), dtype=tl.float32) + 1.0
-    if LEARNED:
-        history = tl.load(lambda_ptr + channels, mask=exists, other=0.0).to(tl.float32)
+    grad_shift = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    grad_slope = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for start in range(0, B, BLOCK_B):
         samples = start + tl.arange(0, BLOCK_B)
         inside = (samples[:, None] < B) & exists[None, :]
         rows = samples[:, None] * C
         place = rows + channels[None, :]
-        gate = tl.load(gate_ptr + samples[:, None] * (C // D) + channels[None, :] // D, mask=inside, other=0.0)
-        keep = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32) + 1.0
-        if KEEP:
-            keep *= tl.load(keep_ptr + samples, mask=samples < B, other=0.0).to(tl.float32)[:, None]
-        grad_gain = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        for tap in tl.static_range(TAPS):
-            part = tl.load(grad_taps_ptr + place * TAPS + tap, mask=inside, other=0.0)
-            found = tl.sum(part * gate * keep, axis=0) * scale
-            grad_taps += tl.where(slots[None, :] == tap, found[:, None], 0.0)
-            if VALUE:
-                part *= tl.load(value_ptr + channels * TAPS + tap, mask=exists, other=0.0).to(tl.float32)[None, :]
-            grad_gain += part
-        grad_factor = grad_gain * gate
-        if HISTORY:
-            part = tl.load(grad_slope_ptr + place, mask=inside, other=0.0)
-            grad_history += tl.sum(part * keep, axis=0) * scale
-            grad_factor += part * history[None, :]
-        if AFFINE:
-            grad_scale += tl.sum(grad_factor * keep, axis=0)
-            grad_offset += tl.sum(tl.load(grad_shift_ptr + place, mask=inside, other=0.0) * keep, axis=0)
+        here = derived_ptr + samples[:, None] * DERIVED * C
+        keep = load_or(keep_ptr, samples, samples < B, 1.0)[:, None]
+        gain = load_or(gain_ptr, place, inside, 1.0)
+        if grad_value_ptr is not None:
+            for tap in tl.static_range(TAPS):
+                at = (samples[:, None] * (TAPS + 2) + tap) * C + channels[None, :]
+                part = tl.load(taps_ptr + at, mask=inside, other=0.0)
+                grad_taps += tl.where(slots[None, :] == tap, tl.sum(part * gain, axis=0)[:, None], 0.0)
+        if variance_ptr is not None:
+            grad_scale += tl.sum(tl.load(here + 2 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0)
+            grad_shift += tl.sum(tl.load(here + 3 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0)
+        if grad_lambda_ptr is not None:
+            grad_slope += tl.sum(tl.load(here + 4 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0)
         grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        here = grad_query_key_ptr + 2 * rows
         query = tl.load(here + channels[None, :], mask=inside, other=0.0)
         key = tl.load(here + C + channels[None, :], mask=inside, other=0.0)
         for tap in tl.static_range(K):
@@ -165,79 +216,103 @@ def parameters_backward_kernel(
             grad_pooled += tl.load(key_ptr + tap).to(tl.float32) * tl.load(here + C + back, mask=near, other=0.0)
         tl.store(constant_ptr + place, grad_pooled / positions, mask=inside)
     own = tl.program_id(0) * 2 * K
-    tl.store(grad_weights_ptr + own + slots, grad_query, mask=slots < K)
-    tl.store(grad_weights_ptr + own + K + slots, grad_key, mask=slots < K)
-    if VALUE:
+    tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
+    tl.store(grad_projections_ptr + own + K + slots, grad_key, mask=slots < K)
+    if grad_value_ptr is not None:
         place = channels[:, None] * TAPS + slots[None, :]
         tl.store(grad_value_ptr + place, grad_taps, mask=exists[:, None] & (slots[None, :] < TAPS))
-    if LEARNED:
-        tl.store(grad_lambda_ptr + channels, grad_history, mask=exists)
-    if AFFINE:
-        tl.store(grad_scale_ptr + channels, grad_scale, mask=exists)
-        tl.store(grad_offset_ptr + channels, grad_offset, mask=exists)
+    root = load_scale(None, variance_ptr, None, eps, 0, channels, exists)
+    if grad_lambda_ptr is not None:
+        scale = root * load_or(weight_ptr, channels, exists, 1.0)
+        tl.store(grad_lambda_ptr + channels, grad_slope * scale, mask=exists)
+    if variance_ptr is not None:
+        mean = tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32)
+        if grad_weight_ptr is not None:
+            tl.store(grad_weight_ptr + channels, root * (grad_scale - mean * grad_shift), mask=exists)
+        if grad_bias_ptr is not None:
+            tl.store(grad_bias_ptr + channels, grad_shift, mask=exists)
 
 
-def supports(weights: LightWeights) -> bool:
-    """Whether the kernels can compute a gate: one whose query and key are short convolutions."""
+def supports(weights: Weights) -> bool:
+    """Whether the kernels can compute scores: those whose query and key are short convolutions."""
     query = weights.query
     return query is not None and query.dim() == 3 and query.shape[-1] <= MAX_KERNEL_SIZE
 
 
-def light_coefficients(
-    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, *, heads: int, has_history: bool
-) -> tuple[Gate, Coefficients]:
-    """See `coefficients.light_coefficients`."""
+def attention_state(
+    x: Tensor,
+    pooled: Tensor | None,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    *,
+    heads: int,
+    softmax: bool,
+    has_history: bool = False,
+    earlier: Tensor | None = None,
+) -> State:
+    """See `coefficients.attention_state`; pooled channels come as averages of each span (spans, B, C)."""
     if not supports(weights):
-        return plain.light_coefficients(x, gate, weights, affine, heads=heads, has_history=has_history)
-    pooled = gate.pooled
-    (batch, channels), new = pooled.shape, pooled.new_empty
-    query, key, value, history_scale = weights
-    scale, offset, keep = affine or (None, None, None)
-    size = 1 if value is None else 9
-    query_key, gates = new(batch, 2, channels), new(batch, heads)
-    taps, shift = new(batch, channels, size), None if affine is None else new(batch, channels)
-    slope = new(batch, channels) if has_history else None
-    launch(
-        coefficients_kernel, (batch, heads),
-        *(pooled if t is None else t for t in (pooled, query, key, value, history_scale, scale, offset, keep)),
-        *(query_key, gates, taps, gates if slope is None else slope, gates if shift is None else shift),
-        channels, channels // heads, (channels // heads) ** -0.5, K=query.shape[-1], TAPS=size,
-        VALUE=value is not None, HISTORY=has_history, LEARNED=history_scale is not None, AFFINE=affine is not None,
-        KEEP=keep is not None, BLOCK=triton.next_power_of_2(channels // heads),
+        options = dict(heads=heads, softmax=softmax, has_history=has_history, earlier=earlier)
+        state = plain.attention_state(x, None if pooled is None else pooled.sum(0), weights, norm, **options)
+        return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
+    (spans, batch, channels), new = pooled.shape, pooled.new_empty
+    depth, width = 1 if earlier is None else earlier.shape[1] + 1, channels // heads
+    *of_norm, eps = norm or (None, None, None, None, None, 0.0)
+    state = State(
+        new(batch, channels), new(batch, channels), new(batch, depth, channels), new(batch, depth, heads),
+        None if softmax and norm is None else new(batch, channels),
+        new(batch, channels) if has_history else None,
+        None if norm is None else new(batch, channels),
     )  # fmt: skip
-    return Gate(pooled, query_key, gates), Coefficients(taps, slope, shift)
+    earlier = None if earlier is None else earlier.float().contiguous()
+    launch(
+        state_kernel, (batch, heads, 1),
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
+        batch, channels, width, depth, spans, width**-0.5, eps,
+        weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
+    )  # fmt: skip
+    return state
 
 
-def light_coefficients_backward(
-    x: Tensor, gate: Gate, weights: LightWeights, affine: Affine | None, sums: GridSums
-) -> tuple[Tensor | None, list[Tensor | None]]:
-    """See `coefficients.light_coefficients_backward`."""
+def attention_backward(
+    x: Tensor,
+    state: State,
+    weights: Weights,
+    norm: FrozenNorm | None,
+    taps: Tensor,
+    sums: Tensor | None = None,
+    grad_keys: Tensor | None = None,
+    *,
+    softmax: bool,
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
+    """See `coefficients.attention_backward`; sums come as those of each span of the grid, spans first."""
+    size, has_history = taps.shape[2] - 2, state.slope is not None
     if not supports(weights):
-        return plain.light_coefficients_backward(x, gate, weights, affine, sums)
-    pooled, query_key, gates = gate
-    (batch, channels), heads, new = pooled.shape, gates.shape[1], pooled.new_empty
+        found = taps.sum(0)  # (B, size + 2, C)
+        found = GridSums(found[:, :size].mT, found[:, size] if has_history else None, found[:, -1])
+        sums = None if sums is None else sums.sum(0)
+        return plain.attention_backward(x, state, weights, norm, found, sums, grad_keys, softmax=softmax)
+    (batch, depth, channels), new = state.keys.shape, state.keys.new_empty
     query, key, value, history_scale = weights
-    scale, _, keep = affine or (None, None, None)
-    size, kernel, width = sums.taps.shape[-1], query.shape[-1], channels // heads
-    flags = dict(TAPS=size, VALUE=value is not None, AFFINE=affine is not None, KEEP=keep is not None)
-    grad_query_key = torch.empty_like(query_key)
+    weight, bias, mean, variance, keep, eps = norm or (None, None, None, None, None, 0.0)
+    width, blocks = channels // state.scores.shape[2], ceil_div(channels, BLOCK_C)
+    derived, earlier = new(batch, DERIVED.value, channels), new(batch, depth - 1, channels) if depth > 1 else None
+    sums, grad_keys = taps if sums is None else sums, None if grad_keys is None else grad_keys.contiguous()
     launch(
-        gate_backward_kernel, (batch, heads),
-        sums.taps, query_key, gates, *(pooled if t is None else t for t in (value, scale, keep)), grad_query_key,
-        channels, width, width**-0.5, BLOCK=triton.next_power_of_2(width), **flags,
+        scores_backward_kernel, (batch, channels // width, 1),
+        (sums, taps, state.query, state.keys, state.scores, value, history_scale, weight, variance, keep, grad_keys,
+         derived, earlier),
+        batch, channels, width, depth, len(sums), len(taps), width**-0.5, eps,
+        size, has_history, norm is not None, softmax, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
-    blocks = triton.cdiv(channels, BLOCK_C)
-    constant, grad_weights = new(batch, channels), new(blocks, 2, kernel)
-    grad_value, grad_history = (None if t is None else new(t.shape) for t in (value, history_scale))
-    grad_scale, grad_offset = (None if affine is None else new(channels) for _ in range(2))
-    given = (sums.taps, sums.slope, sums.shift, grad_query_key, pooled, gates, query, key, value, history_scale)
-    made = (constant, grad_weights, grad_value, grad_history, grad_scale, grad_offset)
+    constant, projections = new(batch, channels), new(blocks, 2, *query.shape)
+    learned = value, history_scale if has_history else None, weight, bias
+    made = [None if t is None else new(t.shape) for t in learned]
     launch(
-        parameters_backward_kernel, (blocks,),
-        *(pooled if t is None else t for t in (*given, scale, keep)), *(constant if t is None else t for t in made),
-        batch, channels, width, x.shape[2] * x.shape[3], K=kernel, HISTORY=sums.slope is not None,
-        LEARNED=history_scale is not None, BLOCK_B=min(BLOCK_B, triton.next_power_of_2(batch)), BLOCK_C=BLOCK_C,
-        **flags,
+        parameters_backward_kernel, (blocks, 1, 1),
+        (taps, derived, state.pooled, None if softmax else state.gain, query, key, weight, mean, variance, keep,
+         constant, projections, *made),
+        batch, channels, x.shape[2] * x.shape[3], eps,
+        query.shape[-1], size, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
-    grad_query, grad_key = grad_weights.sum(0).view(2, 1, 1, kernel).unbind(0)
-    return constant, [grad_query, grad_key, grad_value, grad_history, grad_scale, grad_offset]
+    return constant, [*(projections[0] if blocks == 1 else projections.sum(0)).unbind(0), *made], earlier

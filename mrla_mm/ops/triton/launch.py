@@ -4,19 +4,44 @@ import torch
 from torch import Tensor
 
 PROGRAMS = 2048  # enough to fill a GPU, where a map is large enough
+KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for
 
 
-def launch(kernel, grid: tuple[int, ...], first: Tensor, *rest: object, **constants: object) -> None:
-    """Launch a kernel on the GPU that its first tensor is on, whichever one is current."""
-    with torch.cuda.device_of(first):
-        kernel[grid](first, *rest, **constants)
+def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object) -> None:
+    """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
+
+    A second launch with arguments like an earlier one's goes to the compiled kernel at once: on its way to there Triton
+    spends several times as long on the host as the launch itself takes.
+
+    Args:
+        kernel: function under triton.jit, whose parameters are tensors, then numbers, then constants.
+        grid: number of programs along each side.
+        tensors: in the order of the kernel's parameters; None for what is absent.
+        *rest: numbers and constants.
+    """
+    key, bits = [kernel.__name__, tensors[0].get_device(), grid, rest], 0
+    for tensor in tensors:
+        if tensor is None:
+            key.append(None)
+        else:
+            key.append(tensor.dtype)
+            bits |= tensor.data_ptr()
+    key = None if bits % 16 else tuple(key)  # Triton compiles another kernel for addresses that are not aligned
+    with torch.cuda.device_of(tensors[0]):
+        known = KNOWN.get(key)
+        if known is not None:
+            known(*tensors, *rest)
+            return
+        compiled = kernel[grid](*tensors, *rest)
+        if key and compiled is not None:  # the interpreter returns nothing
+            KNOWN[key] = compiled[grid]
 
 
-def sum_spans(partial: Tensor) -> Tensor:
-    """Sum what the programs of each span of the grid found, always in the same order."""
-    return partial[0] if len(partial) == 1 else partial.sum(0)
+def ceil_div(number: int, divisor: int) -> int:
+    """Quotient, rounded up."""
+    return -(-number // divisor)
 
 
-def sample_stride(per_channel: Tensor | None) -> int:
-    """Distance between samples of (B or 1, C), 0 where all samples share the values."""
-    return per_channel.shape[1] if per_channel is not None and per_channel.shape[0] > 1 else 0
+def next_power_of_2(number: int) -> int:
+    """Least power of 2 that is no less than a number from 1 on."""
+    return 1 << (number - 1).bit_length()

@@ -11,14 +11,15 @@ columns, which tells the compiler how many elements of a row it may load at a ti
 """
 
 import math
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, GridSums
-from mrla_mm.ops.triton.launch import PROGRAMS, launch, sample_stride, sum_spans
+from mrla_mm.ops.coefficients import Coefficients
+from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 TILE = 512  # elements of a tile, four to a thread
@@ -72,22 +73,22 @@ def load_shifted(pointers, step, left, inside, right, row, H):
 
 
 @triton.jit
-def load_weight(taps, exists, tap: tl.constexpr, FLIP: tl.constexpr):
+def load_weight(taps, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
     """Weight of one of nine taps by channel, in the transposed convolution that of the opposite one."""
-    return tl.load(taps + (8 - tap if FLIP else tap), mask=exists, other=0.0)[:, None]
+    weight = tl.load(taps + (8 - tap if FLIP else tap), mask=exists, other=0.0).to(tl.float32)
+    return (gain * weight)[:, None]
 
 
 @triton.jit
 def apply_kernel(
-    x_ptr, history_ptr, taps_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, grad_history_ptr,
-    C, H, units, slope_stride, shift_stride, tiles, rows,
-    TAPS: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr,
-    SCALED: tl.constexpr, MASK: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, grad_history_ptr,
+    C, H, units, tiles, rows,
+    FLIP: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [x +] dw(x; taps) [+ slope history] [+ shift]; SCALED: also grad_history = slope x.
+    """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ shift] and, if asked, grad_history = slope x.
 
-    MASK: out is 0 where the mask is not positive, and grad_history gets it added.
+    With a mask, out is 0 where the mask is not positive, and grad_history gets it added.
     """
     W = units * UNIT
     step = C if LAST else 1
@@ -95,35 +96,38 @@ def apply_kernel(
     channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
-    x, history, mask, out, grad_history = (
-        x_ptr + start, history_ptr + start, mask_ptr + start, out_ptr + start, grad_history_ptr + start
-    )  # fmt: skip
-    taps = taps_ptr + (sample * C + channels) * TAPS
-    w4 = tl.load(taps + TAPS // 2, mask=exists, other=0.0)[:, None]
+    of_sample = sample * C + channels
+    gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
+    if gain_ptr is not None:
+        gain = tl.load(gain_ptr + of_sample, mask=exists, other=0.0)
+    taps = weight_ptr + channels * 9 if weight_ptr is not None else None
+    w4 = gain[:, None] if weight_ptr is None else load_weight(taps, gain, exists, 4, FLIP)
     if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
         w4 += 1.0
-    if TAPS == 9:
-        w0 = load_weight(taps, exists, 0, FLIP)
-        w1 = load_weight(taps, exists, 1, FLIP)
-        w2 = load_weight(taps, exists, 2, FLIP)
-        w3 = load_weight(taps, exists, 3, FLIP)
-        w5 = load_weight(taps, exists, 5, FLIP)
-        w6 = load_weight(taps, exists, 6, FLIP)
-        w7 = load_weight(taps, exists, 7, FLIP)
-        w8 = load_weight(taps, exists, 8, FLIP)
+    x, out = x_ptr + start, out_ptr + start
+    if weight_ptr is not None:
+        w0 = load_weight(taps, gain, exists, 0, FLIP)
+        w1 = load_weight(taps, gain, exists, 1, FLIP)
+        w2 = load_weight(taps, gain, exists, 2, FLIP)
+        w3 = load_weight(taps, gain, exists, 3, FLIP)
+        w5 = load_weight(taps, gain, exists, 5, FLIP)
+        w6 = load_weight(taps, gain, exists, 6, FLIP)
+        w7 = load_weight(taps, gain, exists, 7, FLIP)
+        w8 = load_weight(taps, gain, exists, 8, FLIP)
         pointers = x + (offsets + (begin - 1) * row_stride)
         above_left, above, above_right = load_shifted(pointers, step, left, inside, right, begin - 1, H)
         pointers = x + (offsets + begin * row_stride)
         at_left, at, at_right = load_shifted(pointers, step, left, inside, right, begin, H)
-    if HISTORY or SCALED:
-        slope = tl.load(slope_ptr + sample * slope_stride + channels, mask=exists, other=0.0)[:, None]
+    slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
+    if slope_ptr is not None:
+        slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
     total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    if SHIFT:
-        total += tl.load(shift_ptr + sample * shift_stride + channels, mask=exists, other=0.0)[:, None]
+    if shift_ptr is not None:
+        total += tl.load(shift_ptr + of_sample, mask=exists, other=0.0)[:, None]
     shift = total
     for row in range(begin, end):
         place = offsets + row * row_stride
-        if TAPS == 9:
+        if weight_ptr is not None:
             pointers = x + (place + row_stride)
             below_left, below, below_right = load_shifted(pointers, step, left, inside, right, row + 1, H)
             total = shift + w0 * above_left
@@ -145,21 +149,22 @@ def apply_kernel(
         else:
             centre = load(x + place, inside, row, begin, end)
             total = shift + w4 * centre
-        if HISTORY:
-            total += slope * load(history + place, inside, row, begin, end)
-        if MASK:
-            total = tl.where(load(mask + place, inside, row, begin, end) > 0, total, 0.0)
+        if history_ptr is not None:
+            total += slope * load(history_ptr + start + place, inside, row, begin, end)
+        if mask_ptr is not None:
+            total = tl.where(load(mask_ptr + start + place, inside, row, begin, end) > 0, total, 0.0)
         tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=inside)
-        if SCALED:
-            scaled = slope * centre + total if MASK else slope * centre
-            tl.store(grad_history + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
+        if grad_history_ptr is not None:
+            scaled = slope * centre
+            if mask_ptr is not None:
+                scaled += total
+            tl.store(grad_history_ptr + start + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def sums_kernel(
-    grad_ptr, x_ptr, history_ptr, grad_taps_ptr, grad_slope_ptr, grad_shift_ptr,
-    B, C, H, units, tiles, rows,
-    TAPS: tl.constexpr, HISTORY: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    grad_ptr, x_ptr, history_ptr, sums_ptr, B, C, H, units, tiles, rows,
+    TAPS: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's rows and columns of grad times shifted x, of grad times history and of grad."""
@@ -169,7 +174,7 @@ def sums_kernel(
     channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
-    x, grad, history = x_ptr + start, grad_ptr + start, history_ptr + start
+    x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, grad_slope, grad_shift = zero, zero, zero
     if TAPS == 9:
@@ -188,8 +193,8 @@ def sums_kernel(
             s6 += above * x_left
             s7 += above * x_at
             s8 += above * x_right
-            if HISTORY:
-                grad_slope += at * load(history + place, inside, row, begin, end)
+            if history_ptr is not None:
+                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end)
             if SHIFT:
                 grad_shift += at
             above = at
@@ -199,74 +204,59 @@ def sums_kernel(
             place = offsets + row * row_stride
             at = load(grad + place, inside, row, begin, end)
             s4 += at * load(x + place, inside, row, begin, end)
-            if HISTORY:
-                grad_slope += at * load(history + place, inside, row, begin, end)
+            if history_ptr is not None:
+                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end)
             if SHIFT:
                 grad_shift += at
-    place = (tl.program_id(2) * B + sample) * C + channels
-    grad_taps = grad_taps_ptr + place * TAPS
-    tl.store(grad_taps + TAPS // 2, tl.sum(s4, axis=1), mask=exists)
+    sums = sums_ptr + (tl.program_id(2) * B + sample) * (TAPS + 2) * C + channels
+    tl.store(sums + TAPS // 2 * C, tl.sum(s4, axis=1), mask=exists)
     if TAPS == 9:
-        tl.store(grad_taps, tl.sum(s0, axis=1), mask=exists)
-        tl.store(grad_taps + 1, tl.sum(s1, axis=1), mask=exists)
-        tl.store(grad_taps + 2, tl.sum(s2, axis=1), mask=exists)
-        tl.store(grad_taps + 3, tl.sum(s3, axis=1), mask=exists)
-        tl.store(grad_taps + 5, tl.sum(s5, axis=1), mask=exists)
-        tl.store(grad_taps + 6, tl.sum(s6, axis=1), mask=exists)
-        tl.store(grad_taps + 7, tl.sum(s7, axis=1), mask=exists)
-        tl.store(grad_taps + 8, tl.sum(s8, axis=1), mask=exists)
-    if HISTORY:
-        tl.store(grad_slope_ptr + place, tl.sum(grad_slope, axis=1), mask=exists)
+        tl.store(sums, tl.sum(s0, axis=1), mask=exists)
+        tl.store(sums + C, tl.sum(s1, axis=1), mask=exists)
+        tl.store(sums + 2 * C, tl.sum(s2, axis=1), mask=exists)
+        tl.store(sums + 3 * C, tl.sum(s3, axis=1), mask=exists)
+        tl.store(sums + 5 * C, tl.sum(s5, axis=1), mask=exists)
+        tl.store(sums + 6 * C, tl.sum(s6, axis=1), mask=exists)
+        tl.store(sums + 7 * C, tl.sum(s7, axis=1), mask=exists)
+        tl.store(sums + 8 * C, tl.sum(s8, axis=1), mask=exists)
+    if history_ptr is not None:
+        tl.store(sums + TAPS * C, tl.sum(grad_slope, axis=1), mask=exists)
     if SHIFT:
-        tl.store(grad_shift_ptr + place, tl.sum(grad_shift, axis=1), mask=exists)
+        tl.store(sums + (TAPS + 1) * C, tl.sum(grad_shift, axis=1), mask=exists)
 
 
-def row_tiling(x: Tensor) -> tuple[dict[str, int], tuple[int, int, int]]:
+@cache
+def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int, ...], ...]:
     """Arguments of a launch that follow from a map's shape and layout, and its grid."""
-    batch, channels, height, width = x.shape
-    if x.is_contiguous():
-        block_w = min(64, triton.next_power_of_2(width))
-        block_c = min(TILE // block_w, triton.next_power_of_2(channels))
+    batch, channels, height, width = shape
+    if last:
+        block_c = min(64, next_power_of_2(channels))
+        block_w = min(TILE // block_c, next_power_of_2(width))
     else:
-        block_c = min(64, triton.next_power_of_2(channels))
-        block_w = min(TILE // block_c, triton.next_power_of_2(width))
-    groups, tiles = triton.cdiv(channels, block_c), triton.cdiv(width, block_w)
-    spans = max(1, PROGRAMS // (batch * groups * tiles))
-    rows = min(height, max(SHORTEST, math.ceil(height / spans)))
+        block_w = min(64, next_power_of_2(width))
+        block_c = min(TILE // block_w, next_power_of_2(channels))
+    groups, tiles = ceil_div(channels, block_c), ceil_div(width, block_w)
+    spans = max(1, programs // (batch * groups * tiles))
+    rows = min(height, max(SHORTEST, ceil_div(height, spans)))
     unit = math.gcd(width, 8)
-    arguments = dict(units=width // unit, tiles=tiles, rows=rows, LAST=not x.is_contiguous(), UNIT=unit)
-    return dict(arguments, BLOCK_C=block_c, BLOCK_W=block_w), (batch, groups, tiles * triton.cdiv(height, rows))
+    grid = batch, groups, tiles * ceil_div(height, rows)
+    return (width // unit, tiles, rows), (last, unit, block_c, block_w), grid
 
 
 def apply(x: Tensor, history: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
     """See `cpu.apply`."""
-    (taps, slope, shift), (blocks, grid) = coefficients, row_tiling(x)
-    launch(
-        apply_kernel, grid,
-        x, x if history is None else history, taps, taps if slope is None else slope,
-        taps if shift is None else shift, x, out, out, *x.shape[1:3],
-        slope_stride=sample_stride(slope), shift_stride=sample_stride(shift),
-        TAPS=taps.shape[-1], FLIP=False, RESIDUAL=residual, HISTORY=history is not None, SHIFT=shift is not None,
-        SCALED=False, MASK=False, **blocks,
-    )  # fmt: skip
+    numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
+    tensors = (x, history, *coefficients, None, out, None)
+    launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
 
 
-def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, size: int, *, shift: bool) -> GridSums:
-    """See `cpu.grid_sums`."""
-    (blocks, grid), has_history = row_tiling(x), history is not None
-    grad_taps = torch.empty(grid[2], *x.shape[:2], size, dtype=torch.float32, device=x.device)
-    grad_slope, grad_shift = (
-        torch.empty(grad_taps.shape[:3], dtype=torch.float32, device=x.device) if there else grad_taps
-        for there in (has_history, shift)
-    )
-    launch(
-        sums_kernel, grid,
-        grad, x, history if has_history else x, grad_taps, grad_slope, grad_shift, *x.shape[:3],
-        TAPS=size, HISTORY=has_history, SHIFT=shift, **blocks,
-    )  # fmt: skip
-    return GridSums(
-        sum_spans(grad_taps), sum_spans(grad_slope) if has_history else None, sum_spans(grad_shift) if shift else None
-    )
+def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool) -> Tensor:
+    """See `cpu.grid_sums`; here (spans, B, n + 2, C): of n taps, the history and grad, for each span of the grid."""
+    numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
+    (batch, channels, height, _), taps = x.shape, 9 if value else 1
+    sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
+    launch(sums_kernel, grid, (grad, x, history, sums), batch, channels, height, *numbers, taps, shift, *blocks)
+    return sums
 
 
 def apply_backward(
@@ -277,14 +267,11 @@ def apply_backward(
     grad_x: Tensor,
     grad_history: Tensor | None = None,
     positive: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> None:
     """See `cpu.apply_backward`."""
-    (taps, slope, shift), (blocks, grid), scaled = coefficients, row_tiling(grad), grad_history is not None
-    launch(
-        apply_kernel, grid,
-        grad, grad, taps, slope if scaled else taps, taps if shift is None else shift,
-        grad if positive is None else positive, grad_x, grad_history if scaled else grad_x, *grad.shape[1:3],
-        slope_stride=sample_stride(slope), shift_stride=sample_stride(shift),
-        TAPS=taps.shape[-1], FLIP=True, RESIDUAL=residual, HISTORY=False, SHIFT=shift is not None,
-        SCALED=scaled, MASK=positive is not None, **blocks,
-    )  # fmt: skip
+    numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
+    weight, gain, slope, shift = coefficients
+    slope = None if grad_history is None else slope
+    tensors = (grad, added, weight, gain, slope, shift, positive, grad_x, grad_history)
+    launch(apply_kernel, grid, tensors, grad.shape[1], grad.shape[2], *numbers, True, residual, *blocks)
