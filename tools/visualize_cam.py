@@ -10,13 +10,7 @@ Models of --compare are asked for the same class and box. Writes <image name>.pn
 import argparse
 import sys
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
-
-# isort: split
-from matplotlib.figure import Figure
-
 from mrla_mm import cli, inference
-from mrla_mm.analysis import cams
 from mrla_mm.errors import InputError
 
 
@@ -60,6 +54,8 @@ def scaled(target, seen, picture):
 
 def maps_of(loaded, prepared, target, args):
     """Yield the title and map of each method and layer."""
+    from mrla_mm.analysis import cams
+
     sample = prepared.samples[0] if prepared.samples else None
     for layer in args.layers:
         module = loaded.model.backbone.get_submodule(layer)
@@ -89,6 +85,10 @@ def draw(row, loaded, prepared, target, args):
 def main(argv=None):
     """Explain the models' predictions in the images."""
     args = parse_args(argv)
+    from matplotlib.figure import Figure
+
+    from mrla_mm.analysis import cams
+
     images = inference.chosen_images(args)
     models = inference.load_models(args)
     label = class_label(args.class_name, models[0].classes)

@@ -10,7 +10,7 @@ from torch import nn
 from mrla_mm.errors import InputError
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
     """Give each block of a backbone its own learning rate, lr * layer_decay_rate ** (blocks behind it).
 
