@@ -1,4 +1,4 @@
-"""Trained models on images: for the demo, the export and the tools that draw what a model sees."""
+"""Trained models and images, as the tools name them on the command line."""
 
 import argparse
 import copy
@@ -163,12 +163,6 @@ def chosen_images(args: argparse.Namespace) -> list[Path]:
         raise InputError(f"--out-dir {args.out_dir} holds the input, which results could replace: give another folder")
     args.out_dir.mkdir(parents=True, exist_ok=True)
     return images
-
-
-def paths_by_name(images: list[Path], out_dir: Path) -> dict[Path, Path]:
-    """Return the picture to write for each image: <image name>.png, with its suffix where two share a name."""
-    stems = Counter(path.stem for path in images)
-    return {path: out_dir / f"{path.stem if stems[path.stem] == 1 else path.name}.png" for path in images}
 
 
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:

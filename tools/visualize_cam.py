@@ -95,7 +95,7 @@ def main(argv=None):
     for loaded in models:
         if missing := set(args.layers) - {name for name, _ in loaded.model.backbone.named_modules()}:
             raise InputError(f"--layers: the backbone of {loaded.name} has no {missing.pop()}; give a stage of it")
-    for path, out_file in inference.paths_by_name(images, args.out_dir).items():
+    for path in images:
         ready = [loaded.prepare(path) for loaded in models]
         sample = ready[0].samples[0] if ready[0].samples else None
         target = cams.choose_target(models[0].model, ready[0].inputs, sample, label)
@@ -109,8 +109,8 @@ def main(argv=None):
             for axes in row:
                 axes.set_axis_off()
             draw(row, loaded, prepared, scaled(target, ready[0].picture, prepared.picture), args)
-        figure.savefig(out_file, dpi=130)
-        print(out_file, flush=True)
+        figure.savefig(args.out_dir / f"{path.stem}.png", dpi=130)
+        print(args.out_dir / f"{path.stem}.png", flush=True)
 
 
 if __name__ == "__main__":
