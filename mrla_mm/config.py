@@ -4,7 +4,7 @@ import argparse
 import difflib
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -76,7 +76,7 @@ def move_data_root(cfg: Config, root: str) -> None:
 
 def unknown_key(cfg: Config, option: str) -> str | None:
     """Return a warning if an override names a key that the config does not have, with the nearest that it has."""
-    root = node = cfg.to_dict()
+    node = cfg.to_dict()
     keys, path = option.split("."), []
     for key in keys:
         if isinstance(node, Mapping) and key in node:
@@ -93,19 +93,5 @@ def unknown_key(cfg: Config, option: str) -> str | None:
         return None  # mmengine refuses it or reads it
     here, known = ".".join(path), [str(each) for each in node if each != "_scope_"]
     near = [".".join([*path, each]) for each in difflib.get_close_matches(key, known, n=1)]
-    if not near and len(path) == len(keys) - 1:
-        anywhere = {name.rpartition(".")[2]: name for name in dotted_names(root)}
-        near = [anywhere[each] for each in difflib.get_close_matches(key, anywhere, n=1, cutoff=0.8)]
     hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
     return f"--cfg-options {option} adds a new key, {here or 'the config'} has no {key!r}; {hint}"
-
-
-def dotted_names(node: object, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted names of all keys below a node of a config."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            yield f"{prefix}{key}"
-            yield from dotted_names(value, f"{prefix}{key}.")
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            yield from dotted_names(value, f"{prefix}{index}.")

@@ -42,7 +42,6 @@ def with_decay(tmp_path):
         ("train_dataloader.dataset.pipeline.2.keepratio", "train_dataloader.dataset.pipeline.2.keep_ratio"),
         ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),  # which has no paramwise_cfg here
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
-        ("model.score_thr", ".score_thr"),  # elsewhere in the config
         ("trian_cfg.max_epochs", "train_cfg"),
         ("train_pipeline", "variable"),  # its value is in the data set already
     ],
