@@ -35,6 +35,7 @@ setup(
     ],
     extras_require={
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],
+        "tools": ["seaborn", "psutil"],  # of mmdet: analyze_logs, benchmark
         "docs": ["sphinx>=7", "myst-parser>=3", "furo"],
         "dev": ["pytest>=8", "pytest-xdist", "pylint>=3", "ruff>=0.6", "build"],
     },

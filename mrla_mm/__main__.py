@@ -1,15 +1,19 @@
-"""`python -m mrla_mm train CONFIG ...`: the packed tools, for users without a checkout."""
+"""`python -m mrla_mm train CONFIG ...`: the packed tools, for users without a checkout, and mmdet's with our names."""
 
 import ast
 import difflib
 import runpy
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 
 TOOLS = Path(__file__).parent / ".mim/tools"
+USAGE = """usage: python -m mrla_mm TOOL [arguments]         TOOL --help has its arguments
+       python -m mrla_mm mmdet TOOL [arguments]   a tool of mmdet's own, which then knows what mrla_mm registers
+"""
 
 
 def summary(path: Path) -> str:
@@ -19,20 +23,22 @@ def summary(path: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the packed tool that the first argument names with the arguments that follow it.
+    """Run the packed tool, ours or mmdet's, that the first arguments name, with the arguments that follow.
 
     Raises:
         InputError: there is no such tool; names the nearest.
     """
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    tools = {path.stem: path for path in sorted(TOOLS.glob("*.py"))}
+    folder, (name, *rest) = TOOLS, (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name == "mmdet":
+        folder, (name, *rest) = Path(find_spec("mmdet").origin).parent / ".mim/tools", rest or ["--help"]
+    tools = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
     if name in ("-h", "--help"):
-        lines = [f"  {tool:{max(map(len, tools))}}  {summary(path)}" for tool, path in tools.items()]
-        head = "usage: python -m mrla_mm TOOL [arguments]; TOOL --help has its arguments"
-        print("\n".join([head, "", *lines]))  # noqa: T201
+        lines = [f"  {tool:{max(map(len, tools))}}  {summary(path)}".rstrip() for tool, path in tools.items()]
+        print("\n".join([USAGE, *lines]))  # noqa: T201
         return
+    name = name.removesuffix(".py")
     if name not in tools:
-        near = difflib.get_close_matches(name.removesuffix(".py").replace("-", "_"), tools, n=1) or sorted(tools)
+        near = difflib.get_close_matches(name.replace("-", "_"), tools, n=1) or sorted(tools)
         raise InputError(f"unknown tool {name!r}; nearest: {', '.join(near)}")
     sys.argv = [str(tools[name]), *rest]
     runpy.run_path(sys.argv[0], run_name="__main__")

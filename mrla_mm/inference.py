@@ -1,8 +1,7 @@
-"""Trained models on images: for the demo, the export and the tools that draw what a model sees."""
+"""Trained models and images, as the tools name them on the command line."""
 
 import argparse
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -44,16 +43,12 @@ class Prepared(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """A model in eval mode and the pipeline that prepares its images."""
+    """A model in eval mode, the names of its classes if known, and the pipeline that prepares its images."""
 
     name: str
     model: nn.Module
+    classes: tuple[str, ...]
     pipeline: Compose
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names that the checkpoint or the data set of the config states, or none."""
-        return tuple((getattr(self.model, "dataset_meta", None) or {}).get("classes", ()))
 
     def prepare(self, path: str | Path) -> Prepared:
         """Read an image file as the test pipeline does."""
@@ -127,52 +122,30 @@ def add_picture_arguments(parser: argparse.ArgumentParser, *, out_dir: str) -> N
 
 def add_compare_argument(parser: argparse.ArgumentParser) -> None:
     """Add --compare, which names further models to draw beside the first."""
-    parser.add_argument(
-        "--compare",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("CONFIG", "CHECKPOINT"),
-        help="draw another model beside it; may be given several times (--cfg-options concern the first model alone)",
-    )
-
-
-def find_images(source: str | Path) -> list[Path]:
-    """Return the image file that the user names, or those of the folder, in order of their names.
-
-    Raises:
-        InputError: there is no such file or folder, or the folder holds no image.
-    """
-    source = Path(source)
-    if source.is_file():
-        return [source]
-    images = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    if not images:
-        raise InputError(f"input {source} is neither an image nor a folder with images ({', '.join(IMAGE_SUFFIXES)})")
-    return images
+    repeated = dict(nargs=2, action="append", default=[], metavar=("CONFIG", "CHECKPOINT"))
+    told = "draw another model beside it; may be given several times (--cfg-options concern the first model alone)"
+    parser.add_argument("--compare", **repeated, help=told)
 
 
 def chosen_images(args: argparse.Namespace) -> list[Path]:
-    """Return the images that the arguments of `add_picture_arguments` choose, and make the folder for the results.
+    """Return the image that the arguments name, or those of the folder by name, and make the folder for the results.
 
     Raises:
         InputError: there is no image, or the results would lie among the images and could replace them.
     """
-    images = find_images(args.input)[: args.max_images]
+    source = Path(args.input)
+    images = [source] if source.is_file() else sorted(source.glob("*"))
+    images = [path for path in images if path.suffix.lower() in IMAGE_SUFFIXES][: args.max_images]
+    if not images:
+        raise InputError(f"input {source} is neither an image nor a folder with images ({', '.join(IMAGE_SUFFIXES)})")
     if args.out_dir.resolve() == images[0].parent.resolve():
         raise InputError(f"--out-dir {args.out_dir} holds the input, which results could replace: give another folder")
     args.out_dir.mkdir(parents=True, exist_ok=True)
     return images
 
 
-def paths_by_name(images: list[Path], out_dir: Path) -> dict[Path, Path]:
-    """Return the picture to write for each image: <image name>.png, with its suffix where two share a name."""
-    stems = Counter(path.stem for path in images)
-    return {path: out_dir / f"{path.stem if stems[path.stem] == 1 else path.name}.png" for path in images}
-
-
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:
-    """Return the model of the arguments and those of --compare; models of one config are told apart by checkpoint.
+    """Return the model of the arguments and those of --compare, each named by its config and checkpoint.
 
     Raises:
         InputError: see `load_model`; or a config has no test pipeline.
@@ -183,10 +156,7 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     for config, checkpoint, options in given:
         model, cfg, meta = load_model(config, checkpoint, device=args.device, options=options)
         facts = meta.get("dataset_meta") or get_test_dataset(cfg).get("metainfo") or {}
-        model.dataset_meta = {str(key).lower(): value for key, value in facts.items()}
-        loaded.append(LoadedModel(Path(cfg.filename).stem, model, get_test_pipeline(cfg)))
-    names = Counter(each.name for each in loaded)
-    return [
-        each if names[each.name] == 1 else each._replace(name=f"{each.name}, {Path(checkpoint).stem}")
-        for each, (_, checkpoint, _) in zip(loaded, given, strict=True)
-    ]
+        classes = tuple(facts.get("classes") or facts.get("CLASSES") or ())
+        name = f"{Path(cfg.filename).stem}, {Path(checkpoint).stem}"
+        loaded.append(LoadedModel(name, model, classes, get_test_pipeline(cfg)))
+    return loaded

@@ -176,11 +176,22 @@ def test_entry_point(capsys, monkeypatch):
     ((path, name, argv),) = ran
     assert path.endswith(".mim/tools/train.py") and name == "__main__" and argv == ["config.py", "--amp"]
     entry.main([])
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[2:])
+    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[3:])
     assert {"test", "demo", "quickstart"} < set(listed) and listed["train"] == "Train the model of a config"
     for wrong, nearest in (("trian", "train"), ("quick-start.py", "quickstart"), ("xyz", "export")):
         with pytest.raises(InputError, match=nearest):
             entry.main([wrong])
+    with pytest.raises(InputError, match="misc/print_config"):
+        entry.main(["mmdet", "print_config"])
+
+
+def test_tools_of_mmdet_know_our_names():
+    """In a process of its own: mmdet imports without compiled operators, `mrla_mm::` bases and backbones are found."""
+    config = write_config("_base_ = 'mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py'")
+    command = [sys.executable, "-m", "mrla_mm", "mmdet", "misc/print_config", config]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    assert "type='MRLAResNet'" in said
 
 
 def test_slurm_script_calls_srun(tmp_path):

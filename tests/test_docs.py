@@ -1,7 +1,9 @@
 """README and documentation: commands parse and name what exists, configs build, Python runs, links lead somewhere."""
 
 import re
+from pathlib import Path
 
+import mmdet
 import pytest
 import torch
 from mmengine.config import Config
@@ -32,9 +34,22 @@ class Detector(torch.nn.Module):
     def extract_feat(self, images):
         return self.backbone(images)
 model, images = Detector().eval(), torch.rand(1, 3, 64, 64)
-"""
+""",
+    "docs/use_in_your_project.md": """
+import os, tempfile, cv2, numpy, torch
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
+folder = tempfile.TemporaryDirectory()
+os.chdir(folder.name)
+os.makedirs("pictures"), os.makedirs("work_dirs/my_config")
+cfg = read_config("mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py", {})
+cfg.dump("my_config.py")
+torch.save(build_model(cfg).state_dict(), "work_dirs/my_config/epoch_12.pth")
+cv2.imwrite("pictures/1.jpg", numpy.zeros((64, 64, 3), numpy.uint8))
+""",
 }
 COMMANDS, PYTHON = commands(), fences("python")
+TOOLS_OF_MMDET = Path(mmdet.__file__).parent / ".mim/tools"
 
 
 def is_config(fence):
@@ -53,6 +68,9 @@ def invocation(words):
         tool, places, begin = LAUNCHERS[program.rsplit("/", 1)[-1]]
         return f"tools/{tool}.py", [*(rest[place] for place in places), *rest[begin:]]
     if "python" not in program or not rest:
+        return None
+    if rest[:3] == ["-m", "mrla_mm", "mmdet"]:
+        assert (TOOLS_OF_MMDET / f"{rest[3]}.py").is_file(), rest[3]
         return None
     if rest[:2] == ["-m", "mrla_mm"]:
         return f"tools/{rest[2]}.py", rest[3:]

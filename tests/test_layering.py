@@ -1,12 +1,15 @@
 """The design's layers: arrows point down only, in imports and in names of modules; torch is all that ops need."""
 
 import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+
+import mrla_mm
 
 from .conftest import ROOT
 
@@ -65,7 +68,33 @@ def test_ops_import_torch_alone():
         assert not foreign, f"{path.relative_to(PACKAGE)} imports {sorted(foreign)}"
 
 
+def test_help_waits_for_no_model_and_no_plot():
+    """The tools parse their arguments before they import what takes seconds; the classes come when they are built."""
+    code = """
+import contextlib, io, runpy, sys
+for path in sys.argv[1:]:
+    sys.argv = [path, "--help"]
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as said:
+        runpy.run_path(path, run_name="__main__")
+    assert said.getvalue(), path
+imported = {"matplotlib", "mmdet", "mmpretrain", "onnx", "torchvision"} & set(sys.modules)
+assert not imported, imported
+from mmengine.registry import MODELS
+assert type(MODELS.build(dict(type="MRLAResNet", depth=18))) is MODELS.get("MRLAResNet")
+"""
+    tools = map(str, sorted((ROOT / "tools").glob("*.py")))
+    subprocess.run([sys.executable, "-c", code, *tools], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.mark.parametrize(("registry", "module", "names"), mrla_mm.BUILT_LATER)
+def test_names_that_are_registered_before_their_classes(registry, module, names):
+    """They are those of the classes that the module registers."""
+    module = importlib.import_module(f"mrla_mm.{module}").__name__
+    theirs = [name for name, found in registry.module_dict.items() if found.__module__.startswith(module)]
+    assert sorted(theirs) == sorted(names.split())
+
+
 def test_imports_without_gpu_and_without_triton():
-    code = "import sys; sys.modules['triton'] = None; import mrla_mm; assert mrla_mm.__version__"
+    code = "import sys; sys.modules['triton'] = None; import mrla_mm.backbones"
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, env=env)

@@ -5,9 +5,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
-
-# isort: split
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import cli

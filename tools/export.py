@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from mrla_mm import cli, export
+from mrla_mm import cli
 from mrla_mm.config import add_option_argument
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
@@ -31,7 +31,7 @@ def parse_args(argv):
     parser.add_argument(
         "--shape", type=int, nargs=2, metavar=("H", "W"), help="image (default: 800 1344; classifiers 224 224)"
     )
-    parser.add_argument("--opset", type=int, default=export.OPSET, help="of ONNX (default: %(default)s)")
+    parser.add_argument("--opset", type=int, help="of ONNX (default: that of mrla_mm.export)")
     parser.add_argument("--out-dir", type=Path, default=Path("work_dirs/export"), help="folder for the files")
     add_option_argument(parser)
     return parser.parse_args(argv)
@@ -50,8 +50,10 @@ def facts_for_users(model, cfg):
 
 def write(graph, path, args, facts):
     """Write a graph and return a function that runs what was written."""
+    from mrla_mm import export
+
     if args.format == "onnx":
-        export.to_onnx(graph, path, dynamic=args.dynamic, opset=args.opset, metadata=facts)
+        export.to_onnx(graph, path, dynamic=args.dynamic, opset=args.opset or export.OPSET, metadata=facts)
         return export.onnx_runner(graph, path)
     torch.export.save(export.to_program(graph, dynamic=args.dynamic), path)
     return torch.export.load(path).module()
@@ -60,6 +62,8 @@ def write(graph, path, args, facts):
 def main(argv=None):
     """Export with the given command line."""
     args = parse_args(argv)
+    from mrla_mm import export
+
     args.out_dir.mkdir(parents=True, exist_ok=True)
     model, cfg, _ = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)
     height, width = args.shape or ((224, 224) if cfg.get("default_scope") == "mmpretrain" else (800, 1344))

@@ -10,13 +10,9 @@ attention. `mrla_mm.analysis.complexity` has the whole rule.
 import argparse
 import sys
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
-
-# isort: split
 from mmengine.logging import MMLogger
 
 from mrla_mm import cli
-from mrla_mm.analysis.complexity import measure
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
 
@@ -41,6 +37,8 @@ def parse_args(argv):
 
 def count(name, args):
     """Return what a config's model has and does, and the shape of the image."""
+    from mrla_mm.analysis.complexity import measure  # imports mmdet, which --help should not wait for
+
     cfg = read_config(name, args.cfg_options)
     shape = tuple(args.shape or ((800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)))
     found = measure(build_model(cfg), shape, device=args.device)

@@ -18,17 +18,7 @@ import time
 import warnings
 from pathlib import Path
 
-import mrla_mm  # the stand-in ops must be in place before mmdet is imported
-
-# isort: split
-import mmcv
-from mmdet.apis import init_detector
-from mmdet.registry import DATASETS
-from mmdet.utils import register_all_modules
-
-from mrla_mm import cli
-from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
-from mrla_mm.analysis.gallery import contact_sheet, predict_and_compare
+from mrla_mm import __version__, cli
 from mrla_mm.config import read_config
 from mrla_mm.datasets import generate_shapes
 from mrla_mm.errors import InputError
@@ -111,7 +101,7 @@ def load_config(args):
 def train(cfg, args):
     """Train, resume or keep a finished training; return its last checkpoint and what was done."""
     state_file, train_dir, config_file = (args.work_dir / name for name in ("quickstart.json", "train", "config.py"))
-    identity = f"{cfg.pretty_text}\n{args.num_train} {args.num_val} {args.size} {args.seed}\n{mrla_mm.__version__}"
+    identity = f"{cfg.pretty_text}\n{args.num_train} {args.num_val} {args.size} {args.seed}\n{__version__}"
     state = {"fingerprint": hashlib.sha256(identity.encode()).hexdigest(), "finished": False}
     known = json.loads(state_file.read_text()) if state_file.is_file() else {}
     if args.fresh or known.get("fingerprint") != state["fingerprint"]:
@@ -138,6 +128,14 @@ def evaluate(checkpoint, work_dir):
 
 def draw(cfg, checkpoint, work_dir):
     """Write the comparison pictures, a sheet of them and the training curves."""
+    import mmcv
+    from mmdet.apis import init_detector
+    from mmdet.registry import DATASETS
+    from mmdet.utils import register_all_modules
+
+    from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
+    from mrla_mm.analysis.gallery import contact_sheet, predict_and_compare
+
     register_all_modules()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     model = init_detector(cfg, str(checkpoint), device="cpu")
@@ -176,7 +174,7 @@ def main(argv=None):
     print(f"\nbox AP50 {ap50:.3f}{segm} after {time.perf_counter() - start:.0f} s in all")
     print(f"look at    {args.work_dir}/gallery.png (ground truth | prediction) and {args.work_dir}/curves.png")
     demo, weights = (os.path.relpath(path) for path in (TOOLS / "demo.py", checkpoint))
-    print(f"try next   {sys.executable} {demo} {args.data}/val2017 {args.work_dir}/config.py {weights}")
+    print(f"try next   {sys.executable} {demo} {args.data}/val2017 {args.work_dir}/config.py --weights {weights}")
     if args.min_ap50 is not None and ap50 < args.min_ap50:
         sys.exit(f"box AP50 {ap50:.3f} is below --min-ap50 {args.min_ap50}")
 

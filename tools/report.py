@@ -13,16 +13,10 @@ from datetime import date
 from html import escape
 from pathlib import Path
 
-import mrla_mm
-
-# isort: split
 import numpy as np
-from mmdet.registry import DATASETS
 
-from mrla_mm import cli
-from mrla_mm.analysis import report
+from mrla_mm import __version__, cli
 from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
-from mrla_mm.analysis.gallery import predict_and_compare
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 
@@ -69,6 +63,11 @@ def evaluate(cfg, checkpoint, work_dir):
 
 def gallery(model, cfg, count, score_thr):
     """Return images spread evenly over the test set, ground truth on the left, predictions on the right."""
+    from mmdet.registry import DATASETS
+
+    from mrla_mm.analysis import report
+    from mrla_mm.analysis.gallery import predict_and_compare
+
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     model.cfg = cfg
     indices = sorted({round(index) for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset)))})
@@ -81,6 +80,8 @@ def gallery(model, cfg, count, score_thr):
 def main(argv=None):
     """Write the report."""
     args = parse_args(argv)
+    from mrla_mm.analysis import report
+
     folder, logs, config, checkpoint = find_run(args)
     out = args.out or folder / "report/report.html"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,7 @@ def main(argv=None):
         metrics = evaluate(cfg, checkpoint, folder / "report/test")
     sections["AP by class"] = report.table(report.class_rows(metrics))
     name = folder.parent.name if folder != args.work_dir else folder.resolve().name
-    subtitle = f"Predictions of {Path(checkpoint).name}; written on {date.today()} by mrla_mm {mrla_mm.__version__}."
+    subtitle = f"Predictions of {Path(checkpoint).name}; written on {date.today()} by mrla_mm {__version__}."
     out.write_text(report.page(name, subtitle, sections), encoding="utf-8")
     print(f"written: {out} ({out.stat().st_size / 2**20:.1f} MB)")
 

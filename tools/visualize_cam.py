@@ -10,13 +10,7 @@ Models of --compare are asked for the same class and box. Writes <image name>.pn
 import argparse
 import sys
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
-
-# isort: split
-from matplotlib.figure import Figure
-
 from mrla_mm import cli, inference
-from mrla_mm.analysis import cams
 from mrla_mm.errors import InputError
 
 
@@ -60,6 +54,8 @@ def scaled(target, seen, picture):
 
 def maps_of(loaded, prepared, target, args):
     """Yield the title and map of each method and layer."""
+    from mrla_mm.analysis import cams
+
     sample = prepared.samples[0] if prepared.samples else None
     for layer in args.layers:
         module = loaded.model.backbone.get_submodule(layer)
@@ -89,13 +85,17 @@ def draw(row, loaded, prepared, target, args):
 def main(argv=None):
     """Explain the models' predictions in the images."""
     args = parse_args(argv)
+    from matplotlib.figure import Figure
+
+    from mrla_mm.analysis import cams
+
     images = inference.chosen_images(args)
     models = inference.load_models(args)
     label = class_label(args.class_name, models[0].classes)
     for loaded in models:
         if missing := set(args.layers) - {name for name, _ in loaded.model.backbone.named_modules()}:
             raise InputError(f"--layers: the backbone of {loaded.name} has no {missing.pop()}; give a stage of it")
-    for path, out_file in inference.paths_by_name(images, args.out_dir).items():
+    for path in images:
         ready = [loaded.prepare(path) for loaded in models]
         sample = ready[0].samples[0] if ready[0].samples else None
         target = cams.choose_target(models[0].model, ready[0].inputs, sample, label)
@@ -109,8 +109,8 @@ def main(argv=None):
             for axes in row:
                 axes.set_axis_off()
             draw(row, loaded, prepared, scaled(target, ready[0].picture, prepared.picture), args)
-        figure.savefig(out_file, dpi=130)
-        print(out_file, flush=True)
+        figure.savefig(args.out_dir / f"{path.stem}.png", dpi=130)
+        print(args.out_dir / f"{path.stem}.png", flush=True)
 
 
 if __name__ == "__main__":

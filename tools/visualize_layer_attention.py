@@ -9,13 +9,9 @@ Writes overview.png (each stage, mean over its heads), stage<n>.png (its heads) 
 import argparse
 import sys
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
-
-# isort: split
 import torch
 
 from mrla_mm import cli, inference
-from mrla_mm.analysis import layer_attention_plots as plots
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
 
@@ -32,6 +28,8 @@ def parse_args(argv):
 def main(argv=None):
     """Run the model over the images, and draw what its layers attended to."""
     args = parse_args(argv)
+    from mrla_mm.analysis import layer_attention_plots as plots
+
     images = inference.chosen_images(args)
     (loaded,) = inference.load_models(args)
     with torch.no_grad(), LayerAttentionRecorder(loaded.model) as recorder:

@@ -9,13 +9,9 @@ Writes histograms.png (a row for each model, a panel for each stage) and similar
 import argparse
 import sys
 
-import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
-
-# isort: split
 import torch
 
 from mrla_mm import cli, inference
-from mrla_mm.analysis import query_similarity
 
 
 def parse_args(argv):
@@ -34,6 +30,8 @@ def parse_args(argv):
 def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
+    from mrla_mm.analysis import query_similarity
+
     images = inference.chosen_images(args)
     found = []
     for loaded in inference.load_models(args):

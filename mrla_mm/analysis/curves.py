@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from mrla_mm.errors import InputError
 
@@ -51,8 +50,10 @@ def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict
     return [train[step] for step in sorted(train)], [val[step] for step in sorted(val)]
 
 
-def draw_training_curves(train: list[dict], val: list[dict]) -> Figure:
-    """Draw loss terms, learning rate and validation AP from the records of `read_scalars`."""
+def draw_training_curves(train: list[dict], val: list[dict]):
+    """Return a Matplotlib figure of loss terms, learning rate and validation AP from the records of `read_scalars`."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     losses, rate, precision = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1.2])
     steps = [record["step"] for record in train]

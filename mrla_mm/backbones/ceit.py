@@ -67,7 +67,7 @@ class LocallyEnhancedFeedForward(BaseModule):
         return identity + self.drop_path(torch.cat([tokens[:, :extra], x], dim=1))
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class CeiT(ViT):
     """CeiT: a vision transformer with convolutional stem, locally-enhanced feed-forward and class-token attention.
 
@@ -204,7 +204,7 @@ class CeiT(ViT):
         return self
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLACeiT(MRLAViT, CeiT):
     """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
 

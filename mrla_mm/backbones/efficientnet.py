@@ -71,7 +71,7 @@ class MRLAMBConvLayer(Sequential):
         return x
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     """mmdet's EfficientNet, freezing from construction on and loading torchvision's weights too.
 
@@ -101,7 +101,7 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
         return self
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAEfficientNet(PlainEfficientNet):
     """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

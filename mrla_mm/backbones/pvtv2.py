@@ -11,7 +11,7 @@ from mrla_mm.attention import Memory, TokenAttentionResidual
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     """PVTv2 by the name of its size, with what mmdet's lacks: activation checkpointing and frozen stages.
 
@@ -72,7 +72,7 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         return block(tokens, grid), None
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAPVTv2(PVTv2):
     """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
 

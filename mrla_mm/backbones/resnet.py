@@ -92,7 +92,7 @@ class MRLAResLayer(ResLayer):
         return x
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

@@ -20,7 +20,7 @@ from mrla_mm.ops import is_exporting
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class ViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer with what mmpretrain's lacks: distillation token, activation checkpointing, frozen blocks.
 
@@ -146,7 +146,7 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
     return frozenset(accumulate(stage_blocks[:-1], initial=0))
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAViT(ViT):
     """Vision transformer whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

@@ -2,7 +2,6 @@
 
 from mrla_mm.engine.checkpointing import AtomicCheckpointHook
 from mrla_mm.engine.exact_resume import ExactResumeHook
-from mrla_mm.engine.layer_decay import LayerDecayOptimWrapperConstructor
 from mrla_mm.engine.precision import BFloat16OptimWrapper
 
-__all__ = ["AtomicCheckpointHook", "BFloat16OptimWrapper", "ExactResumeHook", "LayerDecayOptimWrapperConstructor"]
+__all__ = ["AtomicCheckpointHook", "BFloat16OptimWrapper", "ExactResumeHook"]

@@ -8,7 +8,7 @@ from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructo
 from torch import nn
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
     """Give each block of a backbone its own learning rate, lr * layer_decay_rate ** (blocks behind it).
 

@@ -15,7 +15,7 @@ LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
 HALVINGS = {0.25: 2, 0.5: 1, 1: 0, 2: -1}  # of the map's stride, by the ratio of a level's stride to it
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class SimpleFeaturePyramid(BaseModule):
     """Pyramid of one map, without a top-down path (Li et al., Exploring Plain Vision Transformer Backbones, 2022).
 

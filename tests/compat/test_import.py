@@ -37,7 +37,7 @@ def snapshot():
     return found
 
 before, modules = snapshot(), set(sys.modules)
-import mrla_mm
+import mrla_mm.backbones, mrla_mm.engine.layer_decay, mrla_mm.necks
 changed = [
     f"{name}.{key}"
     for (name, key), value in snapshot().items()

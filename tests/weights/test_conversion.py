@@ -93,8 +93,8 @@ def training_checkpoint(tmp_path):
 
 def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys):
     path = training_checkpoint(tmp_path)
-    load_tool("publish_weights").main([str(path)])
-    (published,) = tmp_path.glob("epoch_12-????????.pth")
+    load_tool("publish_weights").main([str(path), str(tmp_path / "new/model.pth")])
+    (published,) = tmp_path.glob("new/model-????????.pth")
     content = torch.load(published, weights_only=True)
     assert set(content) == {"meta", "state_dict"} and content["meta"]["dataset_meta"] == {"classes": ["cat", "dog"]}
     assert set(content["meta"]) == {"epoch", "dataset_meta", "cfg", "mrla_mm_version"}
