@@ -4,7 +4,12 @@ Importing the package is all a config needs: it makes the OpenMMLab stack run wi
 and then registers the backbones and layer-attention modules.
 """
 
-from mrla_mm import compat
+from importlib.util import find_spec
+
+if missing := [name for name in ("torch", "mmengine", "mmcv", "mmdet", "mmpretrain") if find_spec(name) is None]:
+    raise ImportError(f"mrla_mm needs {', '.join(missing)}; `pip install mrla_mm[lite]` brings what is not there")
+
+from mrla_mm import compat  # noqa: E402
 
 compat.install()
 

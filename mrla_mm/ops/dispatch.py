@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from mrla_mm.errors import InputError
+from mrla_mm.torch_support import is_compiling, is_dynamo_compiling
 
 PATHS = ("naive", "fused", "triton")
 ENVIRONMENT = "MRLA_OPS"
@@ -34,12 +35,12 @@ class Choice(NamedTuple):
 
 def is_exporting() -> bool:
     """Whether torch.export (not strict) or the ONNX exporter traces: unlike torch.compile, without Dynamo."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return is_compiling() and not is_dynamo_compiling()
 
 
 def why_not_fused(x: Tensor) -> str:
     """Return why only the naive path can take a feature map, or an empty string."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return "a compiler or exporter does its own fusing"
     if torch.jit.is_tracing():
         return "torch.jit traces plain operators only"
