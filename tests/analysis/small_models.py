@@ -14,13 +14,13 @@ def randomise(model):
             module.running_mean.normal_(0, 0.3, generator=generator)
             module.running_var.uniform_(0.5, 2, generator=generator)
         if isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
-            nn.init.uniform_(module.weight, 0.3, 1.2, generator=generator)
-            nn.init.normal_(module.bias, 0, 0.3, generator=generator)
+            module.weight.data.uniform_(0.3, 1.2, generator=generator)
+            module.bias.data.normal_(0, 0.3, generator=generator)
     for name, parameter in model.named_parameters():
         if name.endswith("history_scale"):
-            nn.init.uniform_(parameter, -0.5, 1.5, generator=generator)
+            parameter.data.uniform_(-0.5, 1.5, generator=generator)
         elif ".attention." in name:
-            nn.init.normal_(parameter, 0, 0.6, generator=generator)
+            parameter.data.normal_(0, 0.6, generator=generator)
     return model.double().eval()
 
 
