@@ -16,7 +16,6 @@ from mrla_mm.torch_support import has_named_safe_globals
 from ..engine.runs import EPOCHS, build
 from ..weights.conftest import Payload
 
-
 needs_named_safe_globals = pytest.mark.skipif(
     not has_named_safe_globals, reason="torch before 2.6 executes what mmengine loads"
 )
