@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv. PYTHON is the interpreter (3.10 to 3.12) the environment is made with,
+# Every target installs what it needs into .venv. PYTHON is the interpreter (3.10 or newer) the environment is made with,
 # WORKERS the number of processes that share the tests.
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,7 +11,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-
 .PHONY: install install-dev quickstart test test-all lint size docs bench crash matrix lock clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py
-	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v[:2] <= (3, 12) else f"mrla_mm supports Python 3.10 to 3.12, found {v[0]}.{v[1]}: run make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("mrla_mm needs Python 3.10 or newer: run make PYTHON=python3.12"); v < (3, 14) or print(f"Python {v[0]}.{v[1]} has not been tried; 3.10 to 3.13 have")'
 	@echo "Installing the locked torch, mmdet and the rest into $(VENV): 5 GB, some minutes in which pip is silent"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -r requirements/lock.txt
@@ -60,7 +60,7 @@ matrix: install
 
 lock: install
 	$(PIP) uv
-	$(COMPILE) requirements/lock.in -o requirements/lock.txt
+	$(COMPILE) setup.py --extra lite --constraints requirements/lock.in -o requirements/lock.txt
 	$(COMPILE) requirements/dev.in -o requirements/dev.txt
 
 clean:

@@ -19,21 +19,19 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
-    python_requires=">=3.10,<3.13",
-    install_requires=[
-        "torch>=2.6",
-        "torchvision>=0.21",
-        "mmengine>=0.10.5,<1",
-        "mmcv-lite>=2.1.0,<2.2",
-        "mmdet>=3.3.0,<3.4",
-        "mmpretrain>=1.2.0,<1.3",
-        "pycocotools>=2.0.7",
-        "numpy",
-        "opencv-python",
-        "matplotlib",
-        "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
-    ],
+    python_requires=">=3.10",
+    # Whoever has mmdet has its torch, mmcv and opencv, of which pip must exchange none: mmengine and mmcv-lite ask for
+    # opencv-python, which opencv-python-headless does not satisfy, and mmcv-lite overwrites the files of mmcv.
+    install_requires=["mmpretrain>=1.0.0"],
     extras_require={
+        "lite": [
+            "torch>=2.0",
+            "torchvision>=0.15",
+            "mmengine>=0.10.5,<1",
+            "mmcv-lite>=2.1.0,<2.2",
+            "mmdet>=3.3.0,<3.4",
+            "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
+        ],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],
         "tools": ["seaborn", "psutil"],  # of mmdet: analyze_logs, benchmark
         "docs": ["sphinx>=7", "myst-parser>=3", "furo"],
@@ -44,6 +42,7 @@ setup(
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Image Recognition",
     ],
 )

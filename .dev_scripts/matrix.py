@@ -28,6 +28,7 @@ OPENMMLAB = ("mmengine==0.10.7", "mmcv-lite==2.1.0", "mmdet==3.3.0", "mmpretrain
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
 ONEDL_MMCV = "onedl-mmcv==2.3.6"
 SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools<81", "wheel")
+NUMPY_1 = ("numpy==1.26.4", "opencv-python<4.12")  # torch below 2.3 was compiled against it
 SHOWN = ("torch", "torchvision", "numpy", "mmcv", *(name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)))
 
 
@@ -44,17 +45,26 @@ def locked(python):
     return Stack(python, (("--require-hashes", "-r", "requirements/lock.txt"),), "pip")
 
 
-def with_torch(python, torch, torchvision):
+def with_torch(python, torch, torchvision, *more):
     """Return OpenMMLab's packages on another torch."""
-    return Stack(python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED),))
+    return Stack(python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *more),))
 
 
 STACKS = {
     "lock-py310": locked("3.10"),
     "lock-py311": locked("3.11"),
     "lock-py312": locked("3.12"),
-    "torch-oldest": with_torch("3.10", "2.6.0", "0.21.0"),
+    "lock-py313": locked("3.13"),
+    "torch-oldest": with_torch("3.10", "2.0.1", "0.15.2", *NUMPY_1),
+    "torch-2.6": with_torch("3.10", "2.6.0", "0.21.0"),  # the first that reads checkpoints by an allow-list of names
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
+    "classic": Stack(
+        "3.10",
+        (
+            ("torch==2.1.2", "torchvision==0.16.2", *SHARED, *NUMPY_1, *(p for p in OPENMMLAB if "mmcv" not in p)),
+            ("--no-build-isolation", "mmcv==2.1.0"),  # compiles its ops against this torch
+        ),
+    ),
     "onedl": Stack(
         "3.11",
         (

@@ -7,10 +7,14 @@ imported when the first of them is built: those packages take longer to import t
 
 import importlib
 from functools import partial
+from importlib.util import find_spec
 
-from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+if missing := [name for name in ("torch", "mmengine", "mmcv", "mmdet", "mmpretrain") if find_spec(name) is None]:
+    raise ImportError(f"mrla_mm needs {', '.join(missing)}; `pip install mrla_mm[lite]` brings what is not there")
 
-from mrla_mm import compat
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402
+
+from mrla_mm import compat  # noqa: E402
 
 compat.install()
 

@@ -140,7 +140,7 @@ def other_inputs(graph: Graph, shape: tuple[int, int], batch: int) -> tuple[Tens
     return (example_rois(3 * batch, torch.empty(batch, 3, *shape)), *maps)
 
 
-def to_program(graph: Graph, *, dynamic: bool) -> torch.export.ExportedProgram:
+def to_program(graph: Graph, *, dynamic: bool) -> "torch.export.ExportedProgram":
     """Trace a graph with torch.export; with `dynamic`, for any batch and size."""
     axes = [(0, 2, 3) if x.dim() == 4 else (0,) for x in graph.inputs]
     first, *maps = [dict.fromkeys(each, torch.export.Dim.DYNAMIC) for each in axes]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.fusion import has_hooks, is_frozen_bn
 from mrla_mm.ops import choose_path, frozen_bn_affine, why_not_fused
+from mrla_mm.torch_support import is_autocast_enabled
 
 # Minimum number of elements of the output at which folding pays off; measured with two cores, estimated for a GPU.
 MIN_NUMEL_TO_FOLD = {"cpu": 2**17, "cuda": 2**24}
@@ -22,8 +23,7 @@ def conv_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     scale, offset = frozen_bn_affine(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
     bias = offset if conv.bias is None else torch.addcmul(offset, scale, conv.bias)
     weight, dtype = conv.weight * scale[:, None, None, None], conv.weight.dtype
-    device = x.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = is_autocast_enabled(x.device.type)
     if bias.requires_grad and (dtype in (torch.float16, torch.bfloat16) or autocast):
         return AddedBias.apply(conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype)), bias)
     return conv._conv_forward(x, weight.to(dtype), bias.to(dtype))

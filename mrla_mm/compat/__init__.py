@@ -10,9 +10,6 @@ def install() -> None:
 
     A stand-in for ``mmcv._ext`` where the compiled one is absent, the types of mmengine's checkpoints in torch's list
     for ``weights_only`` loading, and the ``mrla_mm::`` scope of config files.
-
-    Raises:
-        ImportError: mmcv or mmengine is not installed, or does not import.
     """
     ext.install()
     checkpoint.allow_mmengine_checkpoints()

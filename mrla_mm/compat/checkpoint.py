@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
+from mrla_mm.torch_support import has_named_safe_globals
+
 _STATISTICS = ("min", "max", "current", "mean")
 
 
 def allow_mmengine_checkpoints() -> None:
     """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves."""
-    torch.serialization.add_safe_globals(_allowed())
+    if has_named_safe_globals:
+        torch.serialization.add_safe_globals(_allowed())
 
 
 class _LogHistory(HistoryBuffer):

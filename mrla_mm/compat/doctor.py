@@ -20,10 +20,8 @@ FAMILIES = {  # import name: the distributions that provide it, of which only on
     "mmpretrain": ("mmpretrain", "onedl-mmpretrain"),
 }
 REMEDIES = {
-    "torch": "pip install torch",
     "torchvision": "install the torchvision build that belongs to your torch (same index, same CUDA)",
     "cv2": "pip install opencv-python (opencv-python-headless on a machine without libGL)",
-    **{name: f"pip install {name}" for name in ("numpy", "pycocotools", "matplotlib")},
     **{name: f"pip install {distributions[0]}" for name, distributions in FAMILIES.items()},
 }
 
@@ -68,8 +66,8 @@ def main(argv: Sequence[str] = ()) -> int:
 
 def check_packages(report: Report) -> None:
     """Packages."""
-    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
-        report.fail(f"Python {sys.version.split()[0]} is not supported", "use Python 3.10 to 3.12")
+    if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+        report.note(f"Python {sys.version.split()[0]} has not been tried; 3.10 to 3.13 have")
     for distributions in FAMILIES.values():
         found = [name for name in distributions if version(name)]
         if len(found) > 1:
@@ -77,12 +75,12 @@ def check_packages(report: Report) -> None:
                 f"{' and '.join(found)} are both installed and overwrite each other's files",
                 f"pip uninstall -y {' '.join(found)}, then install one of them",
             )
-    for name, remedy in REMEDIES.items():
+    for name in ("torch", "torchvision", "numpy", "cv2", "pycocotools", "matplotlib", *FAMILIES):
         try:
             module = importlib.import_module(name)
             report.ok(f"{name} {getattr(module, '__version__', None) or version(name) or ''}")
         except Exception as error:
-            report.fail(f"{name} does not import: {short(error)}", remedy)
+            report.fail(f"{name} does not import: {short(error)}", REMEDIES.get(name, f"pip install {name}"))
     if importlib.util.find_spec("pkg_resources") is None:
         report.fail(
             f"no pkg_resources (setuptools {version('setuptools')}): mmengine cannot find `mmdet::` configs",
@@ -108,8 +106,7 @@ def check_ops(report: Report) -> None:
 
     device, stand_in = "cuda" if torch.cuda.is_available() else "cpu", ext.is_stand_in()
     if stand_in:
-        report.ok("no compiled mmcv._ext: the stand-in of mrla_mm has what mmdet's common detectors need")
-        report.note(f"other ops raise when called; for a model that needs one: {ext.REMEDY}")
+        report.ok(f"no compiled mmcv._ext, mrla_mm stands in; for a model that calls an op without: {ext.REMEDY}")
     else:
         report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
     for name, probe in PROBES.items():
@@ -127,11 +124,14 @@ def check_checkpoints(report: Report) -> None:
     import torch
     from mmengine.logging.history_buffer import HistoryBuffer
 
+    from mrla_mm.torch_support import has_named_safe_globals
+
+    if not has_named_safe_globals:
+        return report.note("this torch executes what a training checkpoint holds: resume from and test your own alone")
     file = io.BytesIO()
     torch.save({"log": HistoryBuffer([0.5], [1])}, file)
     file.seek(0)
-    if torch.load(file, weights_only=True)["log"].current() != 0.5:
-        raise ArithmeticError("a log history changed its values on the way through a file")
+    torch.load(file, weights_only=True)
     report.ok("they load with weights_only=True")
 
 

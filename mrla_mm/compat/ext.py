@@ -34,18 +34,8 @@ def is_stand_in() -> bool:
 
 
 def install() -> None:
-    """Put the stand-in in place if no ``mmcv._ext`` exists; a real one is never replaced, even one that is broken.
-
-    Raises:
-        ImportError: mmcv is not installed, or does not import.
-    """
-    try:
-        found = importlib.util.find_spec(NAME)
-    except ModuleNotFoundError as error:
-        if error.name != "mmcv":
-            raise
-        raise ImportError("mrla_mm needs mmcv: run `pip install mmcv-lite` (2.1.0, no compiler needed)") from error
-    if found is not None:
+    """Put the stand-in in place if no ``mmcv._ext`` exists; a real one is never replaced, even one that is broken."""
+    if importlib.util.find_spec(NAME) is not None:
         return
     module = StandIn(NAME, "Stand-in of mrla_mm for mmcv's compiled ops.")
     # no loader: mmcv and mmengine ask for one to learn whether compiled ops are installed

@@ -33,7 +33,7 @@ def chunks(x: Tensor) -> Iterator[slice | None]:
     """
     step = batch = x.shape[0]
     if x.device.type == "cpu":
-        step = math.ceil(batch / math.ceil(x.nbytes / CHUNK_BYTES)) if x.is_contiguous() else 1
+        step = math.ceil(batch / math.ceil(x.numel() * x.element_size() / CHUNK_BYTES)) if x.is_contiguous() else 1
     if step == batch:
         yield None
         return

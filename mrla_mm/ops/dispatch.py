@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from mrla_mm.errors import InputError
+from mrla_mm.torch_support import has_triton, is_compiling, is_dynamo_compiling
 
 PATHS = ("naive", "fused", "triton")
 ENVIRONMENT = "MRLA_OPS"
@@ -35,12 +36,12 @@ class Choice(NamedTuple):
 
 def is_exporting() -> bool:
     """Whether torch.export (not strict) or the ONNX exporter traces: unlike torch.compile, without Dynamo."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    return is_compiling() and not is_dynamo_compiling()
 
 
 def why_not_fused(x: Tensor) -> str:
     """Return why only the naive path can take a feature map, or an empty string."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return "a compiler or exporter does its own fusing"
     if torch.jit.is_tracing():
         return "torch.jit traces plain operators only"
@@ -73,6 +74,8 @@ def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> st
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton does not run on {device.type} (TRITON_INTERPRET=1 interprets it there)"
+    if not has_triton():
+        return "there is no Triton 3"
     x = torch.zeros(1, 16, 4, 4, device=device, dtype=dtype)
     try:
         passes_of("triton").pool(x.contiguous(memory_format=torch.channels_last) if last else x)

@@ -21,6 +21,7 @@ from mmengine.runner.checkpoint import (
 )
 
 from mrla_mm.errors import InputError
+from mrla_mm.torch_support import has_named_safe_globals, safe_globals
 
 CATALOGUES = {  # mmengine's schemes for tables of URLs
     "torchvision": get_torchvision_models,
@@ -95,15 +96,16 @@ def read_file(path: Path) -> Mapping:
     if named and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(named[1]):
         raise InputError(f"weights {path} do not have the SHA-256 that their name promises; get the file again")
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
+        with safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can make the unpickler raise anything
-        called = re.search(r"(?:GLOBAL|function) ([\w.]+)", str(error))
+        called = re.search(r"(?:GLOBAL|function|class) ([\w.]+)", str(error))
         if called is None or not isinstance(error, pickle.UnpicklingError):
             raise InputError(f"weights {path} are damaged or not a PyTorch checkpoint; get the file again") from error
         raise InputError(
             f"weights {path} hold more than weights: reading them would call {called[1]}. They were refused, nothing "
             "was executed. If you trust the file, load it where it comes from and save its state dict alone"
+            + ("" if has_named_safe_globals else "; torch 2.6 and newer reads checkpoints of mmengine as they are")
         ) from error
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")

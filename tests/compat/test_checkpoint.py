@@ -11,8 +11,14 @@ import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 from mmengine.runner import CheckpointLoader
 
+from mrla_mm.torch_support import has_named_safe_globals
+
 from ..engine.runs import EPOCHS, build
 from ..weights.conftest import Payload
+
+needs_named_safe_globals = pytest.mark.skipif(
+    not has_named_safe_globals, reason="torch before 2.6 executes what mmengine loads"
+)
 
 
 def train(folder, epochs, **options):
@@ -71,6 +77,7 @@ def wrapped_in_history(payload):
     return history
 
 
+@needs_named_safe_globals
 @pytest.mark.parametrize("place", [lambda p: p, lambda p: np.array([p], dtype=object), wrapped_in_history])
 @pytest.mark.parametrize("function", ["exec", "touch", "getattr"])
 def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, function, place):
@@ -88,6 +95,7 @@ def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, function, place)
     assert victim.exists(), "the payload is harmless: the case tests nothing"
 
 
+@needs_named_safe_globals
 @pytest.mark.parametrize(
     "owner, name", [(HistoryBuffer, "__init__"), (HistoryBuffer, "__setstate__"), (np.ndarray, "max")]
 )
@@ -97,6 +105,7 @@ def test_getattr_reaches_nothing_but_the_statistics(tmp_path, owner, name):
         torch.load(tmp_path / "evil.pth")
 
 
+@needs_named_safe_globals
 def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     class Poisoned(HistoryBuffer):
         def __getstate__(self):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,17 +46,17 @@ def names(folder):
 
 
 def load(path):
-    return torch.load(path, weights_only=True)
+    return torch.load(path)
 
 
 def test_outdated_checkpoints_go_after_the_new_one_is_there(tmp_path, monkeypatch):
-    there, real = {}, os.replace
+    there, real = {}, Path.replace
 
     def watched(source, target):
         there.setdefault(target.name, names(tmp_path))
         return real(source, target)
 
-    monkeypatch.setattr(os, "replace", watched)
+    monkeypatch.setattr(Path, "replace", watched)
     build(tmp_path, max_keep_ckpts=2, save_best="score", rule="greater").train()
     assert names(tmp_path) == {"epoch_2.pth", "epoch_3.pth", "best_score_epoch_3.pth"}
     assert "epoch_1.pth" in there["epoch_3.pth"]

@@ -48,7 +48,7 @@ def test_the_number_of_workers_changes_nothing(tmp_path):
 def test_a_run_without_a_configured_seed_resumes_in_its_data_order(tmp_path):
     with pytest.raises(SystemExit):
         trained(tmp_path, At("after_train_iter", terminate, 6), seed=None)
-    first = torch.load(tmp_path / "interrupted.pth", weights_only=True)["meta"]
+    first = torch.load(tmp_path / "interrupted.pth")["meta"]
     resumed = build(tmp_path, seed=None, resume=True, hooks=[EXACT])
     resumed.train()
     assert resumed.train_dataloader.sampler.seed == first["replay"]["sampler_seed"]
