@@ -9,7 +9,7 @@ from mrla_mm import compat
 compat.install()
 
 # The stand-in ops must be in place before mmdet is imported.
-from mrla_mm import attention, backbones, datasets, engine, necks, weights  # noqa: E402
+from mrla_mm import attention, backbones, comparators, datasets, engine, necks, weights  # noqa: E402
 from mrla_mm.version import __version__  # noqa: E402
 
-__all__ = ["__version__", "attention", "backbones", "compat", "datasets", "engine", "necks", "weights"]
+__all__ = ["__version__", "attention", "backbones", "comparators", "compat", "datasets", "engine", "necks", "weights"]

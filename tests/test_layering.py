@@ -16,7 +16,7 @@ ALLOWED = {
     **dict.fromkeys(("errors", "version", "ops", "necks", "weights", "compat", "datasets", "engine"), set()),
     "attention": {"ops"},
     "backbones": {"attention", "ops", "weights"},
-    "comparators": {"attention", "ops"},
+    "comparators": {"attention", "backbones", "ops", "weights"},
     "analysis": {"attention", "ops"},
 }
 FOLDERS = set(ALLOWED) - ANYONE
