@@ -9,6 +9,7 @@ Suites (default: goals, oom, branch, depth):
   backbone  the ResNet that --depth, --attention and --norm name
   compiled  the same under torch.compile
   detector  the detector that --config names, at 800 x 1344
+  comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
 
 Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions, as MRLAResNet folds
 its own); naive, fused and triton. Before a path is timed, its loss and gradients are compared with the naive path's.
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 
 import measure
+from comparators import comparators
 from mrla_mm import cli
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.config import read_config
@@ -246,7 +248,7 @@ def depth(args, depths=(4, 8, 16, 23)):
     return {"Growth with the depth of a stage": rows}
 
 
-SUITES = {suite.__name__: suite for suite in (goals, oom, branch, depth, backbone, compiled, detector)}
+SUITES = {suite.__name__: suite for suite in (goals, oom, branch, depth, backbone, compiled, detector, comparators)}
 
 
 def main(argv=None):
