@@ -73,11 +73,6 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
             return None
         return MODELS.build({**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage})
 
-    def train(self, mode: bool = True) -> "ComparatorResNet":
-        """Switch mode as mmdet's ResNet does, and return the module, which mmdet's does not."""
-        super().train(mode)
-        return self
-
 
 def keep_chosen(stage: nn.Sequential, plugins: list[dict]) -> nn.Sequential:
     """Remove plugins from the blocks that their entry does not name."""
