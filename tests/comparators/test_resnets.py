@@ -71,11 +71,19 @@ def test_networks_by_hand(kind, norm_eval, monkeypatch):
     assert_same_with_gradients(net(image), expected, list(net.parameters()), tolerance=1e-6)
 
 
-def test_the_classifier_reads_the_hidden_state():
+def test_the_classifier_reads_the_hidden_state(tmp_path):
+    """And a detector starts from its weights."""
     net = build("RLA", out_hidden=True, plugins=[plugin("ECA")])
     found = gradients(net, torch.randn(2, 3, 64, 64))
     assert not [name for name, grad in found.items() if grad is None]
     assert net(torch.randn(2, 3, 64, 64))[-1].shape[1] == 512 + 32
+    torch.save(
+        dict(state_dict={f"backbone.{key}": value for key, value in net.state_dict().items()}), tmp_path / "c.pth"
+    )
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "c.pth"))
+    detector = build("RLA", plugins=[plugin("ECA")], init_cfg=init_cfg)
+    detector.init_weights()
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in detector.state_dict().items())
 
 
 @pytest.mark.parametrize("norm_eval", [False, True])
