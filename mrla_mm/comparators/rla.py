@@ -52,7 +52,6 @@ class RLAResLayer(ResLayer):
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
         super().__init__(**{**kwargs, "block": RLABottleneck})
-        self.hidden_channels = hidden_channels
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
@@ -60,10 +59,10 @@ class RLAResLayer(ResLayer):
 
     def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Run the blocks: x (B, C', H', W') and h (B, K, H', W'), zero in the first stage -> both behind the stage."""
-        x, hidden = inputs if isinstance(inputs, tuple) else (inputs, None)
-        if hidden is None:
-            hidden = x.new_zeros(x.shape[0], self.hidden_channels, *x.shape[2:])
         shared = self[0].mrla
+        if not isinstance(inputs, tuple):
+            inputs = inputs, inputs.new_zeros(inputs.shape[0], shared.read.in_channels, *inputs.shape[2:])
+        x, hidden = inputs
         for block in self:
             x, y = block(x, hidden)
             if block.stride > 1:

@@ -77,9 +77,7 @@ def test_the_classifier_reads_the_hidden_state(tmp_path):
     found = gradients(net, torch.randn(2, 3, 64, 64))
     assert not [name for name, grad in found.items() if grad is None]
     assert net(torch.randn(2, 3, 64, 64))[-1].shape[1] == 512 + 32
-    torch.save(
-        dict(state_dict={f"backbone.{key}": value for key, value in net.state_dict().items()}), tmp_path / "c.pth"
-    )
+    torch.save(net.state_dict(), tmp_path / "c.pth")
     init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "c.pth"))
     detector = build("RLA", plugins=[plugin("ECA")], init_cfg=init_cfg)
     detector.init_weights()
