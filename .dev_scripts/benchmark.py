@@ -10,6 +10,7 @@ Suites (default: goals, oom, branch, depth):
   compiled  the same under torch.compile
   detector  the detector that --config names, at 800 x 1344
   roi_align the same detector, RoIAlign through torchvision's operator and as sparse products
+  comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
 
 Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions, as MRLAResNet folds
 its own); naive, fused and triton. Before a path is timed, its loss and gradients are compared with the naive path's.
@@ -32,6 +33,7 @@ import torch
 from torch import nn
 
 import measure
+from comparators import comparators
 from mrla_mm import cli
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.compat.ext_ops import roi_average
@@ -275,7 +277,8 @@ def depth(args, depths=(4, 8, 16, 23)):
     return {"Growth with the depth of a stage": rows}
 
 
-SUITES = {suite.__name__: suite for suite in (goals, oom, branch, depth, backbone, compiled, detector, roi_align)}
+SUITES = (goals, oom, branch, depth, backbone, compiled, detector, roi_align, comparators)
+SUITES = {suite.__name__: suite for suite in SUITES}
 
 
 def main(argv=None):

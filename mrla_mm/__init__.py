@@ -27,6 +27,7 @@ __all__ = ["__version__", "attention", "compat", "datasets", "engine", "weights"
 # Names that stand in the registries until their module is imported and its classes replace them (force=True).
 BUILT_LATER = [
     (MODELS, "backbones", "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT"),
+    (MODELS, "comparators", "A2 AA BA CBAM ComparatorResNet DIA ECA RLAResNet SE"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),
     (OPTIM_WRAPPER_CONSTRUCTORS, "engine.layer_decay", "LayerDecayOptimWrapperConstructor"),
 ]

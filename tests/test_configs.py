@@ -25,7 +25,8 @@ FILES = {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in 
 NAMES = [name for name in FILES if not name.startswith("_base_")]
 DETECTORS = [name for name in NAMES if "/" not in name]
 QUICKSTARTS = [name for name in NAMES if name.startswith("quickstart/")]
-CLASSIFIERS = [name for name in NAMES if name.startswith("imagenet/")]
+COMPARED = re.compile(r"(comparators/.*_r50|imagenet/resnet50)_(se|cbam|a2|aa|nl|gc_\w+?|eca|dia|rla_g|ba)_(1x|8xb32)")
+CLASSIFIERS = [name for name in NAMES if name.startswith("imagenet/") and not COMPARED.fullmatch(name)]
 
 # Trainable parameters in millions: Tables 2 and 3 of the paper, which leave out the frozen stem and first stage.
 PAPER_MILLIONS = {
@@ -216,8 +217,7 @@ def resnet_recipe(cfg, name, model):
     else:
         assert own(cfg.param_scheduler) == dict(type="MultiStepLR", by_epoch=True, milestones=[30, 60, 90], gamma=0.1)
     assert cfg.model.head.loss.type == ("LabelSmoothLoss" if cosine else "CrossEntropyLoss")
-    if parse(name).variant:
-        assert model.backbone.norm_eval is False and cfg.model.backbone.zero_init_attention is False
+    assert model.backbone.norm_eval is False and not cfg.model.backbone.get("zero_init_attention", False)
 
 
 def transformer_recipe(cfg, name, model):

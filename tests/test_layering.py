@@ -19,7 +19,7 @@ ALLOWED = {
     **dict.fromkeys((*ANYONE, "ops", "necks", "weights", "compat", "datasets", "engine"), set()),
     "attention": {"ops"},
     "backbones": {"attention", "ops", "weights"},
-    "comparators": {"attention", "ops"},
+    "comparators": {"attention", "backbones", "ops", "weights"},
     "analysis": {"attention", "ops"},
 }
 FOLDERS = set(ALLOWED) - ANYONE

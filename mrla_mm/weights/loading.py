@@ -172,7 +172,7 @@ def match(
             report.missing.append(key)
     if report.fresh:
         scales = [own[key] for key in report.fresh if key.endswith("norm.weight")]
-        start = "from random weights" if any(scale.any() for scale in scales) else "as an exact identity"
+        start = "from random weights" if not scales or any(map(torch.any, scales)) else "as an exact identity"
         report.notes.append(f"plain weights: layer attention starts {start}")
     return report, loadable
 

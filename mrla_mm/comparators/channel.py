@@ -1,0 +1,121 @@
+"""Gates on channels: SE, ECA, CBAM and BA, plugins of a residual block.
+
+All but BA go into the blocks of mmdet's ResNet and of MRLAResNet by mmcv's mechanism,
+``plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]``: behind the last convolution and before the shortcut.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from mrla_mm.attention.base import make_projection
+from mrla_mm.errors import InputError
+from mrla_mm.ops import global_average
+
+
+def reduced(channels: int, reduction: int) -> int:
+    """Channels of a bottleneck, channels // reduction."""
+    if not 1 <= reduction <= channels:
+        raise InputError(f"reduction={reduction} must be between 1 and the {channels} channels of the map")
+    return channels // reduction
+
+
+def gate(x: Tensor, logits: Tensor) -> Tensor:
+    """Weigh the channels of x (B, C, H, W) by sigmoid(logits), (B, C)."""
+    return x * logits.sigmoid()[..., None, None]
+
+
+@MODELS.register_module(force=True)
+class SE(nn.Module):
+    """Squeeze and excitation, x sigmoid(W2 relu(W1 GAP(x))) without biases (Hu et al., CVPR 2018).
+
+    Args:
+        in_channels: C of the map; set by the block.
+        reduction: W1 projects C to C // reduction channels.
+    """
+
+    def __init__(self, in_channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        hidden = reduced(in_channels, reduction)
+        self.squeeze = nn.Linear(in_channels, hidden, bias=False)
+        self.excite = nn.Linear(hidden, in_channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
+        return gate(x, self.excite(self.squeeze(global_average(x)).relu()))
+
+
+@MODELS.register_module(force=True)
+class ECA(nn.Module):
+    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) along the channels (Wang et al., CVPR 2020).
+
+    Args:
+        in_channels: C of the map; set by the block.
+        kernel_size: of the convolution, odd; by default that of `eca_kernel_size`.
+    """
+
+    def __init__(self, in_channels: int, kernel_size: int | None = None) -> None:
+        super().__init__()
+        self.conv = make_projection(in_channels, 1, "conv1d", 1, kernel_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
+        return gate(x, self.conv(global_average(x)[:, None])[:, 0])
+
+
+@MODELS.register_module(force=True)
+class CBAM(nn.Module):
+    """Convolutional block attention: a gate on channels, then one on pixels (Woo et al., ECCV 2018).
+
+    Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a convolution of the mean and the
+    maximum over the channels.
+
+    Args:
+        in_channels: C of the map; set by the block.
+        reduction: the MLP's inner layer has C // reduction channels.
+        kernel_size: of the convolution over pixels, odd.
+    """
+
+    def __init__(self, in_channels: int, reduction: int = 16, kernel_size: int = 7) -> None:
+        super().__init__()
+        if kernel_size % 2 == 0:
+            raise InputError(f"kernel_size={kernel_size} must be odd")
+        hidden = reduced(in_channels, reduction)
+        self.mlp = nn.Sequential(nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, in_channels))
+        self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Weigh channels and pixels: (B, C, H, W) -> (B, C, H, W)."""
+        x = gate(x, self.mlp(global_average(x)) + self.mlp(x.amax((2, 3))))
+        pixels = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)  # (B, 2, H, W)
+        return x * self.conv(pixels).sigmoid()
+
+
+@MODELS.register_module(force=True)
+class BA(nn.Module):
+    """Bridge attention: a gate from all convolutions of the block (Zhao et al., ECCV 2022).
+
+    x sigmoid(W relu(sum_i BN_i(W_i GAP(x_i)))), where x_i are the outputs of the block's convolutions, behind norm and
+    ReLU, and the last of them is x. A plugin of `ComparatorResNet` alone, whose blocks pass the earlier outputs on.
+
+    Args:
+        in_channels: C of the map; set by the block.
+        reduction: the W_i project to C // reduction channels.
+    """
+
+    def __init__(self, in_channels: int, reduction: int = 16) -> None:
+        super().__init__()
+        hidden = reduced(in_channels, reduction)
+        widths = (in_channels // 4, in_channels // 4, in_channels)  # of a bottleneck's convolutions
+        self.squeeze = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden)) for width in widths
+        )
+        self.excite = nn.Linear(hidden, in_channels, bias=False)
+
+    def forward(self, x: Tensor, earlier: Sequence[Tensor]) -> Tensor:
+        """Weigh the channels of x (B, C, H, W), given the maps of the earlier convolutions (B, C / 4, H', W')."""
+        maps = (*earlier, x)
+        bridged = sum(squeeze(global_average(each)) for squeeze, each in zip(self.squeeze, maps, strict=True))
+        return gate(x, self.excite(bridged.relu()))

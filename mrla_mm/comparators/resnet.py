@@ -1,0 +1,91 @@
+"""ResNet for the comparators: plugins in chosen blocks, gates by the contract of layer attention, strict weights."""
+
+from mmdet.models.backbones.resnet import ResNet
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from mrla_mm.attention import Memory
+from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
+from mrla_mm.backbones.resnet import MRLABottleneck, MRLAResLayer
+from mrla_mm.comparators.channel import BA
+from mrla_mm.errors import InputError
+from mrla_mm.weights import PretrainedBackbone
+
+
+class GatedBottleneck(MRLABottleneck):
+    """Bottleneck whose layer attention, if any, acts on the last convolution, before the shortcut."""
+
+    mrla: nn.Module | None
+
+    def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+        shortcut = x if self.downsample is None else run_downsample(self.downsample, x)
+        x = self.run_convs(x)
+        if self.mrla is not None:
+            x, memory = self.mrla(x, shortcut, memory)
+        return self.relu(x + shortcut), memory
+
+    def run_convs(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W); extra joins the first convolution."""
+        earlier = []
+        for step in (1, 2, 3):
+            conv, norm = getattr(self, f"conv{step}"), getattr(self, f"norm{step}")
+            x = conv_bn(conv, norm, x) if step > 1 or extra is None else norm(conv(x) + extra)
+            x = self.relu(x) if step < 3 else x
+            for name in getattr(self, f"after_conv{step}_plugin_names", ()):
+                plugin = getattr(self, name)
+                x = plugin(x, earlier) if isinstance(plugin, BA) else plugin(x)
+            earlier.append(x)
+        return x
+
+
+@MODELS.register_module(force=True)
+class ComparatorResNet(PretrainedBackbone, ResNet):
+    """mmdet's ResNet of bottlenecks, as fast and as strict about weights as MRLAResNet, for attention of other kinds.
+
+    An entry of `plugins` may name the blocks of a stage that get it: ``blocks=(-2,)`` is the last but one.
+
+    Args:
+        depth: 50, 101 or 152.
+        layer_attention: config of a gate with the contract of layer attention, such as ``dict(type="DIA")``. It gets a
+            block's last convolution, and the block adds the shortcut to what it returns.
+        **kwargs: those of mmdet's ``ResNet``.
+
+    Raises:
+        InputError: the depth has no bottlenecks, or a stage has no such block.
+    """
+
+    key_layout = "resnet"
+
+    def __init__(self, depth: int, layer_attention: dict | None = None, **kwargs: object) -> None:
+        if depth not in (50, 101, 152):
+            raise InputError(f"depth={depth!r} must be 50, 101 or 152: other ResNets have no bottlenecks")
+        self.layer_attention = layer_attention
+        super().__init__(depth, **kwargs)
+
+    def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
+        """Build a stage of our blocks in place of mmdet's."""
+        stage = MRLAResLayer(make_branch=self.make_gate, **{**kwargs, "block": GatedBottleneck})
+        return keep_chosen(stage, kwargs["plugins"] or [])
+
+    def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module | None:
+        """Build the gate of a block."""
+        if self.layer_attention is None:
+            return None
+        return MODELS.build({**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage})
+
+
+def keep_chosen(stage: nn.Sequential, plugins: list[dict]) -> nn.Sequential:
+    """Remove plugins from the blocks that their entry does not name."""
+    depth = len(stage)
+    for plugin in plugins:
+        if missing := [index for index in plugin.get("blocks", ()) if not -depth <= index < depth]:
+            raise InputError(f"blocks={plugin['blocks']}: a stage of {depth} blocks has no block {missing[0]}")
+    for number in (1, 2, 3) if plugins else ():
+        entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
+        for index, block in enumerate(stage):
+            names = getattr(block, f"after_conv{number}_plugin_names")
+            for name, plugin in zip(tuple(names), entries, strict=True):
+                if "blocks" in plugin and not {index, index - depth} & set(plugin["blocks"]):
+                    names.remove(name)
+                    delattr(block, name)
+    return stage

@@ -1,0 +1,106 @@
+"""Attention over pixels: A2, a plugin, and AA, which replaces 3x3 convolutions. GC and NL are mmcv's own plugins."""
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor, nn
+
+from mrla_mm.comparators.channel import reduced
+from mrla_mm.errors import InputError
+
+
+@MODELS.register_module(force=True)
+class A2(nn.Module):
+    """Double attention: gather features into a few descriptors, distribute those to the pixels (NeurIPS 2018).
+
+    x + W (A softmax_pixels(B)^T) softmax_descriptors(V) with 1x1 convolutions A, B, V of x.
+
+    Args:
+        in_channels: C of the map; set by the block.
+        reduction: A has C // reduction channels, and there are as many descriptors. 2 gives a ResNet-50 of 32.9 M, with
+            blocks 0 and 2 of the second stage and 0, 2 and 4 of the third.
+    """
+
+    def __init__(self, in_channels: int, reduction: int = 2) -> None:
+        super().__init__()
+        inner = reduced(in_channels, reduction)
+        self.features, self.gather, self.distribute = (nn.Conv2d(in_channels, inner, 1) for _ in range(3))
+        self.out = nn.Conv2d(inner, in_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the attention: (B, C, H, W) -> (B, C, H, W)."""
+        gather = self.gather(x).flatten(2).softmax(2)  # (B, M, N) over the N pixels
+        distribute = self.distribute(x).flatten(2).softmax(1)  # (B, M, N) over the M descriptors
+        descriptors = self.features(x).flatten(2) @ gather.transpose(1, 2)  # (B, C / r, M)
+        return x + self.out((descriptors @ distribute).unflatten(2, x.shape[2:]))
+
+
+@MODELS.register_module(force=True)
+class AA(nn.Module):
+    """Attention-augmented convolution: some output channels come from attention over pixels (Bello et al., ICCV 2019).
+
+    Heads attend with relative positions, softmax(q^T (k + r_rows + r_columns) / sqrt(D)) v. With a stride they attend
+    on the input pooled to the output's grid. It replaces a bottleneck's 3x3 convolution, in mmdet's ResNet, MRLAResNet
+    and ComparatorResNet: ``dcn=dict(type="AA"), stage_with_dcn=(False, True, True, True)``.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, bias: of the convolution; set by the block.
+        heads: number of heads.
+        key_ratio: channels of all keys, as a share of the output's; a head has at least 20.
+        value_ratio: channels of all values, which take the place of as many channels of the convolution.
+        max_grid: largest height and width of the output: there are embeddings for the distances on such a grid.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        stride: int = 1,
+        padding: int = 0,
+        dilation: int = 1,
+        bias: bool = False,
+        *,
+        heads: int = 8,
+        key_ratio: float = 0.2,
+        value_ratio: float = 0.1,
+        max_grid: int = 28,
+    ) -> None:
+        super().__init__()
+        keys = max(20, int(key_ratio * out_channels / heads))
+        values = heads * max(1, int(value_ratio * out_channels / heads))
+        if values >= out_channels:
+            raise InputError(f"value_ratio={value_ratio}: {values} of {out_channels} channels leave no convolution")
+        self.heads, self.stride, self.max_grid = heads, stride, max_grid
+        self.sizes = (heads * keys, heads * keys, values)
+        self.conv = nn.Conv2d(in_channels, out_channels - values, kernel_size, stride, padding, dilation, bias=bias)
+        self.qkv = nn.Conv2d(in_channels, sum(self.sizes), 1, bias=False)
+        self.out = nn.Conv2d(values, values, 1, bias=False)
+        self.rows, self.columns = (nn.Parameter(torch.randn(2 * max_grid - 1, keys) * keys**-0.5) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve and attend: (B, C', H', W') -> (B, C, H, W)."""
+        convolved = self.conv(x)
+        if self.stride > 1:
+            x = F.avg_pool2d(x, 3, self.stride, padding=1)
+        attended = self.attend(*self.qkv(x).split(self.sizes, 1))
+        return torch.cat([convolved, self.out(attended)], 1)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend over pixels: query and key (B, G D, H, W), value (B, C, H, W) -> (B, C, H, W)."""
+        height, width = query.shape[2:]
+        if max(height, width) > self.max_grid:
+            raise InputError(f"max_grid={self.max_grid} is below the {height} x {width} grid of this map")
+        query, key, value = (each.unflatten(1, (self.heads, -1)) for each in (query, key, value))  # (B, G, D, H, W)
+        query = query / query.shape[2] ** 0.5
+        content = torch.einsum("bgdyx,bgdvu->bgyxvu", query, key)
+        by_row = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))
+        by_column = torch.einsum("bgdyx,xud->bgyxu", query, self.distances(self.columns, width))
+        logits = content + by_row[..., None] + by_column[..., None, :]
+        weights = logits.flatten(4).softmax(4).view_as(logits)
+        return torch.einsum("bgyxvu,bgdvu->bgdyx", weights, value).flatten(1, 2)
+
+    def distances(self, table: Tensor, size: int) -> Tensor:
+        """Embedding of the distance between each pair of positions: (2 max_grid - 1, D) -> (size, size, D)."""
+        position = torch.arange(size, device=table.device)
+        return table[position[None] - position[:, None] + self.max_grid - 1]

@@ -1,0 +1,119 @@
+"""Each attention module against its equation written anew: values, and gradients of inputs and parameters."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mrla_mm.comparators import A2, AA, BA, CBAM, DIA, ECA, SE
+from mrla_mm.errors import InputError
+
+from ..backbones.common import assert_same_with_gradients, randomize
+
+
+def gated(x, logits):
+    return torch.einsum("bchw,bc->bchw", x, 1 / (1 + (-logits).exp()))
+
+
+def two_layers(y, a, b):
+    y = (y @ a.weight.T + (0 if a.bias is None else a.bias)).clamp(min=0)
+    return y @ b.weight.T + (0 if b.bias is None else b.bias)
+
+
+def se(module, x):
+    return gated(x, two_layers(x.flatten(2).sum(2) / 15, module.squeeze, module.excite))
+
+
+def eca(module, x):
+    """A channel sees those at most two away."""
+    weight, y = module.conv.weight.flatten(), x.mean((2, 3))
+    logits = [sum(weight[n - c + 2] * y[:, n] for n in range(c - 2, c + 3) if 0 <= n < 8) for c in range(8)]
+    return gated(x, torch.stack(logits, 1))
+
+
+def cbam(module, x):
+    x = gated(x, sum(two_layers(y, module.mlp[0], module.mlp[2]) for y in (x.mean((2, 3)), x.flatten(2).max(2)[0])))
+    maps, weight = F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [1] * 4), module.conv.weight[0]
+    logits = sum(maps[:, m, i : i + 3, j : j + 5] * weight[m, i, j] for m in (0, 1) for i in range(3) for j in range(3))
+    return x / (1 + (-logits[:, None]).exp())
+
+
+def a2(module, x):
+    a, b, v = (conv(x).flatten(2) for conv in (module.features, module.gather, module.distribute))
+    z = torch.einsum("bcn,bmn,bmi->bci", a, b.softmax(2), v.softmax(1))
+    return x + module.out(z.unflatten(2, (3, 5)))
+
+
+def aa(module, x):
+    """One query pixel after the other."""
+    pooled = F.avg_pool2d(x, 3, module.stride, padding=1) if module.stride > 1 else x
+    heads = zip(*(each.chunk(2, 1) for each in module.qkv(pooled).split(module.sizes, 1)), strict=True)
+    pixels, outs = [(i, j) for i in range(pooled.shape[2]) for j in range(pooled.shape[3])], []
+    for q, k, v in heads:
+        out, zero = torch.zeros_like(v), module.max_grid - 1
+        for i, j in pixels:
+            keys = [k[..., y, u] + module.rows[y - i + zero] + module.columns[u - j + zero] for y, u in pixels]
+            weights = torch.stack([(q[..., i, j] * key).sum(1) / q.shape[1] ** 0.5 for key in keys]).softmax(0)
+            out[..., i, j] = sum(weight[:, None] * v[..., y, u] for weight, (y, u) in zip(weights, pixels, strict=True))
+        outs.append(out)
+    return torch.cat([module.conv(x), module.out(torch.cat(outs, 1))], 1)
+
+
+CASES = {
+    "SE": (lambda: SE(8, reduction=3), se),
+    "ECA": (lambda: ECA(8, kernel_size=5), eca),
+    "CBAM": (lambda: CBAM(8, reduction=2, kernel_size=3), cbam),
+    "A2": (lambda: A2(8), a2),
+    "AA": (lambda: AA(8, 16, 3, padding=1, heads=2, value_ratio=0.25, max_grid=5), aa),
+    "AA, stride": (lambda: AA(8, 16, 3, stride=2, padding=1, heads=2, value_ratio=0.25, max_grid=3), aa),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plugins(name):
+    make, reference = CASES[name]
+    module, x = randomize(make()).double(), torch.randn(2, 8, 3, 5).double().requires_grad_()
+    assert_same_with_gradients([module(x)], [reference(module, x)], [x, *module.parameters()])
+
+
+def test_bridge_attention():
+    """Gates from three maps of two resolutions, each behind a batch norm of its own."""
+    module = randomize(BA(8, reduction=4)).double()
+    maps = [torch.randn(3, c, n, n).double().requires_grad_() for c, n in ((2, 6), (2, 3), (8, 3))]
+    bridged = 0
+    for (linear, norm), x in zip(module.squeeze, maps, strict=True):
+        s = x.mean((2, 3)) @ linear.weight.T
+        s = (s - s.mean(0)) / (s.var(0, unbiased=False) + norm.eps) ** 0.5
+        bridged = bridged + s * norm.weight + norm.bias
+    expected = gated(maps[2], bridged.clamp(min=0) @ module.excite.weight.T)
+    assert_same_with_gradients([module(maps[2], maps[:2])], [expected], [*maps, *module.parameters()])
+
+
+def test_dia_is_an_lstm_along_the_stage():
+    layers = [DIA(6, reduction=2, first_in_stage=t == 0).double() for t in range(3)]
+    lstm, maps = randomize(layers[0].lstm), [torch.randn(2, 6, 3, 4).double().requires_grad_() for _ in layers]
+    assert [len(list(layer.parameters())) for layer in layers] == [8, 0, 0]
+    outs, expected, memory, hidden, cell = [], [], None, torch.zeros(2, 6).double(), torch.zeros(2, 6).double()
+    for layer, x in zip(layers, maps, strict=True):
+        out, memory = layer(x, None, memory)
+        outs.append(out)
+        gates = two_layers(x.mean((2, 3)), *lstm.from_input[::2]) + two_layers(hidden, *lstm.from_hidden[::2])
+        i, f, g, o = gates.unflatten(1, (4, 6)).unbind(1)
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+        hidden = o.sigmoid() * cell.sigmoid()
+        expected.append(torch.einsum("bchw,bc->bchw", x, hidden))
+    assert_same_with_gradients(outs, expected, [*maps, *lstm.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SE(8, reduction=9), "reduction=9"),
+        (lambda: ECA(8, kernel_size=4), "kernel_size=4"),
+        (lambda: CBAM(8, reduction=2, kernel_size=6), "kernel_size=6"),
+        (lambda: AA(8, 8, 3, value_ratio=1.0), "value_ratio=1.0"),
+        (lambda: AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5)), "max_grid=4"),
+    ],
+)
+def test_wrong_arguments_name_themselves(make, named):
+    with pytest.raises(InputError, match=named):
+        make()

@@ -1,0 +1,137 @@
+"""The networks: which blocks have what, values by hand, gradients with frozen stages, and plain weights."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmdet.models import ResNet
+from mmengine.registry import MODELS
+
+from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
+from mrla_mm.errors import InputError
+
+from ..backbones.common import assert_same_with_gradients, gradients
+
+
+def plugin(kind, stages=(True,) * 4, cfg=None, **options):
+    return dict(cfg=dict(cfg or {}, type=kind), stages=stages, position="after_conv3", **options)
+
+
+THIRD = (False, False, True, False)
+KINDS = {
+    **{kind: dict(plugins=[plugin(kind)]) for kind in ("SE", "ECA", "CBAM", "A2", "BA")},
+    "GC": dict(plugins=[plugin("ContextBlock", cfg=dict(ratio=1 / 4))]),
+    "NL": dict(plugins=[plugin("NonLocal2d", THIRD, blocks=(-2,))]),
+    "AA": dict(dcn=dict(type="AA", max_grid=40), stage_with_dcn=(False, True, True, True)),
+    "DIA": dict(layer_attention=dict(type="DIA", reduction=4)),
+    "RLA": dict(type="RLAResNet"),
+}
+
+
+def build(kind, **options):
+    cfg = dict(type="ComparatorResNet", depth=50, base_channels=16, zero_init_residual=False)
+    return MODELS.build(copy.deepcopy(cfg | KINDS.get(kind, {}) | options))
+
+
+def run_by_hand(kind, stage, x, hidden):
+    """Blocks of plain layers; RLA as the paper has it, by the concatenation of the map and the hidden state."""
+    hidden = torch.zeros(x.shape[0], 32, *x.shape[2:]).to(x) if hidden is None else hidden
+    memory = None
+    for block in stage:
+        weight, inputs = block.conv1.weight, x
+        if kind == "RLA":
+            weight, inputs = torch.cat([weight, block.mrla.read.weight], 1), torch.cat([x, hidden], 1)
+        first = block.norm1(F.conv2d(inputs, weight)).relu()
+        second = block.norm2(block.conv2(first)).relu()
+        y = out = block.norm3(block.conv3(second))
+        shortcut = x if block.downsample is None else block.downsample(x)
+        if kind == "BA":
+            out = block.ba(y, [first, second])
+        if kind == "DIA":
+            out, memory = block.mrla(y, shortcut, memory)
+        x = (shortcut + out).relu()
+        hidden = hidden if y.shape[2:] == hidden.shape[2:] else F.avg_pool2d(hidden, 2)
+        if kind == "RLA" and block.mrla.norm is not None:
+            hidden = stage[0].mrla.recurrent(block.mrla.norm(hidden + stage[0].mrla.write(y)).tanh())
+    return x, hidden
+
+
+@pytest.mark.parametrize("norm_eval", [False, True])
+@pytest.mark.parametrize("kind", ["BA", "DIA", "RLA"])
+def test_networks_by_hand(kind, norm_eval, monkeypatch):
+    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
+    net = build(kind, norm_eval=norm_eval).double()
+    net.train()
+    image, hidden, expected = torch.rand(3, 3, 64, 64).double(), None, []
+    x = net.maxpool(net.norm1(net.conv1(image)).relu())
+    for name in net.res_layers:
+        x, hidden = run_by_hand(kind, getattr(net, name), x, hidden)
+        expected.append(x)
+    assert_same_with_gradients(net(image), expected, list(net.parameters()), tolerance=1e-6)
+
+
+def test_the_classifier_reads_the_hidden_state(tmp_path):
+    """And a detector starts from its weights."""
+    net = build("RLA", out_hidden=True, plugins=[plugin("ECA")])
+    found = gradients(net, torch.randn(2, 3, 64, 64))
+    assert not [name for name, grad in found.items() if grad is None]
+    assert net(torch.randn(2, 3, 64, 64))[-1].shape[1] == 512 + 32
+    torch.save(net.state_dict(), tmp_path / "c.pth")
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "c.pth"))
+    detector = build("RLA", plugins=[plugin("ECA")], init_cfg=init_cfg)
+    detector.init_weights()
+    assert all(torch.equal(net.state_dict()[key], value) for key, value in detector.state_dict().items())
+
+
+@pytest.mark.parametrize("norm_eval", [False, True])
+@pytest.mark.parametrize("kind", ["SE", "A2", "GC", "AA"])
+def test_plugins_work_as_in_mmdet(kind, norm_eval):
+    net = build(kind, norm_eval=norm_eval)
+    plain = ResNet(50, base_channels=16, norm_eval=norm_eval, **copy.deepcopy(KINDS[kind]))
+    plain.load_state_dict(net.state_dict())
+    net.train(), plain.train()
+    image = torch.randn(2, 3, 64, 96)
+    for ours, theirs in zip(net(image), plain(image), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
+    """And activation checkpointing changes none; on an image of odd size."""
+    net, image = build(kind, frozen_stages=1), torch.randn(2, 3, 75, 97)
+    net.train()
+    found = gradients(net, image)
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert trained == {name for name, grad in found.items() if grad is not None}
+    assert not any(name.startswith(("conv1", "bn1", "layer1")) for name in trained)
+    for block in net.modules():
+        if hasattr(block, "with_cp"):
+            block.with_cp = True
+    torch.testing.assert_close(gradients(net, image), found, rtol=1e-4, atol=1e-4)
+
+
+def test_plugins_go_into_the_blocks_named():
+    chosen = [plugin("A2", THIRD, blocks=(0, 2)), plugin("SE", THIRD, blocks=(-1,)), plugin("ECA", THIRD)]
+    net = build("", plugins=chosen)
+    found = [block.after_conv3_plugin_names for block in net.layer3]
+    assert found == [["a2", "eca"], ["eca"], ["a2", "eca"], ["eca"], ["eca"], ["se", "eca"]]
+    assert [hasattr(block, "a2") for block in net.layer3] == [True, False, True, False, False, False]
+    with pytest.raises(InputError, match="block 6"):
+        build("", plugins=[plugin("SE", THIRD, blocks=(1, 6))])
+    with pytest.raises(InputError, match="depth=18"):
+        build("RLA", depth=18)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_weights_load_strictly(kind, tmp_path):
+    """All of them, except into AA, which has no plain 3x3 convolutions."""
+    plain = ResNet(50, base_channels=16).state_dict()
+    torch.save(plain, tmp_path / "plain.pth")
+    net = build(kind, init_cfg=dict(type="Pretrained", checkpoint=str(tmp_path / "plain.pth")))
+    if kind == "AA":
+        with pytest.raises(InputError, match="conv2"):
+            net.init_weights()
+    else:
+        net.init_weights()
+        assert all(torch.equal(net.state_dict()[key], value) for key, value in plain.items())
