@@ -134,8 +134,8 @@ def chosen_images(args: argparse.Namespace) -> list[Path]:
         InputError: there is no image, or the results would lie among the images and could replace them.
     """
     source = Path(args.input)
-    images = [source] if source.is_file() else sorted(source.glob("*"))
-    images = [path for path in images if path.suffix.lower() in IMAGE_SUFFIXES][: args.max_images]
+    found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    images = [source] if source.is_file() else found[: args.max_images]
     if not images:
         raise InputError(f"input {source} is neither an image nor a folder with images ({', '.join(IMAGE_SUFFIXES)})")
     if args.out_dir.resolve() == images[0].parent.resolve():
