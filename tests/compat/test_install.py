@@ -18,9 +18,9 @@ OPTIONAL = {"loguru", "onedl"}  # packages of OneDL that its mmdet imports in tw
 
 @needs_stand_in
 def test_an_unknown_op_raises_when_called_and_not_before():
-    ext = load_ext("_ext", ["carafe_forward", "nms"])
-    with pytest.raises(NotImplementedError, match="carafe_forward"):
-        ext.carafe_forward(1, masked=2)
+    ext = load_ext("_ext", ["roi_pool_forward", "nms"])
+    with pytest.raises(NotImplementedError, match="roi_pool_forward"):
+        ext.roi_pool_forward(1, masked=2)
     assert ext.nms is OPS["nms"]
 
 
