@@ -10,6 +10,7 @@ The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTER
 
 from collections.abc import Iterator
 
+import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
 from mrla_mm.ops.triton.gate import light_coefficients, light_coefficients_backward
