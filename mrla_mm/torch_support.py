@@ -16,15 +16,6 @@ is_dynamo_compiling = getattr(_compiler, "is_dynamo_compiling", None) or is_comp
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 
 
-def has_triton() -> bool:
-    """Whether there is a Triton that the kernels are written for, 3.0 or newer."""
-    try:
-        import triton.backends  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def is_autocast_enabled(device_type: str) -> bool:
     """Whether autocast is on for a type of device."""
     if hasattr(torch.amp, "is_autocast_available"):

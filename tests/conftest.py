@@ -54,8 +54,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # What torch before 2.6 says where it lacks half precision on a CPU, named globals, torch.export, meta kernels, or where
 # its Dynamo gives up.
 TOO_OLD = re.compile(
-    r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse|'torch(.export)?' has no"
-    r"|argument 'grad_input'|torch\._dynamo"
+    r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse|argument 'grad_input'|meta tensor"
+    r"|torch\._dynamo|has no attribute '(compiler|export|Dim|weight_norm)'"
 )
 
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] = ()) -> int:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for check in (check_packages, check_ops, check_checkpoints, check_configs, print_environment):
+        for check in (check_packages, check_ops, check_checkpoints, check_configs):
             title = check.__doc__.rstrip(".")
             print(f"\n{title}")
             try:
@@ -141,15 +141,6 @@ def check_configs(report: Report) -> None:
 
     for name in ("mmdet::_base_/default_runtime.py", "mrla_mm::retinanet_r50_mrla_light_1x.py"):
         report.ok(f"{name} is {Config._get_cfg_path(name, '')[0]}")
-
-
-def print_environment(report: Report) -> None:
-    """Environment, as mmdet reports it."""
-    from mmdet.utils import collect_env
-
-    for key, value in collect_env().items():
-        if "compiling details" not in key:
-            report.note(f"{key}: {value}")
 
 
 def version(distribution: str) -> str | None:

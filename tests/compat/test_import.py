@@ -31,7 +31,8 @@ def snapshot():
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in HOSTS and isinstance(module, types.ModuleType):
             for key, value in list(vars(module).items()):
-                found[name, key] = value
+                if key != "__warningregistry__":
+                    found[name, key] = value
                 if isinstance(value, type) and value.__module__ == name:
                     found.update({(name, f"{key}.{each}"): part for each, part in vars(value).items()})
     return found

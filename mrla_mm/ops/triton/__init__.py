@@ -8,6 +8,7 @@ they lie.
 The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
 """
 
+import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
 from mrla_mm.ops.triton.gate import attention_backward, attention_state
