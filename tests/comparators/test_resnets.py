@@ -26,6 +26,7 @@ KINDS = {
     "AA": dict(dcn=dict(type="AA", max_grid=40), stage_with_dcn=(False, True, True, True)),
     "DIA": dict(layer_attention=dict(type="DIA", reduction=4)),
     "RLA": dict(type="RLAResNet"),
+    "MRLA": dict(type="MRLAResNet", layer_attention=dict(type="DIA", reduction=4), plugins=[plugin("SE")]),
 }
 
 
