@@ -20,7 +20,7 @@ from .conftest import ROOT
 MIM = Path(mmdet.__file__).parent / ".mim"
 PAGE = (ROOT / "docs/detectors.md").read_text(encoding="utf-8")
 FOLDERS = re.findall(r"`(.+?)`", "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE)))  # of its table
-PACKAGES = dict(boxinst="skimage", paa="sklearn")  # needed with a plain ResNet too
+PACKAGES = dict(boxinst="skimage", lad="sklearn", paa="sklearn")  # needed with a plain ResNet too
 VIDEO = {"mask2former_vis", "masktrack_rcnn", "qdtrack"}
 LIMITS = dict(nms_pre=50, num=16)  # of boxes and samples, for speed
 
