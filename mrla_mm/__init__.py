@@ -19,15 +19,16 @@ from mrla_mm import compat  # noqa: E402
 compat.install()
 
 # The stand-in ops must be in place before mmdet is imported.
-from mrla_mm import attention, datasets, engine, weights  # noqa: E402
+from mrla_mm import attention, comparators, datasets, engine, weights  # noqa: E402
 from mrla_mm.version import __version__  # noqa: E402
 
-__all__ = ["__version__", "attention", "compat", "datasets", "engine", "weights"]
+__all__ = ["__version__", "attention", "comparators", "compat", "datasets", "engine", "weights"]
 
 # Names that stand in the registries until their module is imported and its classes replace them (force=True).
 BUILT_LATER = [
     (MODELS, "backbones", "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT"),
-    (MODELS, "comparators", "A2 AA BA CBAM ComparatorResNet DIA ECA RLAResNet SE"),
+    (MODELS, "comparators.resnet", "ComparatorResNet"),
+    (MODELS, "comparators.rla", "RLAResNet"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),
     (OPTIM_WRAPPER_CONSTRUCTORS, "engine.layer_decay", "LayerDecayOptimWrapperConstructor"),
 ]

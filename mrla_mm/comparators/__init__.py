@@ -2,8 +2,6 @@
 
 from mrla_mm.comparators.channel import BA, CBAM, ECA, SE
 from mrla_mm.comparators.dia import DIA, DIAMemory
-from mrla_mm.comparators.resnet import ComparatorResNet
-from mrla_mm.comparators.rla import RLAResNet
 from mrla_mm.comparators.spatial import A2, AA
 
-__all__ = ["A2", "AA", "BA", "CBAM", "DIA", "ECA", "SE", "ComparatorResNet", "DIAMemory", "RLAResNet"]
+__all__ = ["A2", "AA", "BA", "CBAM", "DIA", "ECA", "SE", "DIAMemory"]

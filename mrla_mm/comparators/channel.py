@@ -27,7 +27,7 @@ def gate(x: Tensor, logits: Tensor) -> Tensor:
     return x * logits.sigmoid()[..., None, None]
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class SE(nn.Module):
     """Squeeze and excitation, x sigmoid(W2 relu(W1 GAP(x))) without biases (Hu et al., CVPR 2018).
 
@@ -47,7 +47,7 @@ class SE(nn.Module):
         return gate(x, self.excite(self.squeeze(global_average(x)).relu()))
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class ECA(nn.Module):
     """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) along the channels (Wang et al., CVPR 2020).
 
@@ -65,7 +65,7 @@ class ECA(nn.Module):
         return gate(x, self.conv(global_average(x)[:, None])[:, 0])
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class CBAM(nn.Module):
     """Convolutional block attention: a gate on channels, then one on pixels (Woo et al., ECCV 2018).
 
@@ -93,7 +93,7 @@ class CBAM(nn.Module):
         return x * self.conv(pixels).sigmoid()
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class BA(nn.Module):
     """Bridge attention: a gate from all convolutions of the block (Zhao et al., ECCV 2022).
 

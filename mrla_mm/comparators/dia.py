@@ -35,7 +35,7 @@ class DIAMemory(NamedTuple):
     lstm: DIALSTM
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class DIA(nn.Module):
     """Dense and implicit attention, o^t = x^t h^t with h^t, c^t = LSTM(GAP(x^t), h^{t-1}, c^{t-1}) (AAAI 2020).
 

@@ -9,7 +9,7 @@ from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class A2(nn.Module):
     """Double attention: gather features into a few descriptors, distribute those to the pixels (NeurIPS 2018).
 
@@ -35,7 +35,7 @@ class A2(nn.Module):
         return x + self.out((descriptors @ distribute).unflatten(2, x.shape[2:]))
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class AA(nn.Module):
     """Attention-augmented convolution: some output channels come from attention over pixels (Bello et al., ICCV 2019).
 
