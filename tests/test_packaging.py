@@ -110,12 +110,13 @@ def test_installing_the_wheel_changes_no_installed_package(wheel, tmp_path, open
     assert {re.split("==| @ ", line)[0] for line in after - before} == {"mrla_mm", "mmpretrain", "einops"}
 
 
-def test_without_mmcv_one_line_says_what_to_install(tmp_path):
+@pytest.mark.parametrize(("package", "remedy"), [("mmcv", "mrla_mm[lite]"), ("mmpretrain", "mmpretrain")])
+def test_without_a_package_one_line_says_what_to_install(package, remedy, tmp_path):
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith("mmcv"):
+        if not path.name.startswith(package):
             (tmp_path / path.name).symlink_to(path)
     command = [sys.executable, "-S", "-c", "import mrla_mm"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
-    assert "needs mmcv" in last and "pip install mrla_mm[lite]" in last
+    assert f"needs {package}:" in last and last.endswith(f"pip install {remedy}")
