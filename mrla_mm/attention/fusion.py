@@ -143,4 +143,4 @@ def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     hooked = any(getattr(module, kind) or getattr(nn_module, f"_global{kind}") for kind in kinds)
-    return hooked or "forward" in vars(module)
+    return hooked or "forward" in module.__dict__
