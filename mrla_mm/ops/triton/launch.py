@@ -1,10 +1,14 @@
 """How the Triton kernels are launched, and what their grids share."""
 
+import inspect
+
 import torch
 from torch import Tensor
+from triton.compiler import ASTSource
 
 PROGRAMS = 2048  # enough to fill a GPU, where a map is large enough
 KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for
+CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters  # before Triton 3.3 launchers take no constants
 
 
 def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object) -> None:
@@ -33,7 +37,7 @@ def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...
             known(*tensors, *rest)
             return
         compiled = kernel[grid](*tensors, *rest)
-        if key and compiled is not None:  # the interpreter returns nothing
+        if CAN_CACHE and key and compiled is not None:  # the interpreter returns nothing
             KNOWN[key] = compiled[grid]
 
 
