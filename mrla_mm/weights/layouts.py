@@ -37,11 +37,7 @@ class KeyLayout:
     scale_shape: tuple[int, ...] = (-1,)  # of lambda in the release
     entry: str = "state_dict"  # of a released file, with its state dict
     base_stages: bool = False  # whether the release's base models have `stages.0.` in place of `layer1.`
-    variants: tuple[str | None, ...] = (
-        None,
-        "MRLALight",
-        "MRLABase",
-    )  # that are published so; None is a plain backbone
+    variants: tuple[str | None, ...] = (None, "MRLALight", "MRLABase")  # published so; None is a plain backbone
     trunk: str | None = None  # first name of all their keys; one left with it belongs to a model of another size
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
