@@ -95,11 +95,6 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
         """Prefixes of the keys that a file of the whole model has for layers after the last of `out_indices`."""
         return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
 
-    def train(self, mode: bool = True) -> "PlainEfficientNet":
-        """Switch mode as mmdet's EfficientNet does, and return the module, which mmdet's does not."""
-        super().train(mode)
-        return self
-
 
 @MODELS.register_module(force=True)
 class MRLAEfficientNet(PlainEfficientNet):

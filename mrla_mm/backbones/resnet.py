@@ -149,8 +149,3 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         elif self.contract_dilation:
             stage[0].set_dilation(max(kwargs["dilation"] // 2, 1))
         return stage
-
-    def train(self, mode: bool = True) -> "MRLAResNet":
-        """Switch mode as mmdet's ResNet does, and return the module, which mmdet's does not."""
-        super().train(mode)
-        return self

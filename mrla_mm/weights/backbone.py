@@ -54,6 +54,11 @@ class PretrainedBackbone:
             if isinstance(module, BaseModule):
                 module.is_init = True
 
+    def train(self, mode: bool = True) -> "PretrainedBackbone":
+        """Switch mode as the host does, and return the module, which some of mmdet's do not."""
+        super().train(mode)
+        return self
+
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
         """Rename what is of a published layout, then load as torch does."""
         state = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
