@@ -20,8 +20,8 @@ setup(
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
     python_requires=">=3.10",
-    # Whoever has mmdet has its torch, mmcv and opencv, of which pip must exchange none: mmengine and mmcv-lite ask for
-    # opencv-python, which opencv-python-headless does not satisfy, and mmcv-lite overwrites the files of mmcv.
+    # An environment with mmdet has torch, mmcv and opencv already, and pip must replace none of them: mmengine and
+    # mmcv-lite ask for opencv-python, which opencv-python-headless does not satisfy, and mmcv-lite overwrites mmcv.
     install_requires=["mmpretrain>=1.0.0"],
     extras_require={
         "lite": [

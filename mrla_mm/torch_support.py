@@ -1,4 +1,4 @@
-"""Newer parts of torch by one name, with what older releases have instead: chosen by what this torch has, here alone.
+"""Newer parts of torch, or what older releases have instead: the one place that asks what the installed torch has.
 
 The oldest torch is 2.0.
 """

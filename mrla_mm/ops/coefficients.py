@@ -51,10 +51,10 @@ class Weights(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a layer's attention comes to, and what its backward needs; a first side of B throughout.
+    """Coefficients of a layer's attention, and what its backward needs.
 
     pooled (B, C); query (B, E); keys of the stage's layers so far (B, T, E), T = 1 for light; scores (B, T, G); gain,
-    slope and shift (B, C). None stands for what there is none of: a gain or slope of 1, a shift of 0.
+    slope and shift (B, C). None stands for what is absent: a gain or slope of 1, a shift of 0.
     """
 
     pooled: Tensor | None = None

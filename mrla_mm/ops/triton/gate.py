@@ -26,7 +26,7 @@ DERIVED = tl.constexpr(5)  # planes (B, C) that scores_backward leaves: gradient
 
 @triton.jit
 def load_or(pointer, places, mask, other: tl.constexpr):
-    """Numbers in float32, `other` for each where there is no tensor."""
+    """Elements in float32; `other` where there is no tensor."""
     if pointer is None:
         return tl.full(places.shape, other, dtype=tl.float32)
     else:

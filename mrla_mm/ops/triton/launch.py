@@ -14,8 +14,8 @@ CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters  # before Tr
 def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object) -> None:
     """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
 
-    A second launch with arguments like an earlier one's goes to the compiled kernel at once: on its way to there Triton
-    spends several times as long on the host as the launch itself takes.
+    A second launch with arguments like an earlier one's goes straight to the compiled kernel: finding it takes Triton
+    several times as long on the host as the launch itself.
 
     Args:
         kernel: function under triton.jit, whose parameters are tensors, then numbers, then constants.
