@@ -37,9 +37,10 @@ BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 
 
 def reference_of(room):
-    """Return the reference of a package: what it exports, or its modules if it exports nothing."""
+    """Return the reference of a package: what it exports and builds later, or its modules if it exports nothing."""
     if hasattr(importlib.import_module(room), "__all__"):
-        return BLOCK.format(room, "   :imported-members:\n")
+        later = [name for _, module, _ in mrla_mm.BUILT_LATER if (name := f"mrla_mm.{module}").startswith(f"{room}.")]
+        return BLOCK.format(room, "   :imported-members:\n") + "".join(BLOCK.format(name, "") for name in later)
     modules = sorted((PACKAGE / room.partition(".")[2]).glob("[a-z]*.py"))
     return "".join(f"\n### `{path.stem}`\n" + BLOCK.format(f"{room}.{path.stem}", "") for path in modules)
 

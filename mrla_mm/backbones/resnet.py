@@ -69,6 +69,7 @@ class MRLAResLayer(ResLayer):
 
     def __init__(self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object) -> None:
         super().__init__(**kwargs)
+        keep_chosen(self, kwargs["plugins"] or ())
         channels = kwargs["planes"] * self.block.expansion
         for index, block in enumerate(self):
             block.mrla = make_branch(channels, first_in_stage=index == 0)
@@ -81,12 +82,33 @@ class MRLAResLayer(ResLayer):
         return x
 
 
+def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
+    """Remove plugins from the blocks that their entry does not name.
+
+    Raises:
+        InputError: the stage has no such block.
+    """
+    depth = len(stage)
+    for plugin in plugins:
+        if missing := [index for index in plugin.get("blocks", ()) if not -depth <= index < depth]:
+            raise InputError(f"blocks={plugin['blocks']}: a stage of {depth} blocks has no block {missing[0]}")
+    for number in (1, 2, 3) if plugins else ():
+        entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
+        for index, block in enumerate(stage):
+            names = getattr(block, f"after_conv{number}_plugin_names")
+            for name, plugin in zip(tuple(names), entries, strict=True):
+                if "blocks" in plugin and not {index, index - depth} & set(plugin["blocks"]):
+                    names.remove(name)
+                    delattr(block, name)
+
+
 @MODELS.register_module(force=True)
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
     `with_cp`, `frozen_stages` and `norm_eval` cover a block's layer attention as they cover the block. A `norm_cfg`
-    with requires_grad=False does not: behind a norm frozen at zero, layer attention would never learn.
+    with requires_grad=False does not: behind a norm frozen at zero, layer attention would never learn. An entry of
+    `plugins` may name the blocks of a stage that get it: ``blocks=(-2,)`` is the last but one.
 
     Args:
         depth: 18, 34, 50, 101 or 152.

@@ -1,4 +1,4 @@
-"""ResNet for the comparators: plugins in chosen blocks, gates by the contract of layer attention, strict weights."""
+"""ResNet for the comparators: plugins of all kinds, gates by the contract of layer attention, strict weights."""
 
 from mmdet.models.backbones.resnet import ResNet
 from mmengine.registry import MODELS
@@ -42,8 +42,6 @@ class GatedBottleneck(MRLABottleneck):
 class ComparatorResNet(PretrainedBackbone, ResNet):
     """mmdet's ResNet of bottlenecks, as fast and as strict about weights as MRLAResNet, for attention of other kinds.
 
-    An entry of `plugins` may name the blocks of a stage that get it: ``blocks=(-2,)`` is the last but one.
-
     Args:
         depth: 50, 101 or 152.
         layer_attention: config of a gate with the contract of layer attention, such as ``dict(type="DIA")``. It gets a
@@ -51,7 +49,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
         **kwargs: those of mmdet's ``ResNet``.
 
     Raises:
-        InputError: the depth has no bottlenecks, or a stage has no such block.
+        InputError: the depth has no bottlenecks.
     """
 
     key_layout = "resnet"
@@ -64,28 +62,10 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        stage = MRLAResLayer(make_branch=self.make_gate, **{**kwargs, "block": GatedBottleneck})
-        return keep_chosen(stage, kwargs["plugins"] or [])
+        return MRLAResLayer(make_branch=self.make_gate, **{**kwargs, "block": GatedBottleneck})
 
     def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module | None:
         """Build the gate of a block."""
         if self.layer_attention is None:
             return None
         return MODELS.build({**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage})
-
-
-def keep_chosen(stage: nn.Sequential, plugins: list[dict]) -> nn.Sequential:
-    """Remove plugins from the blocks that their entry does not name."""
-    depth = len(stage)
-    for plugin in plugins:
-        if missing := [index for index in plugin.get("blocks", ()) if not -depth <= index < depth]:
-            raise InputError(f"blocks={plugin['blocks']}: a stage of {depth} blocks has no block {missing[0]}")
-    for number in (1, 2, 3) if plugins else ():
-        entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
-        for index, block in enumerate(stage):
-            names = getattr(block, f"after_conv{number}_plugin_names")
-            for name, plugin in zip(tuple(names), entries, strict=True):
-                if "blocks" in plugin and not {index, index - depth} & set(plugin["blocks"]):
-                    names.remove(name)
-                    delattr(block, name)
-    return stage

@@ -8,7 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.backbones.conv_bn import run_downsample
-from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck, keep_chosen
+from mrla_mm.backbones.resnet import keep_chosen
+from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 
 
 class RLABottleneck(GatedBottleneck):
@@ -52,6 +53,7 @@ class RLAResLayer(ResLayer):
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
         super().__init__(**{**kwargs, "block": RLABottleneck})
+        keep_chosen(self, kwargs["plugins"] or ())
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
@@ -100,7 +102,7 @@ class RLAResNet(ComparatorResNet):
         """Build a stage of our blocks in place of mmdet's."""
         is_last = kwargs["planes"] == self.base_channels * 2 ** (self.num_stages - 1)
         options = dict(hidden_channels=self.hidden_channels, update_last=self.out_hidden or not is_last)
-        return keep_chosen(RLAResLayer(**kwargs, **options), kwargs["plugins"] or [])
+        return RLAResLayer(**kwargs, **options)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Run the network: (B, 3, H, W) -> its levels."""
