@@ -12,9 +12,9 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("mrla_mm needs Python 3.10 or newer: run make PYTHON=python3.12"); v < (3, 14) or print(f"Python {v[0]}.{v[1]} has not been tried; 3.10 to 3.13 have")'
-	@echo "Installing the locked torch, mmdet and the rest into $(VENV): 5 GB, some minutes in which pip is silent"
+	@echo "Installing the locked torch, mmdet and the rest into $(VENV): 5 GB"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -r requirements/lock.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements/lock.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 

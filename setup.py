@@ -28,8 +28,8 @@ setup(
             "torch>=2.0",
             "torchvision>=0.15",
             "mmengine>=0.10.5,<1",
-            "mmcv-lite>=2.1.0,<2.2",
-            "mmdet>=3.3.0,<3.4",
+            "mmcv-lite>=2.0.1,<2.2",
+            "mmdet>=3.1.0,<3.4",
             "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
         ],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],

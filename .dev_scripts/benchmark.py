@@ -11,6 +11,7 @@ Suites (default: goals, oom, branch, depth):
   detector  the detector that --config names, at 800 x 1344
   roi_align the same detector, RoIAlign through torchvision's operator and as sparse products
   comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
+  trace     Chrome traces of a step of light on ResNet-50 and base on ResNet-101
 
 Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions, as MRLAResNet folds
 its own); naive, fused and triton. Before a path is timed, its loss and gradients are compared with the naive path's.
@@ -277,7 +278,25 @@ def depth(args, depths=(4, 8, 16, 23)):
     return {"Growth with the depth of a stage": rows}
 
 
-SUITES = (goals, oom, branch, depth, backbone, compiled, detector, roi_align, comparators)
+def trace(args):
+    """Write Chrome traces of one step of light on ResNet-50 and base on ResNet-101; the time of the same step."""
+    rows, path = [], usable_paths(args.device, args.paths)[-1]
+    args.out.mkdir(parents=True, exist_ok=True)
+    for depth, kind in ((50, "light"), (101, "base")):
+        step = Step(build_backbone(depth, ATTENTION[kind], "frozen"), args)
+        set_path(path)
+        title = f"R{depth} {kind}, {path}"
+        options = dict(device=args.device, clock=args.clock, warm_up=3, title=title)
+        seconds = statistics.median(measure.time_rounds({path: step}, args.rounds, **options)[path])
+        with torch.profiler.profile() as profile:
+            step()
+            measure.synchronize(args.device)
+        profile.export_chrome_trace(str(args.out / f"r{depth}_{kind}.json"))
+        rows.append({"model": title, "ms": 1e3 * seconds, "trace": f"r{depth}_{kind}.json"})
+    return {"Traces": rows}
+
+
+SUITES = (goals, oom, branch, depth, backbone, compiled, detector, roi_align, comparators, trace)
 SUITES = {suite.__name__: suite for suite in SUITES}
 
 

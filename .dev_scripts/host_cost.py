@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (2, 64, 4, 4)
 KINDS = {"light": "MRLALight", "base": "MRLABase"}
 DEPTHS = {"light": (1, 3), "base": (1, 2, 3, 4, 5, 6)}
-COUNTS = ("launches", "operations")
 
 
 def stub_driver():
@@ -95,12 +94,6 @@ def count_operations(function):
     return found, Count.total
 
 
-def clear_gradients(leaves):
-    """Set gradients to None, as optimizers do."""
-    for leaf in leaves:
-        leaf.grad = None
-
-
 def cases():
     """Names and settings of the rows: kind, depth, path."""
     rows = {"add and ReLU": ("plain", 3, "fused")}
@@ -120,36 +113,28 @@ def work():
     torch.set_num_threads(1)
     launched = stub_driver()
     dispatch.why_triton_fails = lambda *key: ""
-    stages = {}
+    stages = {name: stage(kind, depth) for name, (kind, depth, _) in cases().items()}
     for line in sys.stdin:
         name, repeats = json.loads(line)
-        kind, depth, path = cases()[name]
-        os.environ["MRLA_OPS"] = path
-        if name not in stages:
-            stages[name] = stage(kind, depth)
-        run, leaves = stages[name]
-        grad = torch.randn(SHAPE)
-        found = {}
-        if repeats == 0:
-            for _ in range(2):  # the first run compiles
-                launched.clear()
-                clear_gradients(leaves)
-                y, operations = count_operations(run)
-                found["forward"] = dict(launches=len(launched) / depth, operations=operations / depth)
-                launched.clear()
-                _, operations = count_operations(lambda y=y, grad=grad: y.backward(grad))
-                found["backward"] = dict(launches=len(launched) / depth, operations=operations / depth)
-        seconds = []
+        _, depth, os.environ["MRLA_OPS"] = cases()[name]
+        (run, leaves), grad, seconds = stages[name], torch.randn(SHAPE), []
         for _ in range(repeats):
-            clear_gradients(leaves)
+            for leaf in leaves:
+                leaf.grad = None  # as optimizers do
             start = time.perf_counter()
             y = run()
             middle = time.perf_counter()
             y.backward(grad)
             seconds.append((middle - start, time.perf_counter() - middle))
-        if seconds:
-            found = [1e6 * min(part) / depth for part in zip(*seconds, strict=True)]
-        answer.write(json.dumps(found) + "\n")
+        found = [1e6 * min(part) / depth for part in zip(*seconds, strict=True)]
+        for leaf in leaves:
+            leaf.grad = None
+        launched.clear()
+        y, operations = count_operations(run)
+        found += [len(launched) / depth, operations / depth]
+        launched.clear()
+        _, operations = count_operations(lambda y=y, grad=grad: y.backward(grad))
+        answer.write(json.dumps([*found, len(launched) / depth, operations / depth]) + "\n")
         answer.flush()
 
 
@@ -175,21 +160,19 @@ def main():
         worker.stdin.flush()
         return json.loads(worker.stdout.readline())
 
-    counts = {(case, name): ask(worker, case, 0) for case in cases() for name, worker in workers.items()}
-    times = {key: [] for key in counts}
+    found = {(case, name): [] for case in cases() for name in workers}
     for _ in range(args.rounds):
-        for case, name in times:
-            times[case, name].append(ask(workers[name], case, args.repeats))
-    titles = ["us", *COUNTS]
-    print("| per block | " + " | ".join(f"{name}: {title}" for name in workers for title in titles) + " |")
-    print("|---" * (1 + 3 * len(workers)) + "|")
+        for case, name in found:
+            found[case, name].append(ask(workers[name], case, args.repeats))
+    titles = [f"{name}: {title}" for name in workers for title in ("us", "launches", "operations")]
+    print("| per block | " + " | ".join(titles) + " |")
+    print("|---" * (1 + len(titles)) + "|")
     for case in cases():
         cells = [case]
         for name in workers:
-            least = [min(part) for part in zip(*times[case, name], strict=True)]
-            cells.append(" / ".join(f"{part:.0f}" for part in least))
-            found = counts[case, name]
-            cells += [" / ".join(f"{found[way][count]:.3g}" for way in ("forward", "backward")) for count in COUNTS]
+            forward, backward, *counts = (min(part) for part in zip(*found[case, name], strict=True))
+            cells.append(f"{forward:.0f} / {backward:.0f}")
+            cells += [f"{counts[index]:.3g} / {counts[index + 2]:.3g}" for index in range(2)]
         print("| " + " | ".join(cells) + " |")
     for worker in workers.values():
         worker.stdin.close()

@@ -1,31 +1,47 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in stages: measure_gpu.sh [tests|goals|memory|detector|compiled|training ...], default all.
-# tests: kernels, operators and mixed precision on CUDA; goals, memory, detector, compiled: the GPU columns of
-# docs/benchmarks.md; training: R50 configs at full size for 300 iterations, in fp32, fp16 and bf16.
+# Everything that needs a GPU, in stages of at most ten minutes: measure_gpu.sh [STAGE ...], default all.
+#   tests                  kernels, operators and mixed precision on CUDA
+#   bandwidth              kernels against a copy of the same bytes, and growth with the depth of a stage
+#   goals_amp goals_fp32   step and memory of light R50 and base R101 beside plain and naive, 2 x 800 x 1344
+#   memory detector        the paper's memory table; a whole RetinaNet
+#   compiled               torch.compile
+#   profile                Chrome traces of one step of light R50 and of base R101
+#   nccl                   one process with NCCL, batch norms converted to SyncBN
+#   retinanet faster_rcnn mask_rcnn   R50 plain, light and base at full size, 300 iterations, float32 and float16
 # Environment: DATA_ROOT (a folder in COCO's layout, data/coco), OUT (reports, work_dirs/gpu), PYTHON, ITERS (300).
 set -euo pipefail
 
-python=${PYTHON:-python} out=${OUT:-work_dirs/gpu}
+python=${PYTHON:-python} out=${OUT:-work_dirs/gpu} data=${DATA_ROOT:-data/coco}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 "$python" -c 'import torch; torch.cuda.is_available() or exit("no GPU: torch.cuda.is_available() is False")'
-[[ $# -gt 0 ]] || set -- tests goals memory detector compiled training
+[[ $# -gt 0 ]] || set -- tests bandwidth goals_amp goals_fp32 memory detector compiled profile nccl \
+    retinanet faster_rcnn mask_rcnn
 
 benchmark() {
-    "$python" .dev_scripts/benchmark.py "$@"
+    "$python" .dev_scripts/benchmark.py "$@" --out "$out/$stage"
 }
+full=(--batch-size 2 --size 800 1344)
 for stage in "$@"; do
     case $stage in
     tests) "$python" -m pytest -q -p no:cacheprovider tests/ops tests/attention tests/compat tests/backbones ;;
-    goals) benchmark goals branch depth --amp --out "$out/goals" ;;
-    memory) benchmark goals oom --out "$out/memory" ;;
-    detector) benchmark detector --amp --config configs/retinanet_r50_mrla_light_1x.py --out "$out/detector" ;;
-    compiled) benchmark compiled --amp --out "$out/compiled" ;;
-    training)
-        "$python" .dev_scripts/check_training.py --data-root "${DATA_ROOT:-data/coco}" --iters "${ITERS:-300}" \
-            --out "$out/training"
+    bandwidth) benchmark branch depth --amp "${full[@]}" ;;
+    goals_amp) benchmark goals --amp "${full[@]}" ;;
+    goals_fp32) benchmark goals "${full[@]}" ;;
+    memory) benchmark oom ;;
+    detector) benchmark detector --amp --config configs/retinanet_r50_mrla_light_1x.py ;;
+    compiled) benchmark compiled --amp "${full[@]}" ;;
+    profile) benchmark trace --amp "${full[@]}" ;;
+    nccl)
+        PYTHON=$python tools/dist_train.sh configs/faster_rcnn_r50_mrla_light_1x.py 1 --work-dir "$out/nccl" \
+            --cfg-options "data_root=$data" train_cfg.max_epochs=1 model.backbone.norm_cfg.type=SyncBN \
+            model.backbone.norm_eval=False model.backbone.init_cfg=None
+        ;;
+    retinanet | faster_rcnn | mask_rcnn)
+        "$python" .dev_scripts/check_training.py "${stage}_r50"{,_mrla_light,_mrla_base}_1x --precisions fp32 fp16 \
+            --data-root "$data" --iters "${ITERS:-300}" --out "$out/$stage"
         ;;
     *)
-        echo "unknown stage $stage: use tests, goals, memory, detector, compiled or training" >&2
+        echo "unknown stage $stage" >&2
         exit 2
         ;;
     esac

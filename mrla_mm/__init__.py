@@ -10,7 +10,8 @@ from functools import partial
 from importlib.util import find_spec
 
 if missing := [name for name in ("torch", "mmengine", "mmcv", "mmdet", "mmpretrain") if find_spec(name) is None]:
-    raise ImportError(f"mrla_mm needs {', '.join(missing)}; `pip install mrla_mm[lite]` brings what is not there")
+    wanted = "mrla_mm[lite]" if "mmcv" in missing else " ".join(missing)  # mmcv-lite never goes beside another mmcv
+    raise ImportError(f"mrla_mm needs {', '.join(missing)}: pip install {wanted}")
 
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402
 

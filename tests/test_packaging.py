@@ -70,62 +70,53 @@ def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path)
     assert any("coco/segm_mAP" in line for line in scalars(work_dir))
 
 
-CLASSIC = {  # an environment such as most users of mmdet 3.3 have, and what its packages ask for
-    "torch": ("2.1.2", ()),
-    "torchvision": ("0.16.2", ("torch==2.1.2",)),
-    "numpy": ("1.26.4", ()),
-    "mmengine": ("0.10.7", ("numpy", "opencv-python>=3")),
-    "mmcv": ("2.1.0", ("mmengine>=0.3.0", "numpy", "opencv-python>=3")),
-    "mmdet": ("3.3.0", ("numpy", "pycocotools")),
-    "pycocotools": ("2.0.7", ("numpy",)),
-    "setuptools": ("65.5.1", ()),
-}
-NEWER = dict.fromkeys((*CLASSIC, "opencv-python", "opencv-python-headless"), ("99.0", ()))
-NEWER["mmcv-lite"] = ("2.1.1", ())
+CLASSIC = ["torch-2.1.2", "torchvision-0.16.2", "numpy-1.26.4", "mmengine-0.10.7", "mmcv-2.1.0", "mmdet-3.3.0"]
+REQUIRES = {"mmengine": "opencv-python>=3", "mmcv": "opencv-python>=3", "mmdet": "numpy", "mmpretrain": "einops"}
 
 
-def write_empty_wheels(folder, packages):
-    """Wheels that hold nothing but their names, versions and requirements."""
-    for name, (version, requires) in packages.items():
-        stem = f"{name.replace('-', '_')}-{version}"
-        with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as file:
-            lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-            lines += [f"Requires-Dist: {each}" for each in requires]
-            file.writestr(f"{stem}.dist-info/METADATA", "\n".join(lines))
-            file.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            file.writestr(f"{stem}.dist-info/RECORD", "")
+def write_empty_wheel(folder, stem):
+    """A wheel that holds nothing but its name, version and requirement."""
+    name, _, version = stem.rpartition("-")
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {REQUIRES[name]}"] if name in REQUIRES else []
+    stem = stem.replace("-", "_", stem.count("-") - 1)
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as file:
+        file.writestr(f"{stem}.dist-info/METADATA", "\n".join(lines))
+        file.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{stem}.dist-info/RECORD", "")
 
 
 @pytest.mark.parametrize("opencv", ["opencv-python", "opencv-python-headless"])
 def test_installing_the_wheel_changes_no_installed_package(wheel, tmp_path, opencv):
     """pip has newer versions of everything at hand, and an mmcv-lite that would overwrite mmcv."""
-    env, index = tmp_path / "env", tmp_path / "index"
-    run("-m", "venv", "--without-pip", env, cwd=tmp_path)
-    index.mkdir()
-    mmpretrain = ("1.2.0", ("einops", "matplotlib", "numpy"))
-    others = dict(mmpretrain=mmpretrain, einops=("0.8.2", ()), matplotlib=("3.10.9", ("numpy>=1.23",)))
-    write_empty_wheels(index, CLASSIC | {opencv: ("4.11.0", ())} | others)
 
     def pip(*argv):
-        python = ("-m", "pip", "--python", env / "bin/python", "--isolated")
+        python = ("-m", "pip", "--python", tmp_path / "env/bin/python", "--isolated")
         return set(run(*python, *argv, cwd=tmp_path, PYTHONPATH="").splitlines())
 
-    install = ("install", "--quiet", "--no-index", "--find-links", index)
-    pip(*install, "--no-deps", *CLASSIC, opencv)
+    run("-m", "venv", "--without-pip", "env", cwd=tmp_path)
+    installed = [*CLASSIC, f"{opencv}-4.11.0"]
+    for stem in (*installed, "mmpretrain-1.2.0", "einops-0.8.2"):
+        write_empty_wheel(tmp_path, stem)
+    install = ("install", "--quiet", "--no-index", "--find-links", tmp_path)
+    pip(*install, "--no-deps", *("==".join(stem.rsplit("-", 1)) for stem in installed))
     before = pip("freeze", "--all")
-    write_empty_wheels(index, NEWER)
+    names = {stem.rpartition("-")[0] for stem in installed} | {"opencv-python", "opencv-python-headless"}
+    for stem in (*(f"{name}-99.0" for name in names), "mmcv-lite-2.1.1"):
+        write_empty_wheel(tmp_path, stem)
     pip(*install, wheel)
     after = pip("freeze", "--all")
-    assert before < after  # what was there has its version still
-    assert {re.split("==| @ ", line)[0] for line in after - before} == {"mrla_mm", *others}
+    assert len(before) == len(installed) and before < after  # what was there has its version still
+    assert {re.split("==| @ ", line)[0] for line in after - before} == {"mrla_mm", "mmpretrain", "einops"}
 
 
-def test_without_mmcv_one_line_says_what_to_install(tmp_path):
+@pytest.mark.parametrize(("package", "remedy"), [("mmcv", "mrla_mm[lite]"), ("mmpretrain", "mmpretrain")])
+def test_without_a_package_one_line_says_what_to_install(package, remedy, tmp_path):
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith("mmcv"):
+        if not path.name.startswith(package):
             (tmp_path / path.name).symlink_to(path)
     command = [sys.executable, "-S", "-c", "import mrla_mm"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
-    assert "needs mmcv" in last and "pip install mrla_mm[lite]" in last
+    assert f"needs {package}:" in last and last.endswith(f"pip install {remedy}")

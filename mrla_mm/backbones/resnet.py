@@ -40,6 +40,11 @@ class _MRLABlock:
                 x = self.forward_plugin(x, names)
         return self.mrla.forward_add_relu(x, shortcut, self.relu, memory)
 
+    def set_dilation(self, dilation: int) -> None:
+        """Change the dilation of the block's 3x3 convolution."""
+        conv = self.conv2 if self.num_convs == 3 else self.conv1
+        conv.dilation = conv.padding = (dilation, dilation)
+
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
     """Basic block of ResNet-18 and -34 with layer attention."""
@@ -58,31 +63,15 @@ class MRLAResLayer(ResLayer):
     """Stage of a ResNet: its blocks pass on a memory, which starts empty at every call.
 
     Args:
-        block: class of a block that calls layer attention.
         make_branch: builds the residual branch of a block, given its channels and `first_in_stage`.
-        dilations: one for each block.
-        **kwargs: those of mmdet's ``ResLayer``.
+        **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
     """
 
-    def __init__(
-        self,
-        block: type[_MRLABlock],
-        *,
-        make_branch: Callable[..., LayerAttentionResidual],
-        dilations: Sequence[int],
-        **kwargs: object,
-    ) -> None:
-        rest = iter(dilations)
-
-        def make_block(**options: object) -> _MRLABlock:
-            return block(dilation=next(rest), **options)
-
-        make_block.expansion = block.expansion
-        super().__init__(block=make_block, **kwargs)
-        self.block = block  # unlike the function, it can be pickled
-        channels = kwargs["planes"] * block.expansion
-        for index, layer in enumerate(self):
-            layer.mrla = make_branch(channels, first_in_stage=index == 0)
+    def __init__(self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object) -> None:
+        super().__init__(**kwargs)
+        channels = kwargs["planes"] * self.block.expansion
+        for index, block in enumerate(self):
+            block.mrla = make_branch(channels, first_in_stage=index == 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -142,14 +131,8 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.multi_grid = multi_grid
         super().__init__(depth, **kwargs)
 
-    def make_res_layer(self, *, block: type, dilation: int, num_blocks: int, **kwargs: object) -> MRLAResLayer:
+    def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        first = max(dilation // 2, 1) if self.contract_dilation else dilation
-        dilations = [first] + [dilation] * (num_blocks - 1)
-        if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
-            dilations = self.multi_grid
-            if len(dilations) != num_blocks:
-                raise InputError(f"multi_grid={self.multi_grid} for a last stage of {num_blocks} blocks: give one each")
         make_branch = partial(
             LayerAttentionResidual,
             self.layer_attention,
@@ -157,9 +140,15 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             drop_path=self.attention_drop_path,
             zero_init=self.zero_init_attention,
         )
-        return MRLAResLayer(
-            self.block_classes[block], num_blocks=num_blocks, make_branch=make_branch, dilations=dilations, **kwargs
-        )
+        stage = MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": self.block_classes[kwargs["block"]]})
+        if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
+            if len(self.multi_grid) != len(stage):
+                raise InputError(f"multi_grid={self.multi_grid} for a last stage of {len(stage)} blocks: give one each")
+            for block, dilation in zip(stage, self.multi_grid, strict=True):
+                block.set_dilation(dilation)
+        elif self.contract_dilation:
+            stage[0].set_dilation(max(kwargs["dilation"] // 2, 1))
+        return stage
 
     def train(self, mode: bool = True) -> "MRLAResNet":
         """Switch mode as mmdet's ResNet does, and return the module, which mmdet's does not."""

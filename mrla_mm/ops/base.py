@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, FrozenNorm, State, Weights, cat_chunks, take, take_all, take_norm
+from mrla_mm.ops.coefficients import FrozenNorm, State, Weights, cat_chunks, take
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.light import (
     cast_gradients,
@@ -47,9 +47,9 @@ class BaseFunction(torch.autograd.Function):
                     pooled = passes.add_relu(take(c, samples), take(shortcut, samples), out=part, pool=True)
                 else:
                     pooled = passes.pool(part)
-                passes.apply(part, None, Coefficients(weights.value), residual=False, out=own)
+                passes.apply(part, None, weights.value, State(), residual=False, out=own)
                 state = passes.attention_state(
-                    part, pooled, weights, take_norm(norm, samples), heads=heads, softmax=True,
+                    part, pooled, weights, take(norm, samples), heads=heads, softmax=True,
                     earlier=take(earlier, samples),
                 )  # fmt: skip
                 passes.weighted_sum(
@@ -77,17 +77,17 @@ class BaseFunction(torch.autograd.Function):
         grad_x, partials, grad_earlier = torch.empty_like(x), [], []
         with without_autocast():
             for samples in passes.chunks(x):
-                part, known, grad_part = take(x, samples), take_all(state, samples), take(grad, samples)
+                part, known, grad_part = take(x, samples), take(state, samples), take(grad, samples)
                 gradients = [take(g, samples) for g in grad_values]
                 sums = passes.weighted_sum_backward(
                     grad_part, known, [take(v, samples) for v in values], gradients, fresh=fresh
                 )
                 taps = passes.grid_sums(gradients[-1], part, None, value=True, shift=False)
                 constant, found, of_earlier = passes.attention_backward(
-                    part, known, weights, take_norm(norm, samples), taps, sums, take(grad_keys, samples), softmax=True
+                    part, known, weights, take(norm, samples), taps, sums, take(grad_keys, samples), softmax=True
                 )
                 passes.apply_backward(
-                    gradients[-1], Coefficients(weights.value, shift=constant), residual=False,
+                    gradients[-1], weights.value, State(shift=constant), residual=False,
                     added=None if norm is None else grad_part, positive=part if add_relu else None,
                     grad_x=take(grad_x, samples),
                 )  # fmt: skip
@@ -124,15 +124,8 @@ def base_fused(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
 
-    Args:
-        path: "fused" or "triton".
-        c: x itself or, with add_relu, the block's output before the sum.
-        shortcut: what add_relu adds to c, else not used.
-        weights: parameters of the layer.
-        earlier: keys (B, T - 1, E), None for T = 1, and values (B, C, H, W) of the stage's earlier layers.
-        heads: G.
-        add_relu: whether x = relu(c + shortcut).
-        norm: frozen norm and drop path of the residual branch, with which the residual is added.
+    Args as for `light_fused`, but earlier are keys (B, T - 1, E), None for T = 1, and values (B, C, H, W) of the
+    stage's earlier layers.
 
     Shapes:
         c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values (B, C, H, W).

@@ -66,15 +66,6 @@ class State(NamedTuple):
     shift: Tensor | None = None
 
 
-class Coefficients(NamedTuple):
-    """The function gain dw(x; weight) + slope p + shift: weight (C, 1, 3, 3), others (B, C); None as in `State`."""
-
-    weight: Tensor | None
-    gain: Tensor | None = None
-    slope: Tensor | None = None
-    shift: Tensor | None = None
-
-
 class GridSums(NamedTuple):
     """Sums over the grid: of grad times shifted x (B, C, n), of grad times p and of grad (B, C), None if not needed."""
 
@@ -83,19 +74,13 @@ class GridSums(NamedTuple):
     shift: Tensor | None = None
 
 
-def take(tensor: Tensor | None, samples: slice | None) -> Tensor | None:
-    """Some samples of a tensor, or all of them, the tensor itself."""
-    return tensor if tensor is None or samples is None else tensor[samples]
-
-
-def take_all(state: State, samples: slice | None) -> State:
-    """Some samples of each tensor."""
-    return state if samples is None else State(*(take(tensor, samples) for tensor in state))
-
-
-def take_norm(norm: FrozenNorm | None, samples: slice | None) -> FrozenNorm | None:
-    """Norm and drop-path factors of some samples."""
-    return norm if norm is None or norm.keep is None else norm._replace(keep=take(norm.keep, samples))
+def take(tensors: Tensor | State | FrozenNorm | None, samples: slice | None) -> Tensor | State | FrozenNorm | None:
+    """Some samples of a tensor, of each of several, or of a norm's drop-path factors; samples=None: all of them."""
+    if tensors is None or samples is None:
+        return tensors
+    if isinstance(tensors, FrozenNorm):
+        return tensors._replace(keep=take(tensors.keep, samples))
+    return State(*(take(tensor, samples) for tensor in tensors)) if isinstance(tensors, State) else tensors[samples]
 
 
 def cat_chunks(chunks: Sequence[State]) -> State:
@@ -151,16 +136,9 @@ def project_both_backward(
 
 
 def attention_state(
-    x: Tensor,
-    pooled: Tensor | None,
-    weights: Weights,
-    norm: FrozenNorm | None,
-    *,
-    heads: int,
-    softmax: bool,
-    has_history: bool = False,
-    earlier: Tensor | None = None,
-) -> State:
+    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None,
+    *, heads: int, softmax: bool, has_history: bool = False, earlier: Tensor | None = None,
+) -> State:  # fmt: skip
     """State of a layer.
 
     Args:
@@ -190,16 +168,9 @@ def attention_state(
 
 
 def attention_backward(
-    x: Tensor,
-    state: State,
-    weights: Weights,
-    norm: FrozenNorm | None,
-    taps: GridSums,
-    sums: Tensor | None = None,
-    grad_keys: Tensor | None = None,
-    *,
-    softmax: bool,
-) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
+    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, taps: GridSums, sums: Tensor | None = None,
+    grad_keys: Tensor | None = None, *, softmax: bool,
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:  # fmt: skip
     """Gradients that follow from the sums over the grid.
 
     Args:

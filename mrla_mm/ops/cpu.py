@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mrla_mm.ops.coefficients import (  # noqa: F401  the first two belong to the passes' interface
-    Coefficients,
     GridSums,
     State,
     attention_backward,
@@ -78,10 +77,10 @@ def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor 
 
 
 def apply(
-    x: Tensor, history: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor | None = None
+    x: Tensor, history: Tensor | None, weight: Tensor | None, state: State, *, residual: bool, out: Tensor | None = None
 ) -> Tensor:
     """Return [x +] gain dw(x; weight) + slope history + shift, all (B, C, H, W); written into out if it is given."""
-    weight, gain, slope, shift = coefficients
+    *_, gain, slope, shift = state
     taps = at_least_float32(x.new_ones(1, 1) if weight is None else weight.flatten(1))  # (C or 1, 9 or 1)
     if gain is not None:
         taps = gain.unsqueeze(-1) * taps
@@ -120,30 +119,24 @@ def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, s
 
 
 def apply_backward(
-    grad: Tensor,
-    coefficients: Coefficients,
-    *,
-    residual: bool,
-    grad_x: Tensor,
-    grad_history: Tensor | None = None,
-    positive: Tensor | None = None,
-    added: Tensor | None = None,
-) -> None:
+    grad: Tensor, weight: Tensor | None, state: State, *, residual: bool, grad_x: Tensor,
+    grad_history: Tensor | None = None, positive: Tensor | None = None, added: Tensor | None = None,
+) -> None:  # fmt: skip
     """Write the gradients of x and, if asked for, of the history: the transpose of `apply`, all (B, C, H, W).
 
     Args:
         grad: gradient of what `apply` wrote.
-        coefficients: those of `apply`, but as shift what is added to every position of grad_x.
+        weight: that of `apply`.
+        state: that of `apply`, but as shift what is added to every position of grad_x.
         residual: whether `apply` added x.
         grad_x: gradient of x, or with `positive` of c.
         grad_history: gradient of the history; with `positive`, where the history is the shortcut, also that of the sum.
         positive: x = relu(c + shortcut), through which the gradient goes on to c.
         added: what else is added to the gradient of x.
     """
-    weight, gain, slope, shift = coefficients
-    transposed = Coefficients(None if weight is None else weight.flip((2, 3)), gain, None, shift)
+    flipped, slope = None if weight is None else weight.flip((2, 3)), state.slope
     out = None if positive is not None else grad_x
-    through = apply(grad, added, transposed, residual=residual, out=out)
+    through = apply(grad, added, flipped, state._replace(slope=None), residual=residual, out=out)
     if positive is not None:
         torch.ops.aten.threshold_backward.grad_input(through, positive, 0, grad_input=grad_x)
     if grad_history is None:

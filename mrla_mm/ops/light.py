@@ -14,16 +14,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops.coefficients import (
-    Coefficients,
-    FrozenNorm,
-    State,
-    Weights,
-    cat_chunks,
-    take,
-    take_all,
-    take_norm,
-)
+from mrla_mm.ops.coefficients import FrozenNorm, State, Weights, cat_chunks, take
 from mrla_mm.ops.dispatch import passes_of
 
 without_autocast = torch._C._DisableAutocast  # a tenth of the cost of torch.autocast(enabled=False)
@@ -88,10 +79,10 @@ class LightFunction(torch.autograd.Function):
                 elif weights.query is not None:
                     pooled = passes.pool(part)
                 state = passes.attention_state(
-                    part, pooled, weights, take_norm(norm, samples), heads=heads, softmax=False, has_history=has_history
+                    part, pooled, weights, take(norm, samples), heads=heads, softmax=False, has_history=has_history
                 )
                 passes.apply(
-                    part, history if has_history else None, coefficients_of(state, weights),
+                    part, history if has_history else None, weights.value, state,
                     residual=norm is not None, out=take(y, samples),
                 )  # fmt: skip
                 states.append(state)
@@ -111,16 +102,15 @@ class LightFunction(torch.autograd.Function):
         grad_shortcut = torch.empty_like(x) if has_history else None
         with without_autocast():
             for samples in passes.chunks(x):
-                part, grad_part, known = take(x, samples), take(grad, samples), take_all(state, samples)
-                coefficients = coefficients_of(known, weights)
+                part, grad_part, known = take(x, samples), take(grad, samples), take(state, samples)
                 sums = passes.grid_sums(
                     grad_part, part, take(history, samples), value=weights.value is not None, shift=norm is not None
                 )
                 constant, gradients, _ = passes.attention_backward(
-                    part, known, weights, take_norm(norm, samples), sums, softmax=False
+                    part, known, weights, take(norm, samples), sums, softmax=False
                 )
                 passes.apply_backward(
-                    grad_part, coefficients._replace(shift=constant), residual=norm is not None,
+                    grad_part, weights.value, known._replace(shift=constant), residual=norm is not None,
                     positive=part if add_relu else None,
                     grad_x=take(grad_x, samples), grad_history=take(grad_shortcut, samples),
                 )  # fmt: skip
@@ -129,11 +119,6 @@ class LightFunction(torch.autograd.Function):
             grad_shortcut = grad_x
         gradients = cast_gradients(sum_partials(partials), tensors[:6])
         return None, None, None, None, None, grad_x, grad_shortcut, *gradients, None, None, None
-
-
-def coefficients_of(state: State, weights: Weights) -> Coefficients:
-    """Coefficients of MRLA-light."""
-    return Coefficients(weights.value, state.gain, state.slope, state.shift)
 
 
 def unpack(tensors: Sequence[Tensor | None], eps: float) -> tuple[Weights, FrozenNorm | None]:

@@ -90,13 +90,20 @@ def test_gradient_of_the_sparse_product(sparse, aligned):
 
 
 @pytest.mark.parametrize(
-    ("count", "largest", "forward", "backward"),
-    [(90, 90, True, True), (30, 90, False, True), (4, 90, False, False), (90, 1000, False, False)],
+    ("count", "largest", "side", "forward", "backward"),
+    [
+        (90, 90, 32, True, True),
+        (90, 1000, 32, False, False),  # a RoI much larger than the map
+        (30, 90, 32, False, True),
+        (4, 90, 32, False, False),
+        (60, 90, 160, False, True),
+        (6, 90, 160, False, False),
+    ],
 )
-def test_sparse_where_it_is_faster(monkeypatch, count, largest, forward, backward):
+def test_sparse_where_it_is_faster(monkeypatch, count, largest, side, forward, backward):
     calls = []
     monkeypatch.setattr(roi_average, "torchvision_ops", lambda: calls.append(1))
-    x = torch.randn(2, 128, 32, 32, requires_grad=True)
+    x = torch.randn(2, 128, side, side, requires_grad=True)
     rois = torch.tensor([[1.0, 0, 0, 90, 90]] * (count - 1) + [[0.0, 0, 0, largest, largest]])
     out = roi_align(x, rois, (7, 7), 0.25, 0, "avg", True)
     assert bool(calls) != forward

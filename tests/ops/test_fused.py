@@ -216,12 +216,37 @@ def test_base_saves_one_map_besides_the_values():
     assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_gradients_of_others_are_not_written_to(path):
+    """The gradient of a sum is that of output and value alike; and backward runs twice."""
+    given = {name: t.float().to(DEVICE) for name, t in draw((2, 12, 3, 4), "branch", depth=2, history=False).items()}
+    gradients = []
+    for way in ("naive", path):
+        leaves = {name: t.clone().requires_grad_(name not in CONSTANT) for name, t in given.items()}
+        for _ in range(2):  # a stage of two layers
+            out, *memory = base(leaves, "branch", way)
+            kept = {name: t for name, t in leaves.items() if not name.startswith("values")}
+            leaves = kept | {"keys": memory[0]} | {f"values{s}": value for s, value in enumerate(memory[1])}
+        upstream = torch.ones_like(out)
+        for _ in range(2):
+            (out + memory[1][0] + memory[1][-1]).backward(upstream, retain_graph=True)
+        assert (upstream == 1).all()
+        gradients.append([leaves[name].grad for name in ("c", "query", "key", "value", "weight", "bias")])
+    for ours, wanted in zip(*gradients[::-1], strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("function", [light, base_joined])
 @pytest.mark.parametrize("path", PATHS)
 def test_results_are_the_same_to_the_bit_in_every_run(function, path):
     tensors = draw((3, 20, 6, 5), "block end", depth=2 * (function is base_joined), history=function is light)
     bound = functools.partial(function, extent="block end", path=path)
-    first, second = (results(bound, tensors, dtype=torch.float32) for _ in range(2))
+    first = results(bound, tensors, dtype=torch.float32)
+    torch.use_deterministic_algorithms(True)
+    try:
+        second = results(bound, tensors, dtype=torch.float32)
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 

@@ -240,16 +240,9 @@ def supports(weights: Weights) -> bool:
 
 
 def attention_state(
-    x: Tensor,
-    pooled: Tensor | None,
-    weights: Weights,
-    norm: FrozenNorm | None,
-    *,
-    heads: int,
-    softmax: bool,
-    has_history: bool = False,
-    earlier: Tensor | None = None,
-) -> State:
+    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None,
+    *, heads: int, softmax: bool, has_history: bool = False, earlier: Tensor | None = None,
+) -> State:  # fmt: skip
     """See `coefficients.attention_state`; pooled channels come as averages of each span (spans, B, C)."""
     if not supports(weights):
         options = dict(heads=heads, softmax=softmax, has_history=has_history, earlier=earlier)
@@ -275,16 +268,9 @@ def attention_state(
 
 
 def attention_backward(
-    x: Tensor,
-    state: State,
-    weights: Weights,
-    norm: FrozenNorm | None,
-    taps: Tensor,
-    sums: Tensor | None = None,
-    grad_keys: Tensor | None = None,
-    *,
-    softmax: bool,
-) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:
+    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, taps: Tensor, sums: Tensor | None = None,
+    grad_keys: Tensor | None = None, *, softmax: bool,
+) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:  # fmt: skip
     """See `coefficients.attention_backward`; sums come as those of each span of the grid, spans first."""
     size, has_history = taps.shape[2] - 2, state.slope is not None
     if not supports(weights):

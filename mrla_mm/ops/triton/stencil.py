@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients
+from mrla_mm.ops.coefficients import State
 from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
@@ -243,10 +243,12 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
     return (width // unit, tiles, rows), (last, unit, block_c, block_w), grid
 
 
-def apply(x: Tensor, history: Tensor | None, coefficients: Coefficients, *, residual: bool, out: Tensor) -> None:
+def apply(
+    x: Tensor, history: Tensor | None, weight: Tensor | None, state: State, *, residual: bool, out: Tensor
+) -> None:
     """See `cpu.apply`."""
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
-    tensors = (x, history, *coefficients, None, out, None)
+    tensors = (x, history, weight, *state[-3:], None, out, None)
     launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
 
 
@@ -260,18 +262,11 @@ def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, s
 
 
 def apply_backward(
-    grad: Tensor,
-    coefficients: Coefficients,
-    *,
-    residual: bool,
-    grad_x: Tensor,
-    grad_history: Tensor | None = None,
-    positive: Tensor | None = None,
-    added: Tensor | None = None,
-) -> None:
+    grad: Tensor, weight: Tensor | None, state: State, *, residual: bool, grad_x: Tensor,
+    grad_history: Tensor | None = None, positive: Tensor | None = None, added: Tensor | None = None,
+) -> None:  # fmt: skip
     """See `cpu.apply_backward`."""
     numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
-    weight, gain, slope, shift = coefficients
-    slope = None if grad_history is None else slope
-    tensors = (grad, added, weight, gain, slope, shift, positive, grad_x, grad_history)
+    slope = None if grad_history is None else state.slope
+    tensors = (grad, added, weight, state.gain, slope, state.shift, positive, grad_x, grad_history)
     launch(apply_kernel, grid, tensors, grad.shape[1], grad.shape[2], *numbers, True, residual, *blocks)
