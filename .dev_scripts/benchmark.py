@@ -74,12 +74,8 @@ def parse_args(argv):
     parser.add_argument("--rounds", type=int, default=7, help="timed repeats")
     parser.add_argument("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
-    parser.add_argument(
-        "--clock",
-        choices=measure.CLOCKS,
-        default="wall",
-        help="cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)",
-    )
+    clock_help = "cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)"
+    parser.add_argument("--clock", choices=measure.CLOCKS, default="wall", help=clock_help)
     parser.add_argument("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for report.json and .md")
     args = parser.parse_args(argv)
     args.suites = args.suites or ["goals", "oom", "branch", "depth"]
