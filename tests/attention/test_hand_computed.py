@@ -100,14 +100,6 @@ def test_light_last_output_recurrence():
         assert_map(out, wanted)
 
 
-@pytest.mark.parametrize("name", ["MRLABase", "MLA"])
-def test_zero_query_averages_the_layers(name):
-    modules = [block(name, 2, head_channels=2, query=[0], key=[t], taps=[2, 4]) for t in range(3)]
-    outputs = run(modules, [pixel(3, 5), pixel(1, 1), pixel(0.5, 3)])  # values (6, 20), (2, 4), (1, 12)
-    for out, wanted in zip(outputs, ([6, 20], [4, 12], [3, 12]), strict=True):
-        assert_map(out, wanted)
-
-
 # Query and key of the second block: x^1 . x^2 scores 0 or ln 3 after the division by sqrt(4).
 SECOND = {"head_channels": 4, "kernel_size": 1, "query": [LN3 / 2], "key": [1], "taps": [8] * 4}
 
