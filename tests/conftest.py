@@ -39,9 +39,10 @@ def patch_triton_interpreter():
 
     original = interpreter._patch_lang_tensor
 
-    def patch(tensor, scope):
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+    def patch(tensor, *scopes):  # Triton 3.2 passes no scope
+        original(tensor, *scopes)
+        for scope in scopes:
+            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch
 

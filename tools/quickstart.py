@@ -66,7 +66,8 @@ def run_tool(name, *arguments, log_file):
     """
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TOOLS.parent), environment.get("PYTHONPATH")]))
-    environment.setdefault("OMP_NUM_THREADS", str(min(MAX_THREADS, os.cpu_count() or 1)))
+    threads = min(MAX_THREADS, (os.cpu_count() or 1) - 1)  # the data loader has a core of its own
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, threads)))
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin make a busy machine several times slower
     command = [sys.executable, str(TOOLS / f"{name}.py"), *map(str, arguments)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -33,7 +33,7 @@ val_evaluator = dict(ann_file=data_root + "annotations/instances_val2017.json")
 test_evaluator = val_evaluator
 
 max_epochs = 5
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=1)
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=2)
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 optim_wrapper = dict(

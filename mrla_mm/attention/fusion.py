@@ -142,7 +142,7 @@ def is_frozen_bn(norm: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
-    own, shared = vars(module), nn_module
+    own, shared = module.__dict__, nn_module
     before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"] or shared._global_forward_pre_hooks
     after = own["_forward_hooks"] or own["_backward_hooks"] or shared._global_forward_hooks
     backward = shared._global_backward_pre_hooks or shared._global_backward_hooks
