@@ -5,7 +5,7 @@ Suites (default: goals, oom, branch, depth):
   goals     step time and memory of light on ResNet-50 and base on ResNet-101 against the plain backbone
   oom       MLA, base and light on ResNet-50 and -101, the paper's memory table: step time and memory
   branch    the light branch alone: achieved share of the memory bandwidth
-  depth     one stage of T layers: growth of time and memory with T
+  depth     one stage of T layers: growth of time and memory with T, and multiply-adds of an image
   backbone  the ResNet that --depth, --attention and --norm name
   compiled  the same under torch.compile
   detector  the detector that --config names, at 800 x 1344
@@ -36,6 +36,7 @@ from torch import nn
 import measure
 from comparators import comparators
 from mrla_mm import cli
+from mrla_mm.analysis.complexity import OperationCounter
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.compat.ext_ops import roi_average
 from mrla_mm.config import read_config
@@ -73,12 +74,8 @@ def parse_args(argv):
     parser.add_argument("--rounds", type=int, default=7, help="timed repeats")
     parser.add_argument("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
-    parser.add_argument(
-        "--clock",
-        choices=measure.CLOCKS,
-        default="wall",
-        help="cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)",
-    )
+    clock_help = "cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)"
+    parser.add_argument("--clock", choices=measure.CLOCKS, default="wall", help=clock_help)
     parser.add_argument("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for report.json and .md")
     args = parser.parse_args(argv)
     args.suites = args.suites or ["goals", "oom", "branch", "depth"]
@@ -269,11 +266,14 @@ def depth(args, depths=(4, 8, 16, 23)):
             title = f"stage of {count} {kind} layers, {path}"
             options = dict(device=args.device, clock=args.clock, title=title)
             seconds = statistics.median(measure.time_rounds({path: step}, args.rounds, **options)[path])
-            found.append((count, seconds, max(step.memory(), 1)))
-        sizes, times, memories = zip(*found, strict=True)
+            with torch.no_grad(), OperationCounter(step.model) as counter:
+                step.model(step.data[:1])
+            found.append((count, seconds, max(step.memory(), 1), sum(counter.counts.values())))
+        sizes, times, memories, _ = zip(*found, strict=True)
         growth = [f"T^{measure.fit_exponent(sizes, amounts):.2f}" for amounts in (times, memories)]
-        for count, seconds, memory in found:
+        for count, seconds, memory, operations in found:
             row = {"model": kind, "path": path, "T": count, "ms": 1e3 * seconds, "MiB": round(memory / 2**20)}
+            row |= {"G multiply-adds": operations / 1e9}
             rows.append(row | {"time grows as": growth[0], "memory grows as": growth[1]})
     return {"Growth with the depth of a stage": rows}
 

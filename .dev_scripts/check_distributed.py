@@ -27,7 +27,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import mrla_mm  # noqa: F401
 from mrla_mm import cli
-from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
 
 TOLERANCE = 1e-5  # relative to a parameter's largest gradient
 NEGLIGIBLE = 1e-7  # relative to the model's largest gradient: smaller ones count as zero
@@ -100,21 +99,17 @@ class Detector(nn.Module):
 
 
 def build(case: dict, *, distributed: bool) -> nn.Module:
-    """Build a case's model, its branches moved away from the identity they start as.
+    """Build a case's model, its branches not starting as identities.
 
     Batch statistics make some gradients zero and others small differences of large numbers: those cases use float64.
     """
     torch.manual_seed(0)
     settings = {key: case[key] for key in ("depth", "layer_attention", "with_cp", "frozen_stages") if key in case}
-    model, sync = dict(case.get("model", RESNET), **settings), case.get("sync", False)
+    model, sync = dict(case.get("model", RESNET), zero_init_attention=False, **settings), case.get("sync", False)
     if sync:
         model |= dict(norm_eval=False, norm_cfg=dict(type="AllReduceBatchNorm" if distributed else "BN"))
     backbone = MODELS.build(model).train()
     for module in backbone.modules():
-        if isinstance(module, LayerAttentionResidual | TokenAttentionResidual):
-            for name, child in module.named_children():
-                if name.endswith("norm"):
-                    nn.init.uniform_(child.weight, 0.5, 1.0)
         if isinstance(module, _BatchNorm) and not sync:
             module.eval()
     return Detector(backbone).double() if sync else Detector(backbone)

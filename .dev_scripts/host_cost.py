@@ -15,6 +15,15 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from measure import as_markdown
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.ops import dispatch
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (2, 64, 4, 4)
@@ -24,35 +33,22 @@ DEPTHS = {"light": (1, 3), "base": (1, 2, 3, 4, 5, 6)}
 
 def stub_driver():
     """Make Triton compile for a GPU that is not there; return the list that each launch is added to."""
-    from types import SimpleNamespace
-
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     launched = []
-    properties = {"max_shared_mem": 2**17, "multiprocessor_count": 132}
-    utils = SimpleNamespace(
-        load_binary=lambda *args: (0, 0, 32, 0, 1024), get_device_properties=lambda device: properties
-    )
-    driver.set_active(
-        SimpleNamespace(
-            get_current_device=lambda: 0,
-            get_current_stream=lambda device: 0,
-            get_current_target=lambda: GPUTarget("cuda", 90, 32),
-            launcher_cls=lambda source, metadata: lambda *args: launched.append(1),
-            utils=utils,
-        )
-    )
+    stub, stub.utils = SimpleNamespace(), SimpleNamespace()
+    stub.utils.load_binary = lambda *args: (0, 0, 32, 0, 1024)
+    stub.utils.get_device_properties = lambda device: {"max_shared_mem": 2**17, "multiprocessor_count": 132}
+    stub.get_current_device, stub.get_current_stream = lambda: 0, lambda device: 0
+    stub.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(1)
+    driver.set_active(stub)
     return launched
 
 
 def stage(kind, depth):
     """A function that runs a stage of blocks' ends and returns the last output, and the tensors that learn."""
-    import torch
-    from torch import nn
-
-    from mrla_mm.attention import LayerAttentionResidual
-
     torch.manual_seed(0)
     relu = nn.ReLU(inplace=True)
     inputs = [torch.randn(SHAPE, requires_grad=True) for _ in range(depth + 1)]
@@ -78,7 +74,6 @@ def stage(kind, depth):
 
 def count_operations(function):
     """Operations that a GPU would run: all but views and allocations."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     class Count(TorchDispatchMode):
         total = 0
@@ -106,10 +101,6 @@ def work():
     """Answer requests on stdin, a case each, by its figures on stdout."""
     answer, sys.stdout = sys.stdout, sys.stderr
     warnings.filterwarnings("ignore")
-    import torch
-
-    from mrla_mm.ops import dispatch
-
     torch.set_num_threads(1)
     launched = stub_driver()
     dispatch.why_triton_fails = lambda *key: ""
@@ -164,16 +155,13 @@ def main():
     for _ in range(args.rounds):
         for case, name in found:
             found[case, name].append(ask(workers[name], case, args.repeats))
-    titles = [f"{name}: {title}" for name in workers for title in ("us", "launches", "operations")]
-    print("| per block | " + " | ".join(titles) + " |")
-    print("|---" * (1 + len(titles)) + "|")
-    for case in cases():
-        cells = [case]
-        for name in workers:
-            forward, backward, *counts = (min(part) for part in zip(*found[case, name], strict=True))
-            cells.append(f"{forward:.0f} / {backward:.0f}")
-            cells += [f"{counts[index]:.3g} / {counts[index + 2]:.3g}" for index in range(2)]
-        print("| " + " | ".join(cells) + " |")
+    rows = {case: {"per block": case} for case in cases()}
+    for (case, name), figures in found.items():
+        forward, backward, *counts = (min(part) for part in zip(*figures, strict=True))
+        rows[case][f"{name}: us"] = f"{forward:.0f} / {backward:.0f}"
+        for index, title in enumerate(("launches", "operations")):
+            rows[case][f"{name}: {title}"] = f"{counts[index]:.3g} / {counts[index + 2]:.3g}"
+    print(as_markdown([*rows.values()]))
     for worker in workers.values():
         worker.stdin.close()
 

@@ -205,12 +205,8 @@ def resnet_recipe(cfg, name, model):
     """100 epochs of SGD from 0.1 on 256 images, decay 1e-4, steps of 30; only layer attention is dropped."""
     check_schedule(cfg, epochs=100, batch=256)
     assert own(cfg.optim_wrapper.optimizer) == dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
-    assert list(steps_of(cfg.train_dataloader)) == [
-        "LoadImageFromFile",
-        "RandomResizedCrop",
-        "RandomFlip",
-        "PackInputs",
-    ]
+    steps = ["LoadImageFromFile", "RandomResizedCrop", "RandomFlip", "PackInputs"]
+    assert list(steps_of(cfg.train_dataloader)) == steps
     cosine = "coslr" in name
     if cosine:
         assert own(cfg.param_scheduler) == dict(type="CosineAnnealingLR", T_max=100, by_epoch=True, begin=0, end=100)

@@ -1,6 +1,5 @@
-"""Several processes compute the gradients of one, and stop together at SIGTERM."""
+"""Batch statistics over several processes, which stop together at SIGTERM."""
 
-import json
 import os
 import subprocess
 import sys
@@ -16,18 +15,6 @@ from mrla_mm.datasets import generate_shapes
 from .conftest import ROOT
 
 CONFIG = ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
-ENVIRONMENT = dict(os.environ, PYTHONPATH=str(ROOT), PYTHON=sys.executable, OMP_NUM_THREADS="1")
-
-
-@pytest.mark.slow
-def test_gradients_equal_those_of_one_process(tmp_path):
-    """Every variant, frozen stages 0 to 4, activation checkpointing, batch statistics; no parameter is unused."""
-    script = [sys.executable, ROOT / ".dev_scripts/check_distributed.py", "--short", "--out", tmp_path]
-    ended = subprocess.run(script, env=ENVIRONMENT, capture_output=True, text=True, timeout=600, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    report = json.loads((tmp_path / "distributed.json").read_text())
-    assert report["processes"] == 2 and len(report["rows"]) >= 20
-    assert all(row["error"] <= 1e-5 for row in report["rows"])
 
 
 def test_sync_bn_reaches_the_branches():
@@ -50,7 +37,8 @@ def test_processes_stop_together_at_sigterm(tmp_path):
     options += ["train_cfg.val_interval=1000", "default_hooks.logger.interval=1", "train_dataloader.batch_size=1"]
     options += ["train_dataloader.dataset.pipeline.2.scale=(64,64)", "model.roi_head.bbox_head.fc_out_channels=16"]
     script = [ROOT / "tools/dist_train.sh", CONFIG, "2", "--work-dir", tmp_path / "run", "--cfg-options", *options]
-    environment = dict(ENVIRONMENT, PORT=str(20000 + os.getpid() % 20000), CUDA_VISIBLE_DEVICES="")
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), PYTHON=sys.executable, OMP_NUM_THREADS="1")
+    environment |= dict(PORT=str(20000 + os.getpid() % 20000), CUDA_VISIBLE_DEVICES="")
     process = subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seen = []
     for line in process.stdout:

@@ -6,35 +6,21 @@ import pytest
 import torch
 
 from mrla_mm import export
-from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
-from mrla_mm.backbones import MRLACeiT, MRLAEfficientNet, MRLAPVTv2, MRLAResNet, MRLAViT
 
-VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
-SMALL = dict(embed_dims=32, num_layers=2, num_heads=2, feedforward_channels=64)
-VIT = dict(img_size=64, out_type="featmap", out_indices=(0, 1), stage_blocks=2)
-PVT = dict(embed_dims=16, num_layers=(2, 1, 1, 1), drop_path_rate=0.0)
-FAMILIES = {
-    "resnet": lambda cfg: MRLAResNet(
-        18, cfg, base_channels=16, num_stages=1, out_indices=(0,), strides=(1,), dilations=(1,)
-    ),
-    "vit": lambda cfg: MRLAViT(SMALL, cfg, **VIT),
-    "ceit": lambda cfg: MRLACeiT(SMALL, cfg, **VIT),
-    "pvtv2": lambda cfg: MRLAPVTv2("b0", cfg, **PVT),
-    "efficientnet": lambda cfg: MRLAEfficientNet("b0", cfg, out_indices=(2,), conv_cfg=dict(type="Conv2d")),
+from .backbones.common import FAMILIES
+
+VARIANTS, NAMES = ("light", "base", "mla", "linear"), [name for name in FAMILIES if name != "resnet50"]
+OPTIONS = {
+    "resnet18": dict(num_stages=1, out_indices=(0,), strides=(1,), dilations=(1,)),
+    "efficientnet": dict(conv_cfg=dict(type="Conv2d")),
 }
 SHAPE, OTHERS = (64, 64), (((96, 128), 3), ((64, 96), 1))  # the first is the one that the embeddings are made for
 
 
-def make(family, variant="MRLALight"):
+def make(family, variant="light"):
     """Return a small backbone whose layer attention takes part in the output."""
     torch.manual_seed(0)
-    backbone = FAMILIES[family](dict(type=variant, head_channels=8 if family == "efficientnet" else 16))
-    for branch in backbone.modules():
-        if isinstance(branch, LayerAttentionResidual | TokenAttentionResidual):
-            for name, child in branch.named_children():
-                if name.endswith("norm"):
-                    torch.nn.init.uniform_(child.weight, 0.5, 1.0)
-    return backbone
+    return FAMILIES[family].mrla(variant, zero_init_attention=False, **OPTIONS.get(family, {}))
 
 
 def graph_of(backbone):
@@ -47,7 +33,7 @@ def assert_computes_the_same(graph, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NAMES)
 def test_onnx_for_any_batch_and_size(family, tmp_path):
     pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
     onnx = pytest.importorskip("onnx")
@@ -61,7 +47,7 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
 
 
-@pytest.mark.parametrize(("family", "variant"), [*(("resnet", v) for v in VARIANTS), ("vit", "MRLABase")])
+@pytest.mark.parametrize(("family", "variant"), [*(("resnet18", v) for v in VARIANTS), ("vit", "base")])
 def test_program_of_plain_operators_for_any_batch_and_size(family, variant):
     graph = graph_of(make(family, variant))
     program = export.to_program(graph, dynamic=True)
@@ -71,7 +57,7 @@ def test_program_of_plain_operators_for_any_batch_and_size(family, variant):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "variant"), [*((f, "MRLALight") for f in FAMILIES), ("resnet", "MRLABase")])
+@pytest.mark.parametrize(("family", "variant"), [*((f, "light") for f in NAMES), ("resnet18", "base")])
 def test_train_step_compiles_to_one_graph_with_the_same_gradients(family, variant):
     torch.compiler.reset()
     backbone, image = make(family, variant).double().train(), torch.rand(2, 3, *SHAPE, dtype=torch.float64)
@@ -87,6 +73,6 @@ def test_train_step_compiles_to_one_graph_with_the_same_gradients(family, varian
 
 
 def test_a_graph_that_computes_something_else_is_found_out():
-    graph = graph_of(make("resnet"))
+    graph = graph_of(make("resnet18"))
     assert export.deviation(graph, lambda image: [1.01 * t for t in graph.module(image)], graph.inputs) > 1e-3
     assert export.deviation(graph, lambda image: graph.module(image)[0][:1], graph.inputs) == math.inf

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from functools import partial
 
 import cv2
 import numpy as np
@@ -12,6 +13,8 @@ from mmengine.config import Config
 from mrla_mm import inference
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model, load_model
+
+from .weights.conftest import save as save_file
 
 CONFIG = """
 default_scope = "mmpretrain"
@@ -56,12 +59,7 @@ def state(config):
 @pytest.fixture
 def save(tmp_path):
     """Return `save(content)`, which writes a checkpoint and returns its path."""
-
-    def save(content, name="file.pth"):
-        torch.save(content, tmp_path / name)
-        return tmp_path / name
-
-    return save
+    return partial(save_file, tmp_path)
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])

@@ -31,11 +31,9 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mrla_mm import backbones, export
 
-backbones.MRLAResNet(18)
-backbones.MRLAViT("deit-tiny")
-backbones.MRLACeiT("ceit-tiny")
-backbones.MRLAPVTv2("b0")
-backbones.MRLAEfficientNet("b0")
+sizes = dict(MRLAResNet=18, MRLAViT="deit-tiny", MRLACeiT="ceit-tiny", MRLAPVTv2="b0", MRLAEfficientNet="b0")
+for name, size in sizes.items():
+    getattr(backbones, name)(size)
 cfg = Config.fromfile("configs/retinanet_r50_mrla_light_1x.py")
 init_default_scope("mmdet")
 MODELS.build(cfg.model)

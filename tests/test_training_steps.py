@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from mmdet.testing import demo_mm_inputs
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
-from mmengine.structures import InstanceData
 
 from .test_configs import load, parse
 
@@ -15,21 +15,6 @@ TINY = {  # by family: arguments of the backbone, channels for the neck, channel
     "pvtv2": (dict(embed_dims=16, num_heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2)), [16, 32, 32, 64], 64),
     "efficientnet": (dict(), [24, 40, 112, 320], 1280),
 }
-
-
-def draw_image(height, width):
-    """An uint8 image with one box, and mask, of class 1, as the data loader returns it."""
-    from mmdet.structures import DetDataSample
-    from mmdet.structures.mask import BitmapMasks
-
-    image = torch.randint(0, 60, (3, height, width), dtype=torch.uint8)
-    image[:, 8:40, 8:48] = 220
-    mask = torch.zeros(1, height, width, dtype=torch.uint8)
-    mask[:, 8:40, 8:48] = 1
-    sample = DetDataSample(metainfo=dict(img_shape=(height, width), ori_shape=(height, width), scale_factor=(1, 1)))
-    box, label = torch.tensor([[8.0, 8.0, 48.0, 40.0]]), torch.tensor([1])
-    sample.gt_instances = InstanceData(bboxes=box, labels=label, masks=BitmapMasks(mask.numpy(), height, width))
-    return image, sample
 
 
 def train(cfg, batch):
@@ -67,8 +52,7 @@ def test_detector_on_two_aspect_ratios(name):
         cfg.model.roi_head.bbox_head.fc_out_channels = 32
         cfg.model.train_cfg.rpn_proposal.max_per_img = cfg.model.test_cfg.rpn.max_per_img = 32
         cfg.model.train_cfg.rcnn.sampler.num = 16
-    images, samples = zip(*(draw_image(*size) for size in ((64, 112), (96, 56))), strict=True)
-    batch = dict(inputs=list(images), data_samples=list(samples))
+    batch = demo_mm_inputs(2, [(3, 64, 112), (3, 96, 56)], num_items=[1, 2], with_mask=True)
     model, loss, unchanged = train(cfg, batch)
     assert 0 < loss < 100
     assert not {key for key in unchanged if key.startswith(("backbone", "neck")) and ".mrla.attention." not in key}

@@ -46,13 +46,8 @@ def draw(logs, path):
 
 
 def test_the_picture_holds_curves(tmp_path):
-    log = [
-        train_record(10, 3.0),
-        train_record(20, math.nan),
-        val_record(1, 0.2),
-        train_record(30, 1),
-        val_record(2, 0.6),
-    ]
+    log = [train_record(10, 3.0), train_record(20, math.nan), train_record(30, 1)]
+    log += [val_record(1, 0.2), val_record(2, 0.6)]
     picture = draw([write_log(tmp_path, "20260101_000000", log)], tmp_path / "curves.png")
     validation = picture[:, int(0.7 * picture.shape[1]) :]
     for colour in ((180, 119, 31), (14, 127, 255)):  # BGR, box AP and mask AP

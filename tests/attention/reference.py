@@ -15,12 +15,7 @@ import torch
 
 def pooled(image):
     """Global average pooling of one (C, H, W) image: (C,)."""
-    channels, height, width = image.shape
-    total = torch.zeros(channels, dtype=image.dtype)
-    for i in range(height):
-        for j in range(width):
-            total = total + image[:, i, j]
-    return total / (height * width)
+    return image.sum((1, 2)) / (image.shape[1] * image.shape[2])
 
 
 def conv1d(y, weight):
@@ -69,19 +64,16 @@ def heads(vector_or_map, count):
 
 def score(query, key):
     """q . k / sqrt(d_k) of one head."""
-    total = torch.zeros((), dtype=query.dtype)
-    for d in range(len(query)):
-        total = total + query[d] * key[d]
-    return total / math.sqrt(len(query))
+    return (query * key).sum() / math.sqrt(len(query))
 
 
-def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=True):
+def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=True, activation=lambda value: value):
     """Algorithm 3, Eq. 9: o^t = sigmoid(q^t . k^t / sqrt(d_k)) v^t + lambda^t o^(t-1), head by head."""
     outputs = []
     for t, (x, block) in enumerate(zip(xs, blocks, strict=True)):
         images = []
         for b in range(len(x)):
-            attended = values_of(x[b], block)
+            attended = activation(values_of(x[b], block))
             if gated:
                 count = x.shape[1] // head_channels
                 query = heads(project(x[b], block["query"]), count)

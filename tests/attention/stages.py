@@ -67,15 +67,6 @@ def named(block):
     return {name.removesuffix(".weight"): parameter for name, parameter in block.named_parameters()}
 
 
-def run_reference(name, arguments, head_channels, blocks, xs, shortcuts):
-    parameters = [named(block) for block in blocks]
-    if name == "MRLALight":
-        options = {key: arguments[key] for key in ("previous", "gated") if key in arguments}
-        return reference.light(xs, shortcuts, parameters, head_channels=head_channels, **options)
-    equations = {"MRLABase": reference.base, "MLA": reference.mla, "LinearRLA": reference.linear_rla}
-    return equations[name](xs, parameters, head_channels=head_channels)
-
-
 def assert_same(actual, expected, leaves, tolerance=1e-10):
     """Compare a stage's outputs and their gradients with respect to named leaves; return the expected gradients."""
     cotangents, found = [torch.randn_like(out) for out in actual], []
@@ -121,4 +112,9 @@ class Stage:
         return run(self.blocks, self.xs, self.shortcuts)
 
     def run_reference(self):
-        return run_reference(self.name, self.arguments, self.head_channels, self.blocks, self.xs, self.shortcuts)
+        parameters = [named(block) for block in self.blocks]
+        if self.name == "MRLALight":
+            options = {key: self.arguments[key] for key in ("previous", "gated") if key in self.arguments}
+            return reference.light(self.xs, self.shortcuts, parameters, head_channels=self.head_channels, **options)
+        equations = {"MRLABase": reference.base, "MLA": reference.mla, "LinearRLA": reference.linear_rla}
+        return equations[self.name](self.xs, parameters, head_channels=self.head_channels)

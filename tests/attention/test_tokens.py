@@ -9,80 +9,38 @@ from mrla_mm.attention import MRLALight, TokenAttentionResidual
 from mrla_mm.errors import InputError
 
 from . import reference
-from .stages import assert_same
+from .stages import assert_same, named
 
 LIGHT, LIGHT_OUTPUT = {"type": "MRLALight"}, {"type": "MRLALight", "previous": "output"}
 BASE, MLA, LINEAR = ({"type": name} for name in ("MRLABase", "MLA", "LinearRLA"))
 CHANNELS, HEAD_CHANNELS, DEPTH = 32, 16, 3
 
 
-def normalise(token, weight, bias):
-    """LayerNorm of one token (C,), eps 1e-6."""
-    mean = sum(token) / len(token)
-    variance = sum((value - mean) ** 2 for value in token) / len(token)
-    return (token - mean) / torch.sqrt(variance + 1e-6) * weight + bias
-
-
-def normalise_all(tokens, block, name):
-    return [normalise(token, block[f"{name}.weight"], block[f"{name}.bias"]) for token in tokens]
-
-
-def reshape_to_grid(patches, grid):
-    """Patch i * W + j stands at row i, column j: (C, H, W)."""
-    height, width = grid
-    rows = [torch.stack([patches[i * width + j] for j in range(width)], dim=1) for i in range(height)]
-    return torch.stack(rows, dim=1)
-
-
-def reshape_to_patches(image):
-    return [image[:, i, j] for i in range(image.shape[1]) for j in range(image.shape[2])]
+def normalise(tokens, branch, name):
+    """LayerNorm of each token, eps 1e-6."""
+    norm, centred = getattr(branch, name), tokens - tokens.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * norm.weight + norm.bias
 
 
 def gelu(z):
     return z * (1 + torch.erf(z / math.sqrt(2))) / 2
 
 
-def algorithm_4(outputs, inputs, blocks, grid, extra, previous):
-    """MRLA-light: per block and image, lines 3 to 18; O^(t-1) is the block's normed input or the last o."""
-    kept = [None] * len(outputs[0])
-    results = []
-    for x, s, block in zip(outputs, inputs, blocks, strict=True):
-        images = []
-        for b in range(len(x)):
-            normed = normalise_all(x[b], block, "norm")
-            image = reshape_to_grid(normed[extra:], grid)
-            query = reference.project(image, block["attention.query.weight"])
-            key = reference.project(image, block["attention.key.weight"])
-            value = gelu(reference.depthwise(image, block["attention.value.weight"]))
-            count = CHANNELS // HEAD_CHANNELS
-            split = [reference.heads(part, count) for part in (query, key, value)]
-            gates = [1 / (1 + torch.exp(-reference.score(q, k))) for q, k, _ in zip(*split, strict=True)]
-            o = reshape_to_patches(torch.cat([gate * v for gate, v in zip(gates, split[2], strict=True)]))
-            history = normalise_all(s[b][extra:], block, "history_norm") if previous == "shortcut" else kept[b]
-            if history is not None:
-                o = [block["attention.history_scale"] * h + patch for h, patch in zip(history, o, strict=True)]
-            kept[b] = o
-            images.append(x[b] + torch.stack([*normed[:extra], *o]))
-        results.append(torch.stack(images))
-    return results
-
-
-def algorithm_2(outputs, inputs, blocks, grid, extra, previous):
-    """MRLA-base: keys and values of the stage's layers are kept, the softmax runs over all of them."""
-    keys, values = [[] for _ in outputs[0]], [[] for _ in outputs[0]]
-    results = []
-    for x, block in zip(outputs, blocks, strict=True):
-        images = []
-        for b in range(len(x)):
-            normed = normalise_all(x[b], block, "norm")
-            image = reshape_to_grid(normed[extra:], grid)
-            query = reference.project(image, block["attention.query.weight"])
-            keys[b].append(reference.project(image, block["attention.key.weight"]))
-            values[b].append(reference.depthwise(image, block["attention.value.weight"]))
-            o = reference.softmax_attention(query, keys[b], values[b], CHANNELS // HEAD_CHANNELS)
-            images.append(x[b] + torch.stack([*normed[:extra], *reshape_to_patches(o)]))
-        results.append(torch.stack(images))
-    return results
+def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
+    """Base and light on maps in which patch i * W + j stands at row i, column j; extra tokens keep their norm."""
+    normed = [normalise(x, branch, "norm") for x, branch in zip(outputs, branches, strict=True)]
+    maps = [x[:, extra:].transpose(1, 2).unflatten(2, grid) for x in normed]
+    blocks, options = [named(branch.attention) for branch in branches], dict(head_channels=HEAD_CHANNELS)
+    if type(branches[0].attention) is MRLALight:
+        options |= dict(previous=previous, activation=gelu)
+        if previous == "shortcut":  # the block's input
+            inputs = [normalise(s, branch, "history_norm") for s, branch in zip(inputs, branches, strict=True)]
+        histories = [s[:, extra:].transpose(1, 2).unflatten(2, grid) for s in inputs]
+        attended = reference.light(maps, histories, blocks, **options)
+    else:
+        attended = reference.base(maps, blocks, **options)
+    patches = [out.flatten(2).transpose(1, 2) for out in attended]
+    return [x + torch.cat([n[:, :extra], p], 1) for x, n, p in zip(outputs, normed, patches, strict=True)]
 
 
 def draw_stage(attention, grid, extra, seed=0):
@@ -116,11 +74,10 @@ def run(branches, outputs, inputs, grid):
 @pytest.mark.parametrize("attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=["light", "light-output", "base"])
 def test_values_and_gradients_follow_the_algorithms(attention, grid, extra):
     branches, outputs, inputs = draw_stage(attention, grid, extra)
-    parameters = [dict(branch.named_parameters()) for branch in branches]
-    algorithm = algorithm_2 if attention["type"] == "MRLABase" else algorithm_4
-    expected = algorithm(outputs, inputs, parameters, grid, extra, attention.get("previous", "shortcut"))
+    previous = attention.get("previous", "shortcut")
+    expected = algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous)
     leaves = {f"x{t}": x for t, x in enumerate(outputs)} | {f"s{t}": s for t, s in enumerate(inputs)}
-    leaves |= {f"{t}.{name}": p for t, ps in enumerate(parameters) for name, p in ps.items()}
+    leaves |= {f"{t}.{name}": p for t, branch in enumerate(branches) for name, p in branch.named_parameters()}
     for name, gradient in assert_same(run(branches, outputs, inputs, grid), expected, leaves, 1e-8).items():
         if name.startswith(f"{DEPTH - 1}."):  # base's first query has one layer to choose from
             assert gradient.abs().sum() > 0, f"the comparison does not reach {name}"

@@ -25,11 +25,6 @@ OPTIONS = {
     "in_channels": dict(in_channels=1),
     "stem_channels": dict(stem_channels=32),
     "plugins": dict(plugins=[dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]),
-    "comparators": dict(
-        plugins=[dict(cfg=dict(type="SE", reduction=4), position="after_conv3")],
-        dcn=dict(type="AA"),
-        stage_with_dcn=(False, True, True, True),
-    ),
     "dcn": dict(
         dcn=dict(type="DCN", deform_groups=1, fallback_on_stride=False), stage_with_dcn=(False, True, True, True)
     ),

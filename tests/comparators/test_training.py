@@ -1,25 +1,17 @@
 """On real COCO images every comparator trains, is killed, resumes, and tests to the figures of its training."""
 
-import os
 import signal
 
 import pytest
 import torch
-from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
 from ..conftest import tiny_options
+from ..engine.runs import At, terminate
 from ..test_smoke import REAL_COCO, figures_of_test, val_figures
 from .test_resnets import KINDS
 
-
-@HOOKS.register_module(force=True)
-class Killed(Hook):
-    """Terminates the process behind its third iteration."""
-
-    def after_train_iter(self, runner, *_, **__):
-        if runner.iter == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+HOOKS.register_module(name="Killed", module=lambda: At("after_train_iter", terminate, 3), force=True)
 
 
 @pytest.mark.slow

@@ -62,23 +62,14 @@ def build(work_dir, *, loop=EPOCHS, workers=0, seed=3, hooks=(), resume=False, *
     """Build a run of 12 iterations, four an epoch, or of ten."""
     loader = dict(dataset=NoisyData(), batch_size=2, num_workers=workers, persistent_workers=workers > 0)
     torch.manual_seed(0)
-    endless = "InfiniteSampler" if loop.get("max_iters") else "DefaultSampler"
-    runner = Runner(
-        model=NoisyModel(),
-        work_dir=str(work_dir),
-        train_dataloader=dict(loader, sampler=dict(type=endless, shuffle=True)),
-        train_cfg=loop,
-        val_dataloader=dict(loader, dataset=NoisyData(), sampler=dict(type="DefaultSampler", shuffle=False)),
-        val_cfg=dict(),
-        val_evaluator=[],
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)),
-        default_hooks=dict(checkpoint=dict(type="AtomicCheckpointHook", interval=1) | checkpoint),
-        custom_hooks=list(hooks),
-        randomness=dict(seed=seed),
-        default_scope="mmengine",
-        experiment_name=f"{work_dir.name}{random.SystemRandom().random()}",
-        resume=resume,
-    )
+    sampler = dict(type="InfiniteSampler" if loop.get("max_iters") else "DefaultSampler", shuffle=True)
+    options = dict(train_dataloader=dict(loader, sampler=sampler), train_cfg=loop, val_cfg=dict(), val_evaluator=[])
+    sampler = dict(type="DefaultSampler", shuffle=False)
+    options |= dict(val_dataloader=dict(loader, dataset=NoisyData(), sampler=sampler), custom_hooks=list(hooks))
+    options |= dict(default_hooks=dict(checkpoint=dict(type="AtomicCheckpointHook", interval=1) | checkpoint))
+    options |= dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)), randomness=dict(seed=seed))
+    options |= dict(default_scope="mmengine", experiment_name=f"{work_dir.name}{random.SystemRandom().random()}")
+    runner = Runner(model=NoisyModel(), work_dir=str(work_dir), resume=resume, **options)
     runner._val_evaluator = NoisyMetric()
     return runner
 

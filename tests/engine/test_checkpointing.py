@@ -22,12 +22,6 @@ from ..conftest import ROOT
 from .runs import EPOCHS, ITERATIONS, LOOPS, At, build, terminate, weights
 
 
-@pytest.fixture(autouse=True)
-def idle_disk(monkeypatch):
-    """Forcing files to a busy disk takes seconds; the tests of a full one put their own function here."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 @pytest.fixture
 def received():
     """The SIGTERMs that reached the handler which a process had before its training."""

@@ -1,19 +1,11 @@
 """With ExactResumeHook an interrupted and resumed run is, bit by bit, the run that was not interrupted."""
 
-import os
-
 import pytest
 import torch
 
 from .runs import LOOPS, At, build, terminate, weights
 
 EXACT = dict(type="ExactResumeHook")
-
-
-@pytest.fixture(autouse=True)
-def idle_disk(monkeypatch):
-    """Forcing files to a busy disk takes seconds."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def trained(folder, *hooks, **options):

@@ -320,7 +320,10 @@ def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
     monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: pytest.fail("a kernel was tried"))
     with FakeTensorMode():
         given = draw((2, 12, 3, 4), "block end").items()
-        tensors = {name: torch.empty(t.shape, device="cuda", dtype=torch.half) for name, t in given}
+        try:
+            tensors = {name: torch.empty(t.shape, device="cuda", dtype=torch.half) for name, t in given}
+        except RuntimeError as error:
+            pytest.skip(f"torch {torch.__version__} asks a driver for fake CUDA tensors: {error}")
         path = choose_path(tensors["c"]).path
         out = light(tensors, "block end", path)
     assert path == "fused" and out.shape == (2, 12, 3, 4)

@@ -30,10 +30,8 @@ def small_options(name):
         return [*options, f"{head}.in_channels=16", f"{head}.feat_channels=16", f"{head}.stacked_convs=1"]
     options += ["model.rpn_head.in_channels=16", "model.rpn_head.feat_channels=16"]
     for part in ("bbox", "mask") if "mask" in name else ("bbox",):
-        options += [
-            f"model.roi_head.{part}_roi_extractor.out_channels=16",
-            f"model.roi_head.{part}_head.in_channels=16",
-        ]
+        roi_head = f"model.roi_head.{part}"
+        options += [f"{roi_head}_roi_extractor.out_channels=16", f"{roi_head}_head.in_channels=16"]
     options += ["model.roi_head.bbox_head.fc_out_channels=32"]
     return options + (["model.roi_head.mask_head.conv_out_channels=16"] if "mask" in name else [])
 

@@ -15,9 +15,7 @@ def flops(capsys, *argv):
     written = capsys.readouterr()
     assert "warning" not in written.err
     rows = re.findall(r"^ *([-+\d,]*) +([-+.\d]+) G  (.+)$", written.out, re.MULTILINE)
-    return {
-        name: (int((parameters or "0").replace(",", "")), float(operations)) for parameters, operations, name in rows
-    }
+    return {name: (int((count or "0").replace(",", "")), float(operations)) for count, operations, name in rows}
 
 
 def test_a_detector_and_a_second_one(capsys):

@@ -8,6 +8,7 @@ import torch
 from mrla_mm.weights import read_checkpoint
 
 from ..conftest import ROOT, tiny_options, write_class_folders
+from ..test_smoke import scalars
 
 pytestmark = pytest.mark.slow
 RECIPE = ROOT / "configs/imagenet/resnet50_mrla_light_8xb32.py"
@@ -30,20 +31,14 @@ def recipe_options(root):
     return options
 
 
-def figures(folder):
-    """Return the last logged figures of a run."""
-    (file,) = folder.glob("2*/vis_data/scalars.json")
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
 def test_pretrain_convert_detect(coco_root, tmp_path, run_tool, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = write_class_folders(tmp_path / "pets")
     code, errors = run_tool("train", RECIPE, "--work-dir", "pre", "--cfg-options", *recipe_options(root))
     assert code == 0, errors
-    losses = [line["loss"] for line in figures(tmp_path / "pre") if "loss" in line]
+    losses = [line["loss"] for line in scalars(tmp_path / "pre") if "loss" in line]
     assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
-    trained = figures(tmp_path / "pre")[-1]["accuracy/top1"]
+    trained = scalars(tmp_path / "pre")[-1]["accuracy/top1"]
 
     test = ["pre/epoch_1.pth", "--work-dir", "test", "--out", "p.pkl", "--cfg-options", *recipe_options(root)]
     code, errors = run_tool("test", RECIPE, *test)

@@ -67,17 +67,10 @@ def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attenti
     assert heads == {f"head.layers.{name}.{kind}" for name in names for kind in ("weight", "bias")}
 
 
-PLAIN = {
-    "layers.2.ln1.bias": "blocks.2.norm1.bias",
-    "layers.2.ln2.bias": "blocks.2.norm2.bias",
-    "ln1.bias": "norm.bias",
-}
-PLAIN |= {
-    "layers.2.ffn.layers.0.0.bias": "blocks.2.mlp.fc1.bias",
-    "layers.2.ffn.layers.1.bias": "blocks.2.mlp.fc2.bias",
-}
-PLAIN |= {name: name for name in ("cls_token", "pos_embed")} | {"layers.2.attn.proj.bias": "blocks.2.attn.proj.bias"}
-PLAIN["patch_embed.projection.bias"] = "patch_embed.proj.bias"
+PLAIN = {"cls_token": "cls_token", "pos_embed": "pos_embed", "ln1.bias": "norm.bias"}
+PLAIN |= {"patch_embed.projection.bias": "patch_embed.proj.bias", "layers.2.attn.proj.bias": "blocks.2.attn.proj.bias"}
+BLOCK = {"ln1": "norm1", "ln2": "norm2", "ffn.layers.0.0": "mlp.fc1", "ffn.layers.1": "mlp.fc2"}
+PLAIN |= {f"layers.2.{ours}.bias": f"blocks.2.{theirs}.bias" for ours, theirs in BLOCK.items()}
 
 
 @pytest.mark.parametrize("cls", [MRLAViT, ViT])

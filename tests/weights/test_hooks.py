@@ -33,21 +33,11 @@ class Detector(BaseModel):
 def runner(tmp_path, model, **more):
     loader = dict(dataset=[torch.rand(3, 32, 32)] * 2, batch_size=2, num_workers=0)
     loader["sampler"] = dict(type="DefaultSampler", shuffle=False)
-    return Runner(
-        model=model,
-        work_dir=str(tmp_path),
-        train_dataloader=copy.deepcopy(loader),
-        train_cfg=dict(by_epoch=True, max_epochs=2),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
-        test_dataloader=loader,
-        test_cfg=dict(),
-        test_evaluator=[],
-        custom_hooks=[dict(type="CheckpointCheckHook")],
-        default_hooks=dict(checkpoint=None),
-        experiment_name=f"{tmp_path.name}{id(model)}",
-        default_scope="mmengine",
-        **more,
-    )
+    options = dict(test_dataloader=loader, test_cfg=dict(), test_evaluator=[], default_scope="mmengine")
+    options |= dict(train_dataloader=copy.deepcopy(loader), train_cfg=dict(by_epoch=True, max_epochs=2))
+    options |= dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)), default_hooks=dict(checkpoint=None))
+    options |= dict(custom_hooks=[dict(type="CheckpointCheckHook")], experiment_name=f"{tmp_path.name}{id(model)}")
+    return Runner(model=model, work_dir=str(tmp_path), **options, **more)
 
 
 def save(tmp_path, state, **meta):

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from mmcv.ops import deform_conv2d, modulated_deform_conv2d
+from mmcv.ops import carafe, deform_conv2d, masked_conv2d, modulated_deform_conv2d
 from mmcv.ops.multi_scale_deform_attn import MultiScaleDeformableAttnFunction
 
 from . import reference
@@ -37,7 +37,7 @@ def tensors(geometry, device, dtype):
     [*((count, torch.float64) for count in (3, 4, 5)), (5, torch.float16), (5, torch.bfloat16)],
     ids=["plain", "mask", "mask and bias", "float16", "bfloat16"],
 )
-def test_output_and_gradients(device, geometry, count, dtype):
+def test_deformable_convolution(device, geometry, count, dtype):
     def op(x, offset, weight, *mask_and_bias):
         if not mask_and_bias:
             return deform_conv2d(x, offset, weight, *geometry.values())
@@ -74,3 +74,25 @@ def test_multi_scale_attention(device):
         lambda value, *rest: reference.ms_deform_attn(value, shapes, *rest),
         [tensor.requires_grad_() for tensor in (value, locations * 1.2 - 0.1, weights)],
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize(("kernel", "groups", "scale"), [(3, 2, 2), (5, 1, 3), (1, 4, 1)])
+def test_carafe(device, kernel, groups, scale, dtype):
+    features = torch.randn(2, 4, 3, 5, device=device)
+    masks = torch.rand(2, groups * kernel**2, 3 * scale, 5 * scale, device=device) / kernel
+    check_op(
+        lambda *inputs: carafe(*inputs, kernel, groups, scale),
+        lambda *inputs: reference.carafe(*inputs, kernel, groups, scale),
+        [tensor.to(dtype).requires_grad_() for tensor in (features, masks)],
+    )
+
+
+@pytest.mark.parametrize("density", [0.4, 0])
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 5)])
+def test_masked_convolution_is_the_convolution_inside_the_mask_and_zero_outside(device, kernel, density):
+    image, mask = torch.randn(1, 3, 6, 7, device=device), torch.rand(1, 6, 7, device=device) < density
+    weight, bias = torch.randn(4, 3, *kernel, device=device), torch.randn(4, device=device)
+    padding = tuple(size // 2 for size in kernel)
+    expected = torch.nn.functional.conv2d(image, weight, bias, padding=padding) * mask
+    torch.testing.assert_close(masked_conv2d(image, mask, weight, bias, padding), expected, atol=1e-5, rtol=1e-5)
