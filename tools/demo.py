@@ -39,7 +39,7 @@ def main(argv=None):
     inferencer = DetInferencer(trained.cfg, weights, device, palette=options.pop("palette"))
     inferencer.model.load_state_dict(trained.model.state_dict())  # of other keys mmengine loads a part, or nothing
     found = inferencer(**options)["predictions"]
-    print(f"{len(found)} images; vis/ and preds/ are in {options['out_dir']}")
+    print(f"{len(found)} images; results are in {options['out_dir']}")
 
 
 if __name__ == "__main__":

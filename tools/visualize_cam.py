@@ -109,8 +109,9 @@ def main(argv=None):
             for axes in row:
                 axes.set_axis_off()
             draw(row, loaded, prepared, scaled(target, ready[0].picture, prepared.picture), args)
-        figure.savefig(args.out_dir / f"{path.stem}.png", dpi=130)
-        print(args.out_dir / f"{path.stem}.png", flush=True)
+        out = args.out_dir / f"{path.name}.png"
+        figure.savefig(out, dpi=130)
+        print(out, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
     y = x + keep norm(o)                with a norm, else y = o
 
 Saved for backward are x, the values and small tensors; each value is read once in either direction. The values pass
-through the Function, so that the gradient of each comes back as one map, to which every layer adds in place. A second
-derivative raises.
+through the Function, so that the gradient of each comes back as one map, to which every layer adds in place: what a
+hook on a value is given may change later. A second derivative raises.
 """
 
 from collections.abc import Sequence

@@ -60,9 +60,14 @@ def why_not_triton(x: Tensor) -> str:
         return "a sample has 2^31 or more elements"
     if isinstance(x, FakeTensor):
         return "a fake tensor has no memory"
-    if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return ""  # what is captured was tried when it was warmed up
-    return why_triton_fails(x.device, x.dtype, x.stride(1) == 1)
+    try:
+        return why_triton_fails(x.device, x.dtype, x.stride(1) == 1)
+    except UntriedError:
+        return ""
+
+
+class UntriedError(Exception):
+    """A CUDA graph is being captured, in which nothing can be tried."""
 
 
 @cache
@@ -74,6 +79,8 @@ def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> st
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton does not run on {device.type} (TRITON_INTERPRET=1 interprets it there)"
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UntriedError
     x = torch.zeros(1, 16, 4, 4, device=device, dtype=dtype)
     try:
         for _ in range(2):  # the second launch goes to the compiled kernel at once

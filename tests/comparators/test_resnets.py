@@ -112,14 +112,16 @@ def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
     torch.testing.assert_close(gradients(net, image), found, rtol=1e-4, atol=1e-4)
 
 
-def test_plugins_go_into_the_blocks_named():
+@pytest.mark.parametrize("kind", ["ComparatorResNet", "MRLAResNet"])
+def test_plugins_go_into_the_blocks_named(kind):
     chosen = [plugin("A2", THIRD, blocks=(0, 2)), plugin("SE", THIRD, blocks=(-1,)), plugin("ECA", THIRD)]
-    net = build("", plugins=chosen)
+    net = build("", type=kind, plugins=chosen)
+    assert net.eval() is net
     found = [block.after_conv3_plugin_names for block in net.layer3]
     assert found == [["a2", "eca"], ["eca"], ["a2", "eca"], ["eca"], ["eca"], ["se", "eca"]]
     assert [hasattr(block, "a2") for block in net.layer3] == [True, False, True, False, False, False]
     with pytest.raises(InputError, match="block 6"):
-        build("", plugins=[plugin("SE", THIRD, blocks=(1, 6))])
+        build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
     with pytest.raises(InputError, match="depth=18"):
         build("RLA", depth=18)
 

@@ -305,12 +305,15 @@ def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
     gpu, capturing = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu), []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
+    tried = dispatch.why_triton_fails
     monkeypatch.setattr(dispatch, "why_triton_fails", lambda device, dtype, last: f"no {dtype}" if last else "")
     assert choose_path(gpu).path == "triton"
     assert choose_path(gpu.double()).path == "fused"
     last = gpu.half().contiguous(memory_format=torch.channels_last)
     assert choose_path(last) == ("fused", "no torch.float16")
     capturing.append(True)
+    assert choose_path(last).path == "fused"  # as it was before the capture
+    monkeypatch.setattr(dispatch, "why_triton_fails", tried)
     assert choose_path(last).path == "triton"  # nothing is tried while a graph is captured
 
 
