@@ -19,11 +19,11 @@ from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.light import (
     cast_gradients,
     dense_format,
+    disable_autocast,
     match_layout,
     refuse_second_derivative,
     sum_partials,
     unpack,
-    without_autocast,
 )
 
 
@@ -40,7 +40,7 @@ class BaseFunction(torch.autograd.Function):
         passes, (weights, norm), (earlier, *values) = passes_of(path), unpack(tensors, eps), tensors[9:]
         x, y, value = torch.empty_like(c) if add_relu else c, torch.empty_like(c), torch.empty_like(c)
         states = []
-        with without_autocast():
+        with disable_autocast(c):
             for samples in passes.chunks(c):
                 part, own = take(x, samples), take(value, samples)
                 if add_relu:
@@ -75,7 +75,7 @@ class BaseFunction(torch.autograd.Function):
         fresh = all(g is None for g in grad_values)
         grad_values = [torch.empty_like(x) if fresh else own_gradient(g, x) for g in grad_values]
         grad_x, partials, grad_earlier = torch.empty_like(x), [], []
-        with without_autocast():
+        with disable_autocast(x):
             for samples in passes.chunks(x):
                 part, known, grad_part = take(x, samples), take(state, samples), take(grad, samples)
                 gradients = [take(g, samples) for g in grad_values]

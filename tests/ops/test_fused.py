@@ -325,8 +325,10 @@ def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
         given = draw((2, 12, 3, 4), "block end").items()
         try:
             tensors = {name: torch.empty(t.shape, device="cuda", dtype=torch.half) for name, t in given}
+            path = choose_path(tensors["c"]).path
+            out = light(tensors, "block end", path)
         except RuntimeError as error:
-            pytest.skip(f"torch {torch.__version__} asks a driver for fake CUDA tensors: {error}")
-        path = choose_path(tensors["c"]).path
-        out = light(tensors, "block end", path)
+            if "driver" not in str(error):
+                raise
+            pytest.skip(f"torch {torch.__version__} asks a driver about fake CUDA tensors: {error}")
     assert path == "fused" and out.shape == (2, 12, 3, 4)
