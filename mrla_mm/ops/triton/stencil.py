@@ -145,9 +145,6 @@ def apply_kernel(
             row = pair + second
             place = offsets + row * row_stride
             total = shift
-            if history_ptr is not None:
-                total += slope * history.to(tl.float32)
-                history = load(history_ptr + start + place + row_stride, inside, row + 1, begin, end)
             if mask_ptr is not None:
                 positive = mask > 0
                 mask = load(mask_ptr + start + place + row_stride, inside, row + 1, begin, end)
@@ -174,6 +171,9 @@ def apply_kernel(
             else:
                 centre = load(x + place, inside, row, begin, end).to(tl.float32)
                 total += w4 * centre
+            if history_ptr is not None:
+                total += slope * history.to(tl.float32)
+                history = load(history_ptr + start + place + row_stride, inside, row + 1, begin, end)
             if mask_ptr is not None:
                 total = tl.where(positive, total, 0.0)
             exists_here = inside & (row < end)
