@@ -6,8 +6,9 @@
 
 A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted by -1, 0 and 1
 columns, and what the next rows need of it stays in registers: three loads an element in place of nine, and no division
-to find an element's place. Contiguous and channels-last (LAST) maps are read as they lie. W is passed as units of UNIT
-columns, which tells the compiler how many elements of a row it may load at a time.
+to find an element's place. No load passes a store, so a row is loaded before the one above it is stored. Contiguous and
+channels-last (LAST) maps are read as they lie. W is passed as units of UNIT columns, which tells the compiler how many
+elements of a row it may load at a time.
 """
 
 import math
@@ -140,7 +141,7 @@ def apply_kernel(
         history = load(history_ptr + start + place, inside, begin, begin, end)
     if mask_ptr is not None:
         mask = load(mask_ptr + start + place, inside, begin, begin, end)
-    for pair in range(begin, end, 2):
+    for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
         for second in tl.static_range(2):
             row = pair + second
             place = offsets + row * row_stride
@@ -260,7 +261,7 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
         block_c = min(64, next_power_of_2(channels))
         block_w = min(TILE // block_c, next_power_of_2(width))
     else:
-        # the widest of those that leave the fewest places of tiles outside, a tile's neighbours counted
+        # the side whose tiles load the fewest columns, counting those outside the map and next to a tile
         block_w = min((64, 32, 16), key=lambda side: ceil_div(width, side) * (side + 4))
         block_w = min(block_w, next_power_of_2(width))
         block_c = min(TILE // block_w, next_power_of_2(channels))
