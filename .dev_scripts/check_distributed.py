@@ -2,7 +2,8 @@
 """Compare the gradients of DistributedDataParallel with those of one process on the same global batch.
 
 `python .dev_scripts/check_distributed.py --processes 4` runs small backbones of every family and variant on the CPU
-with gloo: frozen stages, activation checkpointing, a static graph, and batch statistics reduced over the processes.
+with gloo: frozen stages, activation checkpointing, a static graph, no_sync, and batch statistics reduced over the
+processes.
 `find_unused_parameters` stays off. The rows go to OUT/distributed.json; an error above TOLERANCE exits with 1.
 """
 
@@ -13,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -66,6 +68,7 @@ def cases(short: bool) -> Iterator[dict]:
         attention = dict(layer_attention=dict(type=variant, head_channels=16))
         yield dict(name=f"ResNet {variant}", **attention)
         yield dict(name=f"ResNet {variant}, checkpointing", with_cp=True, **attention)
+        yield dict(name=f"ResNet {variant}, no_sync", no_sync=True, **attention)
         yield dict(name=f"ResNet {variant}, batch statistics", sync=True, **attention)
         if short:
             continue
@@ -115,14 +118,19 @@ def build(case: dict, *, distributed: bool) -> nn.Module:
     return Detector(backbone).double() if sync else Detector(backbone)
 
 
-def gradients(model: nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    """Return the gradients of the second of two steps, which is where unused parameters would fail."""
+def gradients(model: nn.Module, images: torch.Tensor, no_sync: bool) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of the second of two steps, which is where unused parameters would fail.
+
+    With no_sync those of both, which processes exchange after the second alone.
+    """
     images = images.to(next(model.parameters()).dtype)
-    for _ in range(2):
-        model.zero_grad()
-        levels = model(images)
-        # Channels are weighted, or a norm at the end would make the loss constant.
-        sum((y.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, y.shape[1])).mean() for y in levels).backward()
+    for quiet in (no_sync, False):
+        if quiet or not no_sync:
+            model.zero_grad()
+        with model.no_sync() if quiet and hasattr(model, "no_sync") else nullcontext():
+            levels = model(images)
+            # Channels are weighted, or a norm at the end would make the loss constant.
+            sum((y.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, y.shape[1])).mean() for y in levels).backward()
     model = getattr(model, "module", model)
     return {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
 
@@ -139,11 +147,11 @@ def compare(case: dict, rank: int, world: int) -> dict:
         find_unused_parameters=False,
         static_graph=case.get("static_graph", False),
     )
-    shared = gradients(model, images[rank * IMAGES : (rank + 1) * IMAGES])
+    shared = gradients(model, images[rank * IMAGES : (rank + 1) * IMAGES], "no_sync" in case)
     row = dict(case=case["name"], parameters=len(shared), seconds=round(time.monotonic() - began, 2))
     if rank:
         return row
-    alone = gradients(build(case, distributed=False), images)
+    alone = gradients(build(case, distributed=False), images, "no_sync" in case)
     row["without gradient"] = [name for name, value in shared.items() if value is None]
     if not row["without gradient"]:
         floor = NEGLIGIBLE * max(value.abs().max() for value in alone.values())

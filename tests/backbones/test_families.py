@@ -12,7 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
+from mrla_mm.ops import dispatch
 
+from ..attention.test_residual import LayoutChanges, Swallow
 from .common import (
     FAMILIES,
     PARAMETERS,
@@ -139,6 +141,31 @@ def test_channels_last_gives_the_same_values(family):
     actual = backbone.to(memory_format=torch.channels_last)(image.to(memory_format=torch.channels_last))
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "path", "device"),
+    [
+        ("resnet50", "light", "fused", "cpu"),
+        ("resnet50", "light", "triton", "cpu"),
+        ("resnet50", "base", "triton", "cpu"),
+        ("vit", "light", "triton", "meta"),
+        ("vit", "base", "triton", "meta"),
+    ],
+)
+def test_a_channels_last_step_changes_no_layout(name, variant, path, device, monkeypatch):
+    """Kernels are not launched; torch's own convolution of base's values on a CPU would change the layout."""
+    launch = pytest.importorskip("mrla_mm.ops.triton.launch", reason="Triton is not installed")
+    monkeypatch.setattr(launch, "KNOWN", Swallow())
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
+    monkeypatch.setenv("MRLA_OPS", path)
+    attention = dict(type=VARIANTS[variant][0], head_channels=16, value="dwconv")
+    backbone = FAMILIES[name].build(attention, zero_init_attention=False).to(device, memory_format=torch.channels_last)
+    image = torch.randn(2, 3, 64, 96, device=device).contiguous(memory_format=torch.channels_last)
+    with LayoutChanges() as changes:
+        outs = backbone.eval()(image)
+        torch.autograd.backward(outs, [torch.randn_like(out) for out in outs])
+    assert not changes.found
 
 
 def test_a_step_stays_on_its_device(family, variant, monkeypatch):

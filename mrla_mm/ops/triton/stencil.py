@@ -6,8 +6,9 @@
 
 A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted by -1, 0 and 1
 columns, and what the next rows need of it stays in registers: three loads an element in place of nine, and no division
-to find an element's place. Contiguous and channels-last (LAST) maps are read as they lie. W is passed as units of UNIT
-columns, which tells the compiler how many elements of a row it may load at a time.
+to find an element's place. No load passes a store, so a row is loaded before the one above it is stored. Contiguous and
+channels-last (LAST) maps are read as they lie. W is passed as units of UNIT columns, which tells the compiler how many
+elements of a row it may load at a time.
 """
 
 import math
@@ -58,8 +59,8 @@ def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLO
 
 @triton.jit
 def load(pointers, inside, row, first, last):
-    """Elements of one row in float32, 0 where not inside and if the row is not from first to before last."""
-    return tl.load(pointers, mask=inside & (row >= first) & (row < last), other=0.0).to(tl.float32)
+    """Elements of one row, 0 where not inside and if the row is not from first to before last."""
+    return tl.load(pointers, mask=inside & (row >= first) & (row < last), other=0.0)
 
 
 @triton.jit
@@ -70,6 +71,12 @@ def load_shifted(pointers, step, left, inside, right, row, H):
         load(pointers, inside, row, 0, H),
         load(pointers + step, right, row, 0, H),
     )
+
+
+@triton.jit
+def to_float32(left, at, right):
+    """What `load_shifted` returns, converted."""
+    return left.to(tl.float32), at.to(tl.float32), right.to(tl.float32)
 
 
 @triton.jit
@@ -115,9 +122,13 @@ def apply_kernel(
         w7 = load_weight(taps, gain, exists, 7, FLIP)
         w8 = load_weight(taps, gain, exists, 8, FLIP)
         pointers = x + (offsets + (begin - 1) * row_stride)
-        above_left, above, above_right = load_shifted(pointers, step, left, inside, right, begin - 1, H)
+        next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin - 1, H)
+        above_left, above, above_right = to_float32(next_left, next_at, next_right)
         pointers = x + (offsets + begin * row_stride)
-        at_left, at, at_right = load_shifted(pointers, step, left, inside, right, begin, H)
+        next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin, H)
+        at_left, at, at_right = to_float32(next_left, next_at, next_right)
+        pointers = x + (offsets + (begin + 1) * row_stride)
+        next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin + 1, H)
     slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
     if slope_ptr is not None:
         slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
@@ -125,40 +136,54 @@ def apply_kernel(
     if shift_ptr is not None:
         total += tl.load(shift_ptr + of_sample, mask=exists, other=0.0)[:, None]
     shift = total
-    for row in range(begin, end):
-        place = offsets + row * row_stride
-        if weight_ptr is not None:
-            pointers = x + (place + row_stride)
-            below_left, below, below_right = load_shifted(pointers, step, left, inside, right, row + 1, H)
-            total = shift + w0 * above_left
-            total += w1 * above
-            total += w2 * above_right
-            total += w3 * at_left
-            total += w4 * at
-            total += w5 * at_right
-            total += w6 * below_left
-            total += w7 * below
-            total += w8 * below_right
-            centre = at
-            above_left = at_left
-            above = at
-            above_right = at_right
-            at_left = below_left
-            at = below
-            at_right = below_right
-        else:
-            centre = load(x + place, inside, row, begin, end)
-            total = shift + w4 * centre
-        if history_ptr is not None:
-            total += slope * load(history_ptr + start + place, inside, row, begin, end)
-        if mask_ptr is not None:
-            total = tl.where(load(mask_ptr + start + place, inside, row, begin, end) > 0, total, 0.0)
-        tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=inside)
-        if grad_history_ptr is not None:
-            scaled = slope * centre
+    place = offsets + begin * row_stride
+    if history_ptr is not None:
+        history = load(history_ptr + start + place, inside, begin, begin, end)
+    if mask_ptr is not None:
+        mask = load(mask_ptr + start + place, inside, begin, begin, end)
+    for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
+        for second in tl.static_range(2):
+            row = pair + second
+            place = offsets + row * row_stride
+            total = shift
             if mask_ptr is not None:
-                scaled += total
-            tl.store(grad_history_ptr + start + place, scaled.to(out_ptr.dtype.element_ty), mask=inside)
+                positive = mask > 0
+                mask = load(mask_ptr + start + place + row_stride, inside, row + 1, begin, end)
+            if weight_ptr is not None:
+                below_left, below, below_right = to_float32(next_left, next_at, next_right)
+                pointers = x + (place + 2 * row_stride)
+                next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, row + 2, H)
+                total += w0 * above_left
+                total += w1 * above
+                total += w2 * above_right
+                total += w3 * at_left
+                total += w4 * at
+                total += w5 * at_right
+                total += w6 * below_left
+                total += w7 * below
+                total += w8 * below_right
+                centre = at
+                above_left = at_left
+                above = at
+                above_right = at_right
+                at_left = below_left
+                at = below
+                at_right = below_right
+            else:
+                centre = load(x + place, inside, row, begin, end).to(tl.float32)
+                total += w4 * centre
+            if history_ptr is not None:
+                total += slope * history.to(tl.float32)
+                history = load(history_ptr + start + place + row_stride, inside, row + 1, begin, end)
+            if mask_ptr is not None:
+                total = tl.where(positive, total, 0.0)
+            exists_here = inside & (row < end)
+            tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
+            if grad_history_ptr is not None:
+                scaled = slope * centre
+                if mask_ptr is not None:
+                    scaled += total
+                tl.store(grad_history_ptr + start + place, scaled.to(out_ptr.dtype.element_ty), mask=exists_here)
 
 
 @triton.jit
@@ -180,32 +205,35 @@ def sums_kernel(
     if TAPS == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
-        for row in range(begin - 1, end + 1):  # of x, beside the rows of grad above, at and below it
-            place = offsets + row * row_stride
-            below = load(grad + (place + row_stride), inside, row + 1, begin, end)
-            x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
-            s0 += below * x_left
-            s1 += below * x_at
-            s2 += below * x_right
-            s3 += at * x_left
-            s4 += at * x_at
-            s5 += at * x_right
-            s6 += above * x_left
-            s7 += above * x_at
-            s8 += above * x_right
-            if history_ptr is not None:
-                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end)
-            if SHIFT:
-                grad_shift += at
-            above = at
-            at = below
+        for pair in range(begin - 1, end + 1, 2):  # rows of x, beside the rows of grad above, at and below each
+            for second in tl.static_range(2):
+                row = pair + second
+                place = offsets + row * row_stride
+                below = load(grad + (place + row_stride), inside, row + 1, begin, end).to(tl.float32)
+                x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
+                x_left, x_at, x_right = to_float32(x_left, x_at, x_right)
+                s0 += below * x_left
+                s1 += below * x_at
+                s2 += below * x_right
+                s3 += at * x_left
+                s4 += at * x_at
+                s5 += at * x_right
+                s6 += above * x_left
+                s7 += above * x_at
+                s8 += above * x_right
+                if history_ptr is not None:
+                    grad_slope += at * load(history_ptr + start + place, inside, row, begin, end).to(tl.float32)
+                if SHIFT:
+                    grad_shift += at
+                above = at
+                at = below
     else:
         for row in range(begin, end):
             place = offsets + row * row_stride
-            at = load(grad + place, inside, row, begin, end)
-            s4 += at * load(x + place, inside, row, begin, end)
+            at = load(grad + place, inside, row, begin, end).to(tl.float32)
+            s4 += at * load(x + place, inside, row, begin, end).to(tl.float32)
             if history_ptr is not None:
-                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end)
+                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end).to(tl.float32)
             if SHIFT:
                 grad_shift += at
     sums = sums_ptr + (tl.program_id(2) * B + sample) * (TAPS + 2) * C + channels
@@ -233,11 +261,13 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
         block_c = min(64, next_power_of_2(channels))
         block_w = min(TILE // block_c, next_power_of_2(width))
     else:
-        block_w = min(64, next_power_of_2(width))
+        # the side whose tiles load the fewest columns, counting those outside the map and next to a tile
+        block_w = min((64, 32, 16), key=lambda side: ceil_div(width, side) * (side + 4))
+        block_w = min(block_w, next_power_of_2(width))
         block_c = min(TILE // block_w, next_power_of_2(channels))
     groups, tiles = ceil_div(channels, block_c), ceil_div(width, block_w)
     spans = max(1, programs // (batch * groups * tiles))
-    rows = min(height, max(SHORTEST, ceil_div(height, spans)))
+    rows = min(height, max(SHORTEST, 2 * ceil_div(height, 2 * spans)))
     unit = math.gcd(width, 8)
     grid = batch, groups, tiles * ceil_div(height, rows)
     return (width // unit, tiles, rows), (last, unit, block_c, block_w), grid
