@@ -25,8 +25,8 @@ setup(
     install_requires=["mmpretrain>=1.0.0"],
     extras_require={
         "lite": [
-            "torch>=2.0",
-            "torchvision>=0.15",
+            "torch>=2.1",
+            "torchvision>=0.16",
             "mmengine>=0.10.5,<1",
             "mmcv-lite>=2.0.1,<2.2",
             "mmdet>=3.1.0,<3.4",

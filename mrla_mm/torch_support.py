@@ -1,6 +1,6 @@
 """Newer parts of torch, or what older releases have instead: the one place that asks what the installed torch has.
 
-The oldest torch is 2.0.
+The oldest torch that works throughout is 2.1.
 """
 
 from collections.abc import Sequence

@@ -109,9 +109,8 @@ def main(argv=None):
             for axes in row:
                 axes.set_axis_off()
             draw(row, loaded, prepared, scaled(target, ready[0].picture, prepared.picture), args)
-        out = args.out_dir / f"{path.name}.png"
-        figure.savefig(out, dpi=130)
-        print(out, flush=True)
+        figure.savefig(args.out_dir / f"{path.stem}.png", dpi=130)
+        print(args.out_dir / f"{path.stem}.png", flush=True)
 
 
 if __name__ == "__main__":
