@@ -64,4 +64,4 @@ lock: install
 	$(COMPILE) requirements/dev.in -o requirements/dev.txt
 
 clean:
-	rm -rf $(VENV) work_dirs build dist docs/_build *.egg-info
+	rm -rf $(VENV) work_dirs outputs build dist docs/_build *.egg-info
