@@ -55,7 +55,7 @@ STACKS = {
     "lock-py311": locked("3.11"),
     "lock-py312": locked("3.12"),
     "lock-py313": locked("3.13"),
-    "torch-oldest": with_torch("3.10", "2.0.1", "0.15.2", *NUMPY_1),
+    "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1),
     "torch-2.6": with_torch("3.10", "2.6.0", "0.21.0"),  # the first that reads checkpoints by an allow-list of names
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
     "classic": Stack(
