@@ -1,0 +1,155 @@
+#!/usr/bin/env python
+"""Train one small detector with and without attention on BCCD from several seeds; compare AP on its test images.
+
+`python .dev_scripts/evidence.py --data-root bccd` goes on where it was stopped. Detectors of a seed share the initial
+weights of what they share, and the order and flips of the images. It prints the table of docs/reproduce.md and writes
+OUT/bccd.csv, a row a run, and OUT/bccd.svg; those of the repository are in docs/tables and docs/_static.
+"""
+
+import argparse
+import csv
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+from mmdet.registry import MODELS
+from mmengine.config import Config
+from mmengine.runner import Runner, find_latest_checkpoint, set_random_seed
+from torch import nn
+
+from measure import as_markdown
+from mrla_mm import cli
+from mrla_mm.config import read_config
+
+BASE = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
+VARIANTS = {  # what a backbone differs in
+    "plain": dict(type="ComparatorResNet"),
+    "SE": dict(type="ComparatorResNet", plugins=[dict(cfg=dict(type="SE"), position="after_conv3")]),
+    "ECA": dict(type="ComparatorResNet", plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]),
+    "MRLA-light": dict(type="MRLAResNet", layer_attention=dict(type="MRLALight", head_channels=32)),
+    "MRLA-base": dict(type="MRLAResNet", layer_attention=dict(type="MRLABase", head_channels=32)),
+}
+METRICS = {"AP": "coco/bbox_mAP", "AP50": "coco/bbox_mAP_50"}
+CLASSES = ("RBC", "WBC", "Platelets")
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="evidence.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", type=Path, required=True, help="BCCD: JPEGImages/ and annotations/*.json")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, a thread each")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/evidence"))
+    return parser.parse_args(argv)
+
+
+def make_config(variant: str, seed: int, args: argparse.Namespace) -> Config:
+    """Build the config of a run."""
+    cfg = read_config(BASE, {})
+    backbone = {key: value for key, value in cfg.model.backbone.items() if key not in ("layer_attention", "init_cfg")}
+    if variant in ("plain", "SE", "ECA"):
+        del backbone["zero_init_attention"]
+    cfg.model.backbone = {**backbone, **VARIANTS[variant]}
+    cfg.model.roi_head.bbox_head.num_classes = len(CLASSES)
+    for split in ("train", "val", "test"):
+        dataset = cfg[f"{split}_dataloader"]["dataset"]
+        dataset.update(data_root=str(args.data_root), metainfo=dict(classes=CLASSES), data_prefix=dict(img="JPEGImages"))
+        dataset.ann_file = f"annotations/{split}.json"
+    cfg.test_evaluator.ann_file = str(args.data_root / "annotations/test.json")
+    cfg.val_dataloader = cfg.val_evaluator = cfg.val_cfg = None
+    cfg.train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=args.epochs)
+    cfg.param_scheduler[1].update(end=args.epochs, T_max=args.epochs)
+    cfg.randomness = dict(seed=seed)
+    cfg.work_dir = str(args.out / f"{variant}_{seed}")
+    return cfg
+
+
+def share_initial_weights(model: nn.Module, plain_config: Config) -> None:
+    """Initialize a detector; what the plain one has too starts as in the plain one of this seed."""
+    model.init_weights()
+    set_random_seed(plain_config.randomness.seed)
+    plain = MODELS.build(plain_config.model)
+    plain.init_weights()
+    model.load_state_dict(plain.state_dict(), strict=False)
+
+
+def run(variant: str, seed: int, args: argparse.Namespace) -> dict:
+    """Train and test one detector, or return what was found before."""
+    cfg = make_config(variant, seed, args)
+    result = Path(cfg.work_dir, "result.json")
+    if not result.exists():
+        torch.set_num_threads(1)
+        latest = find_latest_checkpoint(cfg.work_dir)
+        cfg.load_from, cfg.resume = latest, latest is not None
+        runner = Runner.from_cfg(cfg)
+        if latest is None:
+            share_initial_weights(runner.model, make_config("plain", seed, args))
+        runner.train()
+        found = runner.test()
+        parameters = sum(p.numel() for p in runner.model.parameters())
+        row = dict(model=variant, seed=seed, parameters=parameters, **{k: 100 * found[m] for k, m in METRICS.items()})
+        result.write_text(json.dumps(row))
+    return json.loads(result.read_text())
+
+
+def summarize(rows: list[dict]) -> list[dict]:
+    """Mean and standard error of each model, and of the difference to plain with the same seed."""
+
+    def show(values):
+        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+
+    plain = {row["seed"]: row["AP"] for row in rows if row["model"] == "plain"}
+    table = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        shown = {metric: show([row[metric] for row in own]) for metric in METRICS}
+        gain = show([row["AP"] - plain[row["seed"]] for row in own]) if model != "plain" else ""
+        millions = f"{own[0]['parameters'] / 1e6:.3f} M"
+        table.append({"backbone": model, "runs": len(own), "parameters": millions, **shown, "AP - plain's": gain})
+    return table
+
+
+def draw(rows: list[dict]) -> Figure:
+    """Plot every run as a dot, the runs of a seed joined, and the mean of a model as a bar."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    models = [*dict.fromkeys(row["model"] for row in rows)]
+    for axes, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
+        values = {model: {row["seed"]: row[metric] for row in rows if row["model"] == model} for model in models}
+        for seed in values[models[0]]:
+            axes.plot(models, [values[model][seed] for model in models], "o-", color="tab:blue", lw=0.4, ms=4, alpha=0.7)
+        means = [statistics.mean(found.values()) for found in values.values()]
+        axes.plot(models, means, "_", color="tab:red", ms=24, mew=2)
+        axes.set_title(f"{metric} on BCCD's test images", fontsize=10)
+        axes.tick_params(labelsize=8)
+    return figure
+
+
+def main(argv=None):
+    """Run what is missing; print and write what was found."""
+    args = parse_args(argv)
+    args.out = args.out.resolve()
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    runs = [(variant, seed) for seed in range(args.seeds) for variant in args.variants]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:
+        rows = [future.result() for future in [pool.submit(run, *each, args) for each in runs]]
+    with (args.out / "bccd.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": ""}):
+        draw(rows).savefig(args.out / "bccd.svg")
+    print(as_markdown(summarize(rows)))
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
