@@ -1,11 +1,16 @@
 """Metadata and packing of mrla_mm; tool settings live in pyproject.toml."""
 
+import os
 import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+if url := os.environ.get("REPOSITORY_URL"):  # of a release: PyPI shows the README without the files beside it
+    README = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{url}/raw/HEAD/", README)
+    README = re.sub(r"(\]\()(?=docs/|[A-Z]+[.)])", rf"\1{url}/blob/HEAD/", README)
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mrla_mm/version.py").read_text())[1]
 
 # mrla_mm/.mim holds links to configs/ and tools/, so that `mrla_mm::` configs are found in a checkout, an editable
@@ -14,7 +19,7 @@ setup(
     name="mrla_mm",
     version=VERSION,
     description="Multi-head recurrent layer attention (MRLA) backbones for MMDetection",
-    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description=README,
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),

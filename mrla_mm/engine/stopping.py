@@ -1,11 +1,11 @@
 """A SIGTERM while a run trains, kept until the run can act on it."""
 
-import atexit
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable
+from multiprocessing.util import Finalize
 
 import torch
 from mmengine.dist import all_reduce, get_world_size
@@ -69,7 +69,8 @@ class OutliveSigterm:
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
         self.ended = multiprocessing.RawValue("b", 0)
-        atexit.register(setattr, self.ended, "value", 1)  # before multiprocessing terminates and awaits its children
+        # Before multiprocessing terminates and awaits its children; a child of its own runs no atexit functions by then.
+        Finalize(None, setattr, (self.ended, "value", 1), exitpriority=0)
 
     def __call__(self, worker: int) -> None:
         """Start the worker of this number."""
