@@ -1,6 +1,7 @@
 """Checkpoints appear whole, outdated ones go last, SIGTERM saves, and the hook leaves everything else alone."""
 
 import errno
+import multiprocessing
 import os
 import random
 import signal
@@ -115,6 +116,21 @@ build(pathlib.Path(sys.argv[1]), workers=1, hooks=[At("before_train_iter", kill,
     run = [sys.executable, "-c", code, tmp_path]
     ended = subprocess.run(run, cwd=ROOT, timeout=120, start_new_session=True, check=False)
     assert ended.returncode == 128 + signal.SIGTERM and load(tmp_path / "interrupted.pth")["meta"]["iter"] == 6
+
+
+def train_with_workers(work_dir):
+    build(work_dir, workers=1).train()
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_child_process_that_trained(tmp_path):
+    """A child of multiprocessing awaits its own children, and runs no atexit function before."""
+    child = multiprocessing.get_context("spawn").Process(target=train_with_workers, args=[tmp_path])
+    child.start()
+    child.join(120)
+    code = child.exitcode
+    child.kill()
+    assert code == 0
 
 
 def test_leftovers_of_a_killed_run_are_removed(tmp_path):
