@@ -2,64 +2,146 @@
 """Draw what the detectors of evidence.py learnt: detections, layer-attention maps and lambda, seed by seed.
 
 `python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that evidence.py left over the test images,
-prints the tables of docs/analysis.md and writes detections.jpg, layer_attention.png and inside.svg of docs/_static.
+prints the figures of docs/analysis.md and writes detections.jpg, layer_attention.png and inside.png of docs/_static.
 """
 
+import copy
 import itertools
 import sys
 
 import cv2
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from mmdet.apis import inference_detector
 from mmdet.registry import VISUALIZERS
-from mmengine.runner import find_latest_checkpoint
+from mmengine.runner import find_latest_checkpoint, set_random_seed
+from pycocotools.coco import COCO
 
 import evidence
 from measure import as_markdown
 from mrla_mm import cli, inference
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
+KINDS = ("MRLA-base", "MRLA-light")
 SHOWN = 2  # the stage drawn seed by seed: the third, of six layers
-SEED = 0  # whose detections and maps the README shows
+COLORS = [(214, 39, 40), (31, 119, 180), (44, 160, 44)]
 
 
 def load(kind, seed, args):
-    """Return a detector with its config."""
+    """Return a detector with what prepares its images."""
     folder = args.out / f"{kind}_{seed}"
     (config,) = folder.glob("*.py")
-    return inference.load_model(str(config), find_latest_checkpoint(folder), device="cpu")
+    trained = inference.load_model(str(config), find_latest_checkpoint(folder), device="cpu")
+    return inference.LoadedModel(kind, trained.model, evidence.CLASSES, inference.get_test_pipeline(trained.cfg))
 
 
-def record(trained, images):
+def record(loaded, images):
     """Return a (T, T) map for each stage, the mean over heads and images."""
-    loaded = inference.LoadedModel("", trained.model, (), inference.get_test_pipeline(trained.cfg))
-    with torch.no_grad(), LayerAttentionRecorder(trained.model) as recorder:
+    with torch.no_grad(), LayerAttentionRecorder(loaded.model) as recorder:
         for path in images:
-            trained.model.extract_feat(loaded.prepare(path).inputs)
+            loaded.model.extract_feat(loaded.prepare(path).inputs)
     return [stage.weights.numpy().mean(0) for stage in recorder.stages()]
 
 
-def draw_map(axes, weights, title, largest):
+def with_initial_queries(loaded, seed, args):
+    """Return the detector with the queries and keys that it started with."""
+    set_random_seed(seed)
+    initial = evidence.MODELS.build(evidence.make_config(loaded.name, seed, args).model)
+    evidence.share_initial_weights(initial, evidence.make_config("plain", seed, args))
+    first = {key: value for key, value in initial.state_dict().items() if ".query." in key or ".key." in key}
+    model = copy.deepcopy(loaded.model)
+    model.load_state_dict(first, strict=False)
+    return loaded._replace(model=model)
+
+
+def likeness(a, b):
+    """Correlation of two maps, each less the one that attends to all layers alike."""
+    below = np.tril_indices(len(a))
+    uniform = 1 / (below[0] + 1)
+    return np.corrcoef(a[below] - uniform, b[below] - uniform)[0, 1]
+
+
+def draw_map(axes, weights, title):
     """Draw a (T, T) map with its numbers."""
-    axes.imshow(np.ma.masked_invalid(weights), cmap="RdBu_r", vmin=-largest, vmax=largest)
+    axes.imshow(np.ma.masked_invalid(weights), cmap="Blues", vmin=0, vmax=1)
     for row, column in np.argwhere(np.isfinite(weights)):
-        color = "white" if abs(weights[row, column]) > 0.6 * largest else "black"
-        axes.text(column, row, f"{weights[row, column]:.2f}", ha="center", va="center", fontsize=5.5, color=color)
-    axes.set_xticks(range(len(weights)), range(1, len(weights) + 1), fontsize=6)
-    axes.set_yticks(range(len(weights)), range(1, len(weights) + 1), fontsize=6)
-    axes.set_title(title, fontsize=8)
+        color = "white" if weights[row, column] > 0.6 else "black"
+        axes.text(column, row, f"{weights[row, column]:.2f}", ha="center", va="center", fontsize=6, color=color)
+    axes.set_xticks(range(len(weights)), range(1, len(weights) + 1), fontsize=7)
+    axes.set_yticks(range(len(weights)), range(1, len(weights) + 1), fontsize=7)
+    axes.set_title(title, fontsize=9)
 
 
-def draw_detections(trained, images, file):
+def draw_seeds(maps, models, file):
+    """Draw the maps of one stage, a column for each seed, and below them lambda of every layer."""
+    figure = Figure(figsize=(2 * len(models), 6.4), layout="constrained")
+    grid = figure.add_gridspec(len(maps) + 1, len(models))
+    for row, (kind, seeds) in enumerate(maps.items()):
+        for seed, stages in enumerate(seeds):
+            draw_map(figure.add_subplot(grid[row, seed]), stages[SHOWN], f"{kind}, seed {seed}")
+    axes = figure.add_subplot(grid[len(maps), :])
+    for seed, loaded in enumerate(models):
+        found = {name: p.detach() for name, p in loaded.model.named_parameters() if name.endswith("history_scale")}
+        at = np.arange(len(found)) + 0.12 * (seed - len(models) / 2)
+        means, deviations = zip(*((float(p.mean()), float(p.std())) for p in found.values()), strict=True)
+        axes.errorbar(at, means, deviations, fmt="o", ms=3, lw=1, label=f"seed {seed}")
+    axes.set_xticks(range(len(found)), [".".join(name.split(".")[1:3]) for name in found], fontsize=7)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title("λ of MRLA-light, which starts at 1: mean and standard deviation over the channels", fontsize=9)
+    axes.legend(fontsize=7, ncols=len(models), loc="lower left")
+    figure.savefig(file, dpi=90)
+
+
+def draw_beside(image, stages, file):
+    """Draw an image and, beside it, what the layers of each stage attended to in it."""
+    figure = Figure(figsize=(10, 2.4), layout="constrained")
+    first, *others = figure.subplots(1, 1 + len(stages), width_ratios=[1.33] + [1] * len(stages))
+    first.imshow(image.picture)
+    first.set_axis_off()
+    for number, (axes, weights) in enumerate(zip(others, stages, strict=True), 1):
+        draw_map(axes, weights, f"stage {number}")
+    others[0].set_ylabel("layer", fontsize=8)
+    others[0].set_xlabel("attends to layer", fontsize=8)
+    figure.savefig(file, dpi=110)
+
+
+def draw_detections(loaded, images, file):
     """Draw what a detector finds, image beside image."""
-    drawn = []
+    drawer, drawn = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
+    drawer.dataset_meta = dict(classes=loaded.classes, palette=COLORS)
     for path in images:
-        drawer = VISUALIZERS.build(dict(type="DetLocalVisualizer"))
-        drawer.dataset_meta = dict(classes=evidence.CLASSES, palette=[(214, 39, 40), (31, 119, 180), (44, 160, 44)])
-        image = cv2.imread(str(path))[..., ::-1]
-        drawer.add_datasample("", image, inference_detector(trained.model, str(path)), draw_gt=False, pred_score_thr=0.5)
+        image = loaded.prepare(path)
+        with torch.no_grad():
+            (found,) = loaded.model.predict(image.inputs, image.samples)
+        drawer.add_datasample("", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5)
         drawn.append(cv2.resize(drawer.get_image(), (400, 300), interpolation=cv2.INTER_AREA))
     cv2.imwrite(str(file), np.hstack(drawn)[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
+
+
+def main(argv=None):
+    """Draw the pictures and print the figures."""
+    args = evidence.parse_args(argv)
+    dataset = COCO(args.data_root / "annotations/test.json").dataset
+    images = [args.data_root / "JPEGImages" / image["file_name"] for image in dataset["images"]]
+    models = {kind: [load(kind, seed, args) for seed in range(args.seeds)] for kind in KINDS}
+    draw_detections(models["MRLA-light"][0], images[:3], args.out / "detections.jpg")
+    base = models["MRLA-base"][0]
+    draw_beside(base.prepare(images[0]), record(base, images[:1]), args.out / "layer_attention.png")
+
+    maps = {kind: [record(loaded, images) for loaded in seeds] for kind, seeds in models.items()}
+    draw_seeds(maps, models["MRLA-light"], args.out / "inside.png")
+    for kind, seeds in models.items():
+        first = [record(with_initial_queries(loaded, seed, args), images) for seed, loaded in enumerate(seeds)]
+        rows = []
+        for stage in range(len(first[0])):
+            pairs = [likeness(a[stage], b[stage]) for a, b in itertools.combinations(maps[kind], 2)]
+            own = [likeness(a[stage], b[stage]) for a, b in zip(maps[kind], first, strict=True)]
+            rows.append({"stage": stage + 1, "two seeds": np.mean(pairs), "a seed and its start": np.mean(own)})
+        print(f"{kind}, correlation of maps\n{as_markdown(rows)}")
+    gates = [stages[stage].diagonal() for stages in maps["MRLA-light"] for stage in range(len(stages))]
+    gates = np.concatenate(gates)
+    print(f"gates of MRLA-light: {len(gates)}, {sum(gates < 0.01)} below 0.01, {sum(gates > 0.99)} above 0.99")
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))
