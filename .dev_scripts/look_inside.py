@@ -114,8 +114,8 @@ def draw_detections(loaded, images, file):
         with torch.no_grad():
             (found,) = loaded.model.predict(image.inputs, image.samples)
         drawer.add_datasample("", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5)
-        drawn.append(cv2.resize(drawer.get_image(), (400, 300), interpolation=cv2.INTER_AREA))
-    cv2.imwrite(str(file), np.hstack(drawn)[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
+        drawn += [cv2.resize(drawer.get_image(), (400, 300), interpolation=cv2.INTER_AREA), np.full((300, 8, 3), 255)]
+    cv2.imwrite(str(file), np.hstack(drawn[:-1])[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
 
 
 def main(argv=None):
