@@ -35,7 +35,8 @@ def wheel(tmp_path_factory):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "model-index.yml"):
         shutil.copy(ROOT / name, source / name)
-    run("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target, source, cwd=target)
+    pip = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target, source]
+    run(*pip, cwd=target, REPOSITORY_URL="https://github.com/us/mrla_mm")
     return next(target.glob("*.whl"))
 
 
@@ -46,6 +47,13 @@ def test_wheel_carries_every_module_config_and_tool(wheel):
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
     modules = [name for name in modules if "/.mim/" not in name]
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in packed), "mrla_mm/.mim/model-index.yml"}
+
+
+def test_the_wheels_readme_has_no_relative_link(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA"))
+    assert "](https://github.com/us/mrla_mm/raw/HEAD/docs/_static/method.svg)" in metadata
+    assert all("://" in target for target in re.findall(r"\]\(([^)]*)\)", metadata))
 
 
 def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path):
