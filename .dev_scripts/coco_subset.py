@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Cut a few images out of a COCO annotation file, to see whether a detector can overfit them.
+"""Cut eight images out of a COCO annotation file, to see whether a detector can overfit them.
 
 `python .dev_scripts/coco_subset.py data/coco/annotations/instances_train2017.json data/coco/annotations/coco8.json`
 takes the first images, by id, that are easy enough for the small configs: 1 to 8 objects, none of them narrow, and no
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mrla_mm import cli
 
-MAX_OBJECTS = 8
+IMAGES, MAX_OBJECTS = 8, 8
 MIN_SIDE = 0.08  # of the image's longer side
 
 
@@ -23,7 +23,6 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(prog="coco_subset.py", description=__doc__.splitlines()[0])
     parser.add_argument("annotations", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--num", type=int, default=8, help="number of images")
     return parser.parse_args(argv)
 
 
@@ -40,7 +39,7 @@ def main(argv=None):
     for annotation in data["annotations"]:
         by_image[annotation["image_id"]].append(annotation)
     images = sorted(data["images"], key=lambda image: image["id"])
-    images = [image for image in images if is_easy(image, by_image[image["id"]])][: args.num]
+    images = [image for image in images if is_easy(image, by_image[image["id"]])][:IMAGES]
     annotations = [annotation for image in images for annotation in by_image[image["id"]]]
     args.out.write_text(json.dumps({**data, "images": images, "annotations": annotations}))
     print(f"{args.out}: {len(images)} images, {len(annotations)} objects")
