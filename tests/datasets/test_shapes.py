@@ -1,4 +1,4 @@
-"""The generated data set: whole and hidden shapes, in exact COCO layout, and the same bytes every time."""
+"""The generated data set: shapes by their formulas, in exact COCO layout, and the same bytes every time."""
 
 import json
 
@@ -86,9 +86,20 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     assert contents(tmp_path) == {"mine.txt": b"mine"}
 
 
+AREAS = {  # of shapes of radius 1, by hand
+    "circle": np.pi,
+    "rectangle": 4 * 0.84 * 0.54,
+    "triangle": 3 * 3**0.5 / 4,
+    "star": 10 * 0.45 * np.sin(np.pi / 5) / 2,
+    "ring": np.pi * (1 - 0.55**2),
+    "cross": 4 * 0.28 * (2 * 0.95 - 0.28),
+}
+
+
 @pytest.mark.parametrize("name", CLASSES)
-def test_shapes_are_cut_off_at_the_border(name):
+def test_shapes_have_the_area_of_their_formula_and_are_cut_off_at_the_border(name):
     whole = shape_mask(name, 200, 200, centre=(100, 100), radius=40, angle=0.7)
+    assert whole.sum() == pytest.approx(AREAS[name] * 40**2, rel=0.01)
     cut = shape_mask(name, 100, 90, centre=(10, 95), radius=40, angle=0.7)
     np.testing.assert_array_equal(cut, whole[5:105, 90:180])
 
