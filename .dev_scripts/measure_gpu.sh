@@ -22,9 +22,6 @@ benchmark() {
     "$python" .dev_scripts/benchmark.py "$@" --out "$out/$stage"
 }
 full=(--batch-size 2 --size 800 1344)
-# From random weights nothing may stay frozen.
-scratch=(train_cfg.max_epochs=1 train_cfg.val_begin=2 train_dataloader.batch_size=8 default_hooks.logger.interval=10
-    "train_dataloader.dataset.indices=$((8 * ${ITERS:-300}))" model.backbone.{init_cfg=None,frozen_stages=-1,norm_eval=False})
 for stage in "$@"; do
     case $stage in
     tests) "$python" -m pytest -q -p no:cacheprovider tests/ops tests/attention tests/compat tests/backbones ;;
@@ -41,11 +38,21 @@ for stage in "$@"; do
             model.backbone.norm_eval=False model.backbone.init_cfg=None
         ;;
     retinanet | faster_rcnn | mask_rcnn)
+        mkdir -p "$out"
         for run in "${stage}_r50"{,_mrla_light,_mrla_base}_1x; do
+            cat > "$out/$run.py" << EOF
+_base_ = "$PWD/configs/$run.py"
+model = dict(backbone=dict(init_cfg=None, frozen_stages=-1, norm_eval=False))  # from scratch nothing may stay frozen
+train_cfg = dict(_delete_=True, type="IterBasedTrainLoop", max_iters=${ITERS:-300})
+train_dataloader = dict(batch_size=8, sampler=dict(_delete_=True, type="InfiniteSampler"))
+default_hooks = dict(logger=dict(interval=10), checkpoint=dict(by_epoch=False, interval=${ITERS:-300}))
+log_processor = dict(by_epoch=False)
+val_dataloader = val_evaluator = val_cfg = None
+EOF
             for precision in fp32 fp16; do
                 amp=(); [[ $precision = fp32 ]] || amp=(--amp)
-                "$python" tools/train.py "configs/$run.py" "${amp[@]}" --work-dir "$out/${run}_$precision" \
-                    --cfg-options "data_root=$data" "${scratch[@]}"
+                "$python" tools/train.py "$out/$run.py" "${amp[@]}" --work-dir "$out/${run}_$precision" \
+                    --cfg-options "data_root=$data"
                 ! grep '"loss": NaN' "$out/${run}_$precision"/*/vis_data/scalars.json || exit 1
             done
         done
