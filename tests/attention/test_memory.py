@@ -46,6 +46,13 @@ def test_each_earlier_layer_is_kept_once_and_not_copied(variant):
             assert set(pointers) > {pointer for pointer, _ in kept[t - 1]}
 
 
+@pytest.mark.parametrize("variant", ["light", "light, last output", "light, no history (b)", "linear RLA"])
+def test_recurrent_variants_carry_a_memory_of_constant_size(variant):
+    stage = Stage.draw(variant, **SIZE)
+    sizes = {sum(tensor.numel() for tensor in tensors_of(memory)) for memory in memories_of(stage)}
+    assert len(sizes) == 1
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_is_written_in_place(variant):
     stage = Stage.draw(variant, **SIZE)
