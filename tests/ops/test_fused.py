@@ -191,6 +191,29 @@ def test_a_second_derivative_raises(function):
         torch.autograd.grad(out.pow(2).sum(), x, create_graph=True)
 
 
+def saved_maps(function, tensors, extent):
+    """Output, and data pointers of the map-sized tensors that are saved for backward."""
+    saved, leaves = [], {name: t.requires_grad_(name not in CONSTANT) for name, t in tensors.items()}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        out = function(leaves, extent, "fused")
+    return out, {t.data_ptr() for t in saved if t.numel() >= tensors["c"].numel()}
+
+
+def test_light_saves_two_maps():
+    tensors = draw((2, 20, 9, 8), "branch")
+    assert saved_maps(light, tensors, "branch")[1] == {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()}
+    tensors = draw((2, 20, 9, 8), "block end")
+    _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made, and the shortcut
+    assert len(saved) == 2 and tensors["shortcut"].data_ptr() in saved and tensors["c"].data_ptr() not in saved
+
+
+def test_base_saves_one_map_besides_the_values():
+    tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
+    (_, _, (_, value)), saved = saved_maps(base, tensors, "block end")
+    assert len(saved) == 3 and {tensors["values0"].data_ptr(), value.data_ptr()} < saved
+    assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_gradients_of_others_are_not_written_to(path):
     """The gradient of a sum is that of output and value alike; and backward runs twice."""
