@@ -45,9 +45,8 @@ model = dict(
     train_cfg=dict(rpn_proposal=dict(max_per_img=20), rcnn=dict(sampler=dict(num=8))),
     test_cfg=dict(rpn=dict(max_per_img=20), rcnn=dict(max_per_img=5)),
 )
-workers = dict(num_workers={workers}, persistent_workers={workers} > 0)
-train_dataloader = dict(batch_size={batch}, **workers)
-val_dataloader = dict(batch_size={batch}, **workers)
+train_dataloader = dict(batch_size={batch})
+val_dataloader = dict(batch_size={batch})
 train_cfg = dict(max_epochs={epochs})
 default_hooks = dict(
     logger=dict(interval=1), checkpoint=dict(max_keep_ckpts=1, save_best="coco/bbox_mAP", rule="greater")
@@ -67,7 +66,6 @@ def parse_args(argv):
     parser.add_argument("--kills", type=int, default=50, help="runs ended by kill -9")
     parser.add_argument("--terms", type=int, default=8, help="runs ended by SIGTERM")
     parser.add_argument("--full", type=int, default=6, help="runs ended by a full disk")
-    parser.add_argument("--workers", type=int, default=1, help="data loading workers")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/crash_test"))
     return parser.parse_args(argv)
@@ -283,7 +281,7 @@ def main(argv=None):
     data, config, work_dir = out / "data", out / "config.py", out / "trial"
     generate_shapes(data, num_train=IMAGES, num_val=BATCH, seed=0)
     base = str(ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py")
-    config.write_text(CONFIG.format(base=base, workers=args.workers, epochs=EPOCHS, batch=BATCH))
+    config.write_text(CONFIG.format(base=base, epochs=EPOCHS, batch=BATCH))
     from mmdet.utils import register_all_modules
 
     register_all_modules()  # once here instead of in every training

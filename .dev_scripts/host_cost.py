@@ -1,20 +1,15 @@
 #!/usr/bin/env python
-"""Count what a block of layer attention costs the host: `python .dev_scripts/host_cost.py [--against CHECKOUT]`.
+"""Count what a block of layer attention costs the host: `python .dev_scripts/host_cost.py`.
 
 Per block of a stage of T layers, forward and backward: microseconds, launches of Triton kernels, and other operations
 that a GPU would run. Kernels are compiled for compute capability 9.0 and bound, but a stub stands for the driver, so
-nothing is computed and no GPU is needed. Maps are tiny, so that work on them counts for nothing. With --against the
-package of another checkout is measured in turn with this one.
+nothing is computed and no GPU is needed. Maps are tiny, so that work on them counts for nothing. PYTHONPATH can name
+another checkout, whose package is measured then.
 """
 
-import argparse
-import json
 import os
-import subprocess
-import sys
 import time
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -25,9 +20,9 @@ from measure import as_markdown
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.ops import dispatch
 
-ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (2, 64, 4, 4)
 KINDS = {"light": "MRLALight", "base": "MRLABase"}
+STEPS = 300  # of a case; the fastest counts
 DEPTHS = {"light": (1, 3), "base": (1, 2, 3, 4, 5, 6)}
 
 
@@ -97,73 +92,40 @@ def cases():
     return rows
 
 
-def work():
-    """Answer requests on stdin, a case each, by its figures on stdout."""
-    answer, sys.stdout = sys.stdout, sys.stderr
-    warnings.filterwarnings("ignore")
-    torch.set_num_threads(1)
-    launched = stub_driver()
-    dispatch.why_triton_fails = lambda *key: ""
-    stages = {name: stage(kind, depth) for name, (kind, depth, _) in cases().items()}
-    for line in sys.stdin:
-        name, repeats = json.loads(line)
-        _, depth, os.environ["MRLA_OPS"] = cases()[name]
-        (run, leaves), grad, seconds = stages[name], torch.randn(SHAPE), []
-        for _ in range(repeats):
-            for leaf in leaves:
-                leaf.grad = None  # as optimizers do
-            start = time.perf_counter()
-            y = run()
-            middle = time.perf_counter()
-            y.backward(grad)
-            seconds.append((middle - start, time.perf_counter() - middle))
-        found = [1e6 * min(part) / depth for part in zip(*seconds, strict=True)]
+def measure(kind, depth, launched):
+    """Figures of a case per block: microseconds, launches and operations, each forward and backward."""
+    (run, leaves), grad, seconds = stage(kind, depth), torch.randn(SHAPE), []
+    for _ in range(STEPS):
         for leaf in leaves:
-            leaf.grad = None
-        launched.clear()
-        y, operations = count_operations(run)
-        found += [len(launched) / depth, operations / depth]
-        launched.clear()
-        _, operations = count_operations(lambda y=y, grad=grad: y.backward(grad))
-        answer.write(json.dumps([*found, len(launched) / depth, operations / depth]) + "\n")
-        answer.flush()
+            leaf.grad = None  # as optimizers do
+        start = time.perf_counter()
+        y = run()
+        middle = time.perf_counter()
+        y.backward(grad)
+        seconds.append((middle - start, time.perf_counter() - middle))
+    for leaf in leaves:
+        leaf.grad = None
+    launched.clear()
+    y, forward = count_operations(run)
+    launches = [len(launched)]
+    _, backward = count_operations(lambda: y.backward(grad))
+    launches.append(len(launched) - launches[0])
+    microseconds = [1e6 * min(part) for part in zip(*seconds, strict=True)]
+    return [[value / depth for value in pair] for pair in (microseconds, launches, (forward, backward))]
 
 
 def main():
-    """Ask a worker per checkout for all cases in turn; print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, help="another checkout of the package")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each case is measured; the least counts")
-    parser.add_argument("--repeats", type=int, default=60, help="steps of a case in each round")
-    args = parser.parse_args()
-    workers = {}
-    for name, root in (("before", args.against), ("now", ROOT)):
-        if root:
-            command = [sys.executable, "-c", "import host_cost; host_cost.work()"]
-            path = os.pathsep.join([str(root), str(ROOT / ".dev_scripts")])
-            workers[name] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-
-    def ask(worker, *request):
-        worker.stdin.write(json.dumps(request) + "\n")
-        worker.stdin.flush()
-        return json.loads(worker.stdout.readline())
-
-    found = {(case, name): [] for case in cases() for name in workers}
-    for _ in range(args.rounds):
-        for case, name in found:
-            found[case, name].append(ask(workers[name], case, args.repeats))
-    rows = {case: {"per block": case} for case in cases()}
-    for (case, name), figures in found.items():
-        forward, backward, *counts = (min(part) for part in zip(*figures, strict=True))
-        rows[case][f"{name}: us"] = f"{forward:.0f} / {backward:.0f}"
-        for index, title in enumerate(("launches", "operations")):
-            rows[case][f"{name}: {title}"] = f"{counts[index]:.3g} / {counts[index + 2]:.3g}"
-    print(as_markdown([*rows.values()]))
-    for worker in workers.values():
-        worker.stdin.close()
+    """Measure all cases; print the table."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    launched, rows = stub_driver(), []
+    dispatch.why_triton_fails = lambda *key: ""
+    for name, (kind, depth, os.environ["MRLA_OPS"]) in cases().items():
+        microseconds, launches, operations = measure(kind, depth, launched)
+        row = {"per block": name, "us": "{:.0f} / {:.0f}".format(*microseconds)}
+        row |= {"launches": "{:.3g} / {:.3g}".format(*launches), "operations": "{:.3g} / {:.3g}".format(*operations)}
+        rows.append(row)
+    print(as_markdown(rows))
 
 
 if __name__ == "__main__":

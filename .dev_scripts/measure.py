@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
@@ -171,12 +171,8 @@ def describe_machine(device: torch.device, **settings: object) -> dict[str, obje
     cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
     found = dict(device=name, date=str(date.today()), python=platform.python_version())
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "absent"
-    return found | settings
+    installed = {each.name: each.version for each in distributions()}
+    return found | {name: installed.get(name, "absent") for name in PACKAGES} | settings
 
 
 def as_markdown(rows: Sequence[Mapping[str, object]]) -> str:

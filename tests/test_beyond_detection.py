@@ -9,8 +9,6 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 
-from .backbones.common import randomize
-
 pytestmark = pytest.mark.slow
 
 
@@ -43,21 +41,6 @@ def test_mmseg(name):
     images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in samples]
     (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
     assert found.pred_sem_seg.shape == (64, 64)
-
-
-@pytest.mark.parametrize("multi_grid", [None, (1, 2, 4)])
-def test_dilation_is_that_of_mmseg(multi_grid):
-    """As mmseg's ResNetV1c, our backbone with a deep stem, whose layer attention starts as an identity."""
-    pytest.importorskip("mmseg.models")
-    init_default_scope("mmseg")
-    options = dict(depth=50, base_channels=16, stem_channels=16, norm_cfg=dict(type="BN"), contract_dilation=True)
-    options |= dict(dilations=(1, 1, 2, 4), strides=(1, 2, 1, 1), multi_grid=multi_grid)
-    plain = randomize(MODELS.build(dict(type="ResNetV1c", **options)))
-    plain.eval()
-    ours = MODELS.build(dict(type="MRLAResNet", deep_stem=True, **options)).eval()
-    ours.load_state_dict(plain.state_dict(), strict=False)
-    image = torch.randn(1, 3, 96, 96)
-    torch.testing.assert_close(ours(image), plain(image))
 
 
 def test_mmpose():

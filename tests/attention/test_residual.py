@@ -8,7 +8,6 @@ from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.registry import MODELS
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import (
@@ -18,7 +17,6 @@ from mrla_mm.attention import (
     TokenAttentionResidual,
     choose_fusion,
 )
-from mrla_mm.ops import dispatch
 
 VARIANTS = {
     "light": dict(type="MRLALight", head_channels=4),
@@ -155,52 +153,6 @@ def test_mixed_precision_and_a_loss_scale(variant, dtype, monkeypatch):
         assert all(p.grad.dtype == dtype for p in stage.parameters()) and x.grad.dtype == out.dtype == torch.bfloat16
         found.append(torch.cat([p.grad.flatten().double() for p in stage.parameters()]) / scale)
     assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
-
-
-class LayoutChanges(TorchDispatchMode):
-    """Collect the maps (B, C, H, W) that are copied from one dense layout to the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        source = args[1] if func.overloadpacket is torch.ops.aten.copy_ else args[0] if args else None
-        if isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor) and source.dim() == 4:
-            copied = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.clone, torch.ops.aten._to_copy)
-            if copied and (out.stride(1) == 1) != (source.stride(1) == 1) and min(out.shape[1:]) > 1:
-                self.found.append(tuple(out.shape))
-        return out
-
-
-@LIGHT_AND_BASE
-def test_a_step_changes_no_layout(variant, monkeypatch):
-    """Channels-last maps, and tokens behind a class token; on the meta device, and kernels are not launched."""
-    launch = pytest.importorskip("mrla_mm.ops.triton.launch", reason="Triton is not installed")
-    monkeypatch.setattr(launch, "KNOWN", Swallow())
-    monkeypatch.setenv("MRLA_OPS", "triton")
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
-    attention = dict(VARIANTS[variant], value="dwconv")
-    tokens = nn.ModuleList(TokenAttentionResidual(attention, 12, extra_tokens=1, norm_cfg=None) for _ in range(2))
-    stage = make_stage(variant).float().to("meta")
-    x, shortcut = torch.empty(2, 2, 5, 6, 12, device="meta").movedim(-1, 2).requires_grad_()
-    with LayoutChanges() as changes:
-        y = run(stage, x, shortcut)
-        y.square().sum().backward()
-        out, memory = torch.empty(2, 22, 12, device="meta", requires_grad=True), None
-        for branch in tokens.to("meta"):
-            out, memory = branch(out, out, memory, grid=(3, 7))
-        out.square().sum().backward()
-    assert y.stride() == x.stride()
-    assert not changes.found
-
-
-class Swallow(dict):
-    """Launchers that do nothing, for every kernel."""
-
-    def get(self, key):
-        return lambda *arguments: None
 
 
 def extent(branch, **options):

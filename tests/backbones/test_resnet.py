@@ -46,7 +46,7 @@ def test_resnet_options_work_as_in_mmdet(name, norm_eval):
 
 @pytest.mark.parametrize(("multi_grid", "last"), [(None, [2, 4, 4]), ((1, 2, 3), [1, 2, 3])])
 def test_dilation_of_each_block(multi_grid, last):
-    """As mmseg's ResNet has it; tests/test_beyond_detection.py compares the two where mmseg is installed."""
+    """As mmseg's ResNet has it."""
     options = dict(contract_dilation=True, multi_grid=multi_grid)
     backbone = MRLAResNet(50, base_channels=16, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), **options)
     found = [[block.conv2.dilation[0] for block in layer] for layer in (backbone.layer3, backbone.layer4)]

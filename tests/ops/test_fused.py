@@ -7,7 +7,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import choose_path, cpu, dispatch, frozen_bn_affine
+from mrla_mm.ops import choose_path, cpu, dispatch
 
 from .cases import CONSTANT, DEVICE, EXTENTS, LAYOUTS, base, base_joined, draw, light, needs_triton, results
 
@@ -192,9 +192,8 @@ def test_a_second_derivative_raises(function):
 
 
 def saved_maps(function, tensors, extent):
-    """Data pointers of the map-sized tensors that are saved for backward."""
-    saved = []
-    leaves = {name: t.requires_grad_(name not in CONSTANT) for name, t in tensors.items()}
+    """Output, and data pointers of the map-sized tensors that are saved for backward."""
+    saved, leaves = [], {name: t.requires_grad_(name not in CONSTANT) for name, t in tensors.items()}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         out = function(leaves, extent, "fused")
     return out, {t.data_ptr() for t in saved if t.numel() >= tensors["c"].numel()}
@@ -211,8 +210,7 @@ def test_light_saves_two_maps():
 def test_base_saves_one_map_besides_the_values():
     tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
     (_, _, (_, value)), saved = saved_maps(base, tensors, "block end")
-    assert len(saved) == 3
-    assert {tensors["values0"].data_ptr(), value.data_ptr()} < saved
+    assert len(saved) == 3 and {tensors["values0"].data_ptr(), value.data_ptr()} < saved
     assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
 
@@ -248,30 +246,6 @@ def test_results_are_the_same_to_the_bit_in_every_run(function, path):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.parametrize("function", [light, base_joined])
-def test_tensors_without_storage(function):
-    tensors = draw((2, 12, 3, 4), "block end", depth=2 * (function is base_joined), history=function is light)
-    tensors = {name: t.to("meta").requires_grad_(name not in CONSTANT) for name, t in tensors.items()}
-    function(tensors, "block end", "fused").sum().backward()
-    assert all(t.grad.shape == t.shape for name, t in tensors.items() if name not in CONSTANT)
-
-
-@pytest.mark.parametrize("absent", ["weight", "bias", None])
-def test_frozen_batch_norm_as_an_affine_function(absent):
-    torch.manual_seed(0)
-    norm = dict(mean=torch.randn(4), variance=torch.rand(4) + 0.5, weight=torch.randn(4), bias=torch.randn(4))
-    norm[absent] = None
-    norm.pop(None, None)
-    learned = [t.requires_grad_() for t in (norm["weight"], norm["bias"]) if t is not None]
-    c, cotangent = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3, 3)
-    expected = torch.nn.functional.batch_norm(c, norm["mean"], norm["variance"], norm["weight"], norm["bias"])
-    scale, offset = frozen_bn_affine(**norm, eps=1e-5)
-    found = c * scale[:, None, None] + offset[:, None, None]
-    torch.testing.assert_close(found, expected)
-    for one, other in zip(*(torch.autograd.grad(out, learned, cotangent) for out in (found, expected)), strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_dispatch_gives_its_reasons(monkeypatch):
