@@ -5,7 +5,6 @@
 prints the figures of docs/analysis.md and writes detections.jpg, layer_attention.png and inside.png of docs/_static.
 """
 
-import copy
 import itertools
 import sys
 
@@ -24,7 +23,6 @@ from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
 KINDS = ("MRLA-base", "MRLA-light")
 SHOWN = 2  # the stage drawn seed by seed: the third, of six layers
-COLORS = [(214, 39, 40), (31, 119, 180), (44, 160, 44)]
 
 
 def load(kind, seed, args):
@@ -44,14 +42,13 @@ def record(loaded, images):
 
 
 def with_initial_queries(loaded, seed, args):
-    """Return the detector with the queries and keys that it started with."""
+    """Give the detector the queries and keys that it started with; return it."""
     set_random_seed(seed)
     initial = evidence.MODELS.build(evidence.make_config(loaded.name, seed, args).model)
     evidence.share_initial_weights(initial, evidence.make_config("plain", seed, args))
     first = {key: value for key, value in initial.state_dict().items() if ".query." in key or ".key." in key}
-    model = copy.deepcopy(loaded.model)
-    model.load_state_dict(first, strict=False)
-    return loaded._replace(model=model)
+    loaded.model.load_state_dict(first, strict=False)
+    return loaded
 
 
 def likeness(a, b):
@@ -86,7 +83,6 @@ def draw_seeds(maps, models, file):
         means, deviations = zip(*((float(p.mean()), float(p.std())) for p in found.values()), strict=True)
         axes.errorbar(at, means, deviations, fmt="o", ms=3, lw=1, label=f"seed {seed}")
     axes.set_xticks(range(len(found)), [".".join(name.split(".")[1:3]) for name in found], fontsize=7)
-    axes.tick_params(axis="y", labelsize=7)
     axes.set_title("λ of MRLA-light, which starts at 1: mean and standard deviation over the channels", fontsize=9)
     axes.legend(fontsize=7, ncols=len(models), loc="lower left")
     figure.savefig(file, dpi=90)
@@ -100,15 +96,14 @@ def draw_beside(image, stages, file):
     first.set_axis_off()
     for number, (axes, weights) in enumerate(zip(others, stages, strict=True), 1):
         draw_map(axes, weights, f"stage {number}")
-    others[0].set_ylabel("layer", fontsize=8)
-    others[0].set_xlabel("attends to layer", fontsize=8)
+    others[0].set(xlabel="attends to layer", ylabel="layer")
     figure.savefig(file, dpi=110)
 
 
 def draw_detections(loaded, images, file):
     """Draw what a detector finds, image beside image."""
     drawer, drawn = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
-    drawer.dataset_meta = dict(classes=loaded.classes, palette=COLORS)
+    drawer.dataset_meta = dict(classes=loaded.classes, palette=[(214, 39, 40), (31, 119, 180), (44, 160, 44)])
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
@@ -138,8 +133,7 @@ def main(argv=None):
             own = [likeness(a[stage], b[stage]) for a, b in zip(maps[kind], first, strict=True)]
             rows.append({"stage": stage + 1, "two seeds": np.mean(pairs), "a seed and its start": np.mean(own)})
         print(f"{kind}, correlation of maps\n{as_markdown(rows)}")
-    gates = [stages[stage].diagonal() for stages in maps["MRLA-light"] for stage in range(len(stages))]
-    gates = np.concatenate(gates)
+    gates = np.concatenate([weights.diagonal() for stages in maps["MRLA-light"] for weights in stages])
     print(f"gates of MRLA-light: {len(gates)}, {sum(gates < 0.01)} below 0.01, {sum(gates > 0.99)} above 0.99")
 
 

@@ -69,7 +69,7 @@ class OutliveSigterm:
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
         self.ended = multiprocessing.RawValue("b", 0)
-        # Before multiprocessing terminates and awaits its children; a child of its own runs no atexit functions by then.
+        # Before multiprocessing terminates and awaits its children; atexit would be too late in a child of its own.
         Finalize(None, setattr, (self.ended, "value", 1), exitpriority=0)
 
     def __call__(self, worker: int) -> None:
