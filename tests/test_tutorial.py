@@ -1,0 +1,34 @@
+"""The tutorial's notebook is its page, and runs on a few images."""
+
+import os
+import sys
+
+import pytest
+
+from .conftest import ROOT
+
+jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
+pytestmark = pytest.mark.slow
+BCCD = ROOT.parent / "shared/data/bccd"
+
+
+def test_the_notebook_is_the_page():
+    page, notebook = (jupytext.read(ROOT / f"docs/tutorial.{kind}").cells for kind in ("md", "ipynb"))
+    same = [(cell.cell_type, cell.source) for cell in page] == [(cell.cell_type, cell.source) for cell in notebook]
+    assert same, "run: jupytext --to ipynb docs/tutorial.md"
+
+
+@pytest.mark.skipif(not BCCD.is_dir(), reason="no blood cells at ../shared/data/bccd")
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    names = tmp_path / "data/bccd/ImageSets/Main"
+    names.mkdir(parents=True)
+    for folder in ("Annotations", "JPEGImages"):
+        (tmp_path / "data/bccd" / folder).symlink_to(BCCD / folder)
+    for split in ("train", "val", "test"):
+        lines = (BCCD / f"ImageSets/Main/{split}.txt").read_text().splitlines()
+        (names / f"{split}.txt").write_text("\n".join(lines[:2]))
+    notebook = jupytext.read(ROOT / "docs/tutorial.ipynb")
+    notebook.cells = [cell for cell in notebook.cells if "git clone" not in cell.source]
+    nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
