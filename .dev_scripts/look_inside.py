@@ -22,7 +22,6 @@ from mrla_mm import cli, inference
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
 KINDS = ("MRLA-base", "MRLA-light")
-SHOWN = 2  # the stage drawn seed by seed: the third, of six layers
 
 
 def load(kind, seed, args):
@@ -34,11 +33,11 @@ def load(kind, seed, args):
 
 
 def record(loaded, images):
-    """Return a (T, T) map for each stage, the mean over heads and images."""
+    """Return a (G, T, T) map for each stage, the mean over the images."""
     with torch.no_grad(), LayerAttentionRecorder(loaded.model) as recorder:
         for path in images:
             loaded.model.extract_feat(loaded.prepare(path).inputs)
-    return [stage.weights.numpy().mean(0) for stage in recorder.stages()]
+    return [stage.weights.numpy() for stage in recorder.stages()]
 
 
 def with_initial_queries(loaded, seed, args):
@@ -52,14 +51,19 @@ def with_initial_queries(loaded, seed, args):
 
 
 def likeness(a, b):
-    """Correlation of two maps, each less the one that attends to all layers alike."""
-    below = np.tril_indices(len(a))
-    uniform = 1 / (below[0] + 1)
-    return np.corrcoef(a[below] - uniform, b[below] - uniform)[0, 1]
+    """Correlation of two maps, means over heads, each less the map that attends to all layers alike."""
+    below = np.tril_indices(len(a[0]))
+    return np.corrcoef([weights.mean(0)[below] - 1 / (below[0] + 1) for weights in (a, b)])[0, 1]
+
+
+def spread(values):
+    """Mean and range."""
+    return f"{np.mean(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
 def draw_map(axes, weights, title):
-    """Draw a (T, T) map with its numbers."""
+    """Draw the mean over heads of a (G, T, T) map with its numbers."""
+    weights = weights.mean(0)
     axes.imshow(np.ma.masked_invalid(weights), cmap="Blues", vmin=0, vmax=1)
     for row, column in np.argwhere(np.isfinite(weights)):
         color = "white" if weights[row, column] > 0.6 else "black"
@@ -70,12 +74,12 @@ def draw_map(axes, weights, title):
 
 
 def draw_seeds(maps, models, file):
-    """Draw the maps of one stage, a column for each seed, and below them lambda of every layer."""
+    """Draw the maps of the third stage, a column for each seed, and below them lambda of every layer."""
     figure = Figure(figsize=(2 * len(models), 6.4), layout="constrained")
     grid = figure.add_gridspec(len(maps) + 1, len(models))
     for row, (kind, seeds) in enumerate(maps.items()):
         for seed, stages in enumerate(seeds):
-            draw_map(figure.add_subplot(grid[row, seed]), stages[SHOWN], f"{kind}, seed {seed}")
+            draw_map(figure.add_subplot(grid[row, seed]), stages[2], f"{kind}, seed {seed}")
     axes = figure.add_subplot(grid[len(maps), :])
     for seed, loaded in enumerate(models):
         found = {name: p.detach() for name, p in loaded.model.named_parameters() if name.endswith("history_scale")}
@@ -103,7 +107,7 @@ def draw_beside(image, stages, file):
 def draw_detections(loaded, images, file):
     """Draw what a detector finds, image beside image."""
     drawer, drawn = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
-    drawer.dataset_meta = dict(classes=loaded.classes, palette=[(214, 39, 40), (31, 119, 180), (44, 160, 44)])
+    drawer.dataset_meta = dict(classes=loaded.classes, palette=[(31, 119, 180), (44, 160, 44), (255, 127, 14)])
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
@@ -125,16 +129,18 @@ def main(argv=None):
 
     maps = {kind: [record(loaded, images) for loaded in seeds] for kind, seeds in models.items()}
     draw_seeds(maps, models["MRLA-light"], args.out / "inside.png")
-    for kind, seeds in models.items():
-        first = [record(with_initial_queries(loaded, seed, args), images) for seed, loaded in enumerate(seeds)]
-        rows = []
-        for stage in range(len(first[0])):
-            pairs = [likeness(a[stage], b[stage]) for a, b in itertools.combinations(maps[kind], 2)]
-            own = [likeness(a[stage], b[stage]) for a, b in zip(maps[kind], first, strict=True)]
-            rows.append({"stage": stage + 1, "two seeds": np.mean(pairs), "a seed and its start": np.mean(own)})
-        print(f"{kind}, correlation of maps\n{as_markdown(rows)}")
-    gates = np.concatenate([weights.diagonal() for stages in maps["MRLA-light"] for weights in stages])
-    print(f"gates of MRLA-light: {len(gates)}, {sum(gates < 0.01)} below 0.01, {sum(gates > 0.99)} above 0.99")
+    trained, first = maps["MRLA-base"], []
+    for seed, loaded in enumerate(models["MRLA-base"]):
+        first.append(record(with_initial_queries(loaded, seed, args), images))
+    rows = [{"stage": stage + 1} for stage in range(len(trained[0]))]
+    for stage, row in enumerate(rows):
+        for name, of in {"two seeds": trained, "two seeds, first queries and keys": first}.items():
+            row[name] = spread([likeness(a[stage], b[stage]) for a, b in itertools.combinations(of, 2)])
+        own = [likeness(a[stage], b[stage]) for a, b in zip(trained, first, strict=True)]
+        row["a seed, last and first queries and keys"] = spread(own)
+    gates = np.concatenate([of.diagonal(0, 1, 2).ravel() for stages in maps["MRLA-light"] for of in stages])
+    closed, opened = sum(gates < 0.01), sum(gates > 0.99)
+    print(f"{as_markdown(rows)}\n{len(gates)} gates, {closed} below 0.01, {opened} above 0.99")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ EOF
                 amp=(); [[ $precision = fp32 ]] || amp=(--amp)
                 "$python" tools/train.py "$out/$run.py" "${amp[@]}" --work-dir "$out/${run}_$precision" \
                     --cfg-options "data_root=$data"
-                ! grep '"loss": NaN' "$out/${run}_$precision"/*/vis_data/scalars.json || exit 1
+                ! grep -E '"loss": (NaN|-?Infinity)' "$out/${run}_$precision"/*/vis_data/scalars.json || exit 1
             done
         done
         ;;

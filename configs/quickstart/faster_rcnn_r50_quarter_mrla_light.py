@@ -1,5 +1,5 @@
 # Faster R-CNN on a ResNet-50 of a quarter of the width with MRLA-light, from scratch on images of 320 x 240 pixels: it
-# learns a small data set on a CPU in minutes. Classes and files of COCO stay those of the base config.
+# learns a small data set on a CPU in minutes. Set your own classes and files.
 _base_ = "../faster_rcnn_r50_mrla_light_1x.py"
 
 model = dict(
