@@ -106,15 +106,15 @@ def draw_beside(image, stages, file):
 
 def draw_detections(loaded, images, file):
     """Draw what a detector finds, image beside image."""
-    drawer, drawn = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
-    drawer.dataset_meta = dict(classes=loaded.classes, palette=[(31, 119, 180), (44, 160, 44), (255, 127, 14)])
+    pen, row = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
+    pen.dataset_meta = dict(classes=loaded.classes, palette=[(31, 119, 180), (44, 160, 44), (255, 127, 14)])
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
             (found,) = loaded.model.predict(image.inputs, image.samples)
-        drawer.add_datasample("", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5)
-        drawn += [cv2.resize(drawer.get_image(), (400, 300), interpolation=cv2.INTER_AREA), np.full((300, 8, 3), 255)]
-    cv2.imwrite(str(file), np.hstack(drawn[:-1])[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
+        pen.add_datasample("", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5)
+        row += [cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA), np.full((300, 8, 3), 255, "u1")]
+    cv2.imwrite(str(file), np.hstack(row[:-1])[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
 
 
 def main(argv=None):
