@@ -76,19 +76,15 @@ def share_initial_weights(model: nn.Module, plain_config: Config) -> None:
     model.load_state_dict(plain.state_dict(), strict=False)
 
 
-def run(variant: str, seed: int, args: argparse.Namespace) -> dict:
-    """Train and test a detector, or return what was found before."""
-    cfg = make_config(variant, seed, args)
-    result = Path(cfg.work_dir, "result.json")
-    if not result.exists():
-        torch.set_num_threads(1)
-        runner = Runner.from_cfg(cfg)
-        share_initial_weights(runner.model, make_config("plain", seed, args))
-        runner.train()
-        found = runner.test()
-        row = dict(model=variant, seed=seed, parameters=sum(p.numel() for p in runner.model.parameters()))
-        result.write_text(json.dumps(row | {name: round(100 * found[key], 1) for name, key in METRICS.items()}))
-    return json.loads(result.read_text())
+def run(file: Path, variant: str, seed: int, args: argparse.Namespace) -> None:
+    """Train and test a detector; write what was found to a file."""
+    torch.set_num_threads(1)
+    runner = Runner.from_cfg(make_config(variant, seed, args))
+    share_initial_weights(runner.model, make_config("plain", seed, args))
+    runner.train()
+    found = runner.test()
+    row = dict(model=variant, seed=seed, parameters=sum(p.numel() for p in runner.model.parameters()))
+    file.write_text(json.dumps(row | {name: round(100 * found[key], 1) for name, key in METRICS.items()}))
 
 
 def summarize(rows: list[dict]) -> list[dict]:
@@ -124,10 +120,12 @@ def draw(rows: list[dict]) -> Figure:
 def main(argv=None):
     """Run what is missing; print and write what was found."""
     args = parse_args(argv)
-    runs = [(variant, seed) for seed in range(args.seeds) for variant in VARIANTS]
+    runs = {args.out / f"{name}_{seed}/result.json": (name, seed) for seed in range(args.seeds) for name in VARIANTS}
     fresh = dict(mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with ProcessPoolExecutor(args.jobs, **fresh) as pool:
-        rows = [future.result() for future in [pool.submit(run, *each, args) for each in runs]]
+        futures = [pool.submit(run, file, *each, args) for file, each in runs.items() if not file.exists()]
+        any(future.result() for future in futures)  # raises what a run raised
+    rows = [json.loads(file.read_text()) for file in runs]
     with (args.out / "bccd.csv").open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([rows[0], *(row.values() for row in rows)])
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": ""}):

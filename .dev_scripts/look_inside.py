@@ -86,8 +86,8 @@ def draw_seeds(maps, models, file):
         at = np.arange(len(found)) + 0.12 * (seed - len(models) / 2)
         means, deviations = zip(*((float(p.mean()), float(p.std())) for p in found.values()), strict=True)
         axes.errorbar(at, means, deviations, fmt="o", ms=3, lw=1, label=f"seed {seed}")
-    axes.set_xticks(range(len(found)), [".".join(name.split(".")[1:3]) for name in found], fontsize=7)
-    axes.set_title("λ of MRLA-light, which starts at 1: mean and standard deviation over the channels", fontsize=9)
+    axes.set_xticks(range(len(found)), [".".join(name.split(".")[1:3])[5:] for name in found], fontsize=7)
+    axes.set_title("λ of MRLA-light by stage and block, 1 at first: mean and deviation over channels", fontsize=9)
     axes.legend(fontsize=7, ncols=len(models), loc="lower left")
     figure.savefig(file, dpi=90)
 
