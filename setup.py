@@ -8,13 +8,15 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-if url := os.environ.get("REPOSITORY_URL"):  # of a release: PyPI shows the README without the files beside it
+if url := os.environ.get(
+    "REPOSITORY_URL"
+):  # of a release: PyPI shows the README without the files beside it
     README = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{url}/raw/HEAD/", README)
     README = re.sub(r"(\]\()(?=docs/|[A-Z]+[.)])", rf"\1{url}/blob/HEAD/", README)
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mrla_mm/version.py").read_text())[1]
 
-# mrla_mm/.mim holds links to configs/ and tools/, so that `mrla_mm::` configs are found in a checkout, an editable
-# install and a wheel alike; setuptools follows the links and packs the files.
+# mrla_mm/.mim holds links to configs/ and tools/, so that `mrla_mm::` configs are found in a
+# checkout, an editable install and a wheel alike; setuptools follows the links and packs the files.
 setup(
     name="mrla_mm",
     version=VERSION,
@@ -25,8 +27,9 @@ setup(
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
     python_requires=">=3.10",
-    # An environment with mmdet has torch, mmcv and opencv already, and pip must replace none of them: mmengine and
-    # mmcv-lite ask for opencv-python, which opencv-python-headless does not satisfy, and mmcv-lite overwrites mmcv.
+    # An environment with mmdet has torch, mmcv and opencv already, and pip must replace none of
+    # them: mmengine and mmcv-lite ask for opencv-python, which opencv-python-headless does not
+    # satisfy, and mmcv-lite overwrites mmcv.
     install_requires=["mmpretrain>=1.0.0"],
     extras_require={
         "lite": [

@@ -2,9 +2,9 @@
 """Measure what layer attention costs: `python .dev_scripts/benchmark.py [SUITE ...] [options]`.
 
 Suites (default: goals, oom, branch, depth):
-  goals     step time and memory of light on ResNet-50 and base on ResNet-101 against the plain backbone
-  oom       MLA, base and light on ResNet-50 and -101, the paper's memory table: step time and memory
-  branch    the light branch alone: achieved share of the memory bandwidth
+  goals     step time and memory of light on ResNet-50 and base on ResNet-101 against the plain
+  backbone oom       MLA, base and light on ResNet-50 and -101, the paper's memory table: step time
+  and memory branch    the light branch alone: achieved share of the memory bandwidth
   depth     one stage of T layers: growth of time and memory with T, and multiply-adds of an image
   backbone  the ResNet that --depth, --attention and --norm name
   compiled  the same under torch.compile
@@ -13,10 +13,10 @@ Suites (default: goals, oom, branch, depth):
   comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
   trace     Chrome traces of a step of light on ResNet-50 and base on ResNet-101
 
-Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions, as MRLAResNet folds
-its own); naive, fused and triton. Before a path is timed, its loss and gradients are compared with the naive path's.
-Memory is, on a GPU, the peak allocated during the step beyond what was allocated before; on a CPU, the bytes of all
-tensors saved for backward.
+Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions,
+as MRLAResNet folds its own); naive, fused and triton. Before a path is timed, its loss and
+gradients are compared with the naive path's. Memory is, on a GPU, the peak allocated during the
+step beyond what was allocated before; on a CPU, the bytes of all tensors saved for backward.
 """
 
 import argparse
@@ -60,22 +60,49 @@ STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="benchmark.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="benchmark.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help="what to measure, see above")
-    parser.add_argument("--config", help="suite detector: config file, or package::name of a packed one")
-    parser.add_argument("--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth")
+    parser.add_argument(
+        "--config", help="suite detector: config file, or package::name of a packed one"
+    )
+    parser.add_argument(
+        "--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth"
+    )
     parser.add_argument("--attention", choices=ATTENTION, default="light", help="likewise: variant")
-    parser.add_argument("--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics")
+    parser.add_argument(
+        "--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics"
+    )
     parser.add_argument("--paths", nargs="+", choices=PATHS, help="default: all that can run here")
-    parser.add_argument("--batch-size", type=int, help="default: 8 on a CPU, 64 on a GPU; 2 for a detector")
-    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="default: 224 224; a detector 800 1344")
+    parser.add_argument(
+        "--batch-size", type=int, help="default: 8 on a CPU, 64 on a GPU; 2 for a detector"
+    )
+    parser.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        metavar=("H", "W"),
+        help="default: 224 224; a detector 800 1344",
+    )
     parser.add_argument("--rounds", type=int, default=7, help="timed repeats")
-    parser.add_argument("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
-    clock_help = "cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)"
+    parser.add_argument(
+        "--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU"
+    )
+    parser.add_argument(
+        "--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
+    )
+    clock_help = (
+        "cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)"
+    )
     parser.add_argument("--clock", choices=measure.CLOCKS, default="wall", help=clock_help)
-    parser.add_argument("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for report.json and .md")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("work_dirs/benchmark"),
+        help="folder for report.json and .md",
+    )
     args = parser.parse_args(argv)
     args.suites = args.suites or ["goals", "oom", "branch", "depth"]
     if unknown := [suite for suite in args.suites if suite not in SUITES]:
@@ -83,7 +110,9 @@ def parse_args(argv):
     if {"detector", "roi_align"} & {*args.suites} and not args.config:
         raise InputError("the suites detector and roi_align need --config")
     args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    args.batch_size = args.batch_size or (2 if args.config else 64 if args.device.type == "cuda" else 8)
+    args.batch_size = args.batch_size or (
+        2 if args.config else 64 if args.device.type == "cuda" else 8
+    )
     args.size = args.size or ([800, 1344] if args.config else [224, 224])
     return args
 
@@ -113,8 +142,16 @@ def rows_of(title, steps, args, errors, warm_up=1):
     rows = []
     for name, step in steps.items():
         set_path(name)
-        median, ratios = statistics.median(seconds[name]), measure.ratios(seconds[name], seconds["plain"])
-        row = {"model": title, "path": name, "ms": 1e3 * median, "images/s": args.batch_size / median}
+        median, ratios = (
+            statistics.median(seconds[name]),
+            measure.ratios(seconds[name], seconds["plain"]),
+        )
+        row = {
+            "model": title,
+            "path": name,
+            "ms": 1e3 * median,
+            "images/s": args.batch_size / median,
+        }
         row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
         row |= {"MiB": round(step.memory() / 2**20), "error": errors.get(name, "")}
         rows.append(row)
@@ -124,7 +161,9 @@ def rows_of(title, steps, args, errors, warm_up=1):
 
 def measure_resnet(depth, kind, norm, args, **options):
     """Rows of one variant on one ResNet."""
-    makers = [lambda name=name: build_backbone(depth, name, norm) for name in (None, ATTENTION[kind])]
+    makers = [
+        lambda name=name: build_backbone(depth, name, norm) for name in (None, ATTENTION[kind])
+    ]
     return measure_model(f"R{depth} {kind}, {norm} statistics", *makers, args, **options)
 
 
@@ -173,7 +212,10 @@ def roi_align(args):
     """The detector of a config, its RoIAlign through torchvision's operator and as sparse products where they pay."""
     set_path(usable_paths(args.device, args.paths)[-1])
     step = Step(build_detector(read_config(args.config, {}), plain=False), args, detector=True)
-    limits = {"torchvision": ((math.inf, 0),) * 2, "sparse": (roi_average.FORWARD, roi_average.BACKWARD)}
+    limits = {
+        "torchvision": ((math.inf, 0),) * 2,
+        "sparse": (roi_average.FORWARD, roi_average.BACKWARD),
+    }
 
     def run(name, what=step):
         roi_average.FORWARD, roi_average.BACKWARD = limits[name]
@@ -183,11 +225,17 @@ def roi_align(args):
     found, expected = (run(name, lambda: results(step)) for name in ("sparse", "torchvision"))
     error = measure.check_parity("sparse", [found], [expected], 0.1 if args.amp else 1e-3)
     options = dict(device=args.device, clock=args.clock, title=Path(args.config).stem)
-    seconds = measure.time_rounds({name: partial(run, name) for name in limits}, args.rounds, **options)
+    seconds = measure.time_rounds(
+        {name: partial(run, name) for name in limits}, args.rounds, **options
+    )
     rows = []
     for name in limits:
         ratios = measure.ratios(seconds[name], seconds["torchvision"])
-        row = {"model": options["title"], "RoIAlign": name, "ms": 1e3 * statistics.median(seconds[name])}
+        row = {
+            "model": options["title"],
+            "RoIAlign": name,
+            "ms": 1e3 * statistics.median(seconds[name]),
+        }
         row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
         rows.append(row | {"error": error if name == "sparse" else ""})
     return {"RoIAlign": rows}
@@ -209,17 +257,24 @@ def branch(args):
             set_path(path)
             return torch.autograd.grad(layer(inputs[0], inputs[1])[0], inputs, grad)
 
-        steps = {path: (lambda path=path, run=run: run(path)) for path in usable_paths(args.device, args.paths)}
+        steps = {
+            path: (lambda path=path, run=run: run(path))
+            for path in usable_paths(args.device, args.paths)
+        }
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             expected = run("naive")[:2]
             for path, step in steps.items():
-                measure.check_parity(path, step()[:2], expected, 1e-2 if dtype == torch.float16 else 1e-4)
+                measure.check_parity(
+                    path, step()[:2], expected, 1e-2 if dtype == torch.float16 else 1e-4
+                )
         title = "x".join(map(str, shape))
         options = dict(device=args.device, clock=args.clock, queued=True, title=title)
         for path, found in measure.time_rounds(steps, 3 * args.rounds, **options).items():
             median = statistics.median(found)
             share = 8 * x.nbytes / bandwidth / median
-            rows.append({"map": title, "path": path, "ms": 1e3 * median, "share of bandwidth": share})
+            rows.append(
+                {"map": title, "path": path, "ms": 1e3 * median, "share of bandwidth": share}
+            )
     return {f"Light branch, copy bandwidth {bandwidth / 1e9:.1f} GB/s": rows}
 
 
@@ -230,7 +285,8 @@ class Stage(nn.Module):
         super().__init__()
         cfg = dict(type=ATTENTION[kind])
         self.layers = nn.ModuleList(
-            LayerAttentionResidual(cfg, channels, norm_cfg=dict(type="BN"), first_in_stage=t == 0) for t in range(depth)
+            LayerAttentionResidual(cfg, channels, norm_cfg=dict(type="BN"), first_in_stage=t == 0)
+            for t in range(depth)
         )
         randomize_zero_init(self)
 
@@ -264,14 +320,22 @@ def depth(args, depths=(4, 8, 16, 23)):
             set_path(path := usable_paths(args.device, args.paths)[-1])
             title = f"stage of {count} {kind} layers, {path}"
             options = dict(device=args.device, clock=args.clock, title=title)
-            seconds = statistics.median(measure.time_rounds({path: step}, args.rounds, **options)[path])
+            seconds = statistics.median(
+                measure.time_rounds({path: step}, args.rounds, **options)[path]
+            )
             with torch.no_grad(), OperationCounter(step.model) as counter:
                 step.model(step.data[:1])
             found.append((count, seconds, max(step.memory(), 1), sum(counter.counts.values())))
         sizes, times, memories, _ = zip(*found, strict=True)
         growth = [f"T^{measure.fit_exponent(sizes, amounts):.2f}" for amounts in (times, memories)]
         for count, seconds, memory, operations in found:
-            row = {"model": kind, "path": path, "T": count, "ms": 1e3 * seconds, "MiB": round(memory / 2**20)}
+            row = {
+                "model": kind,
+                "path": path,
+                "T": count,
+                "ms": 1e3 * seconds,
+                "MiB": round(memory / 2**20),
+            }
             row |= {"G multiply-adds": operations / 1e9}
             rows.append(row | {"time grows as": growth[0], "memory grows as": growth[1]})
     return {"Growth with the depth of a stage": rows}
@@ -302,12 +366,19 @@ SUITES = {suite.__name__: suite for suite in SUITES}
 def main(argv=None):
     """Run the suites; write the report after each, print it at the end."""
     args = parse_args(argv)
-    settings = dict(batch=args.batch_size, size="x".join(map(str, args.size)), rounds=args.rounds, clock=args.clock)
+    settings = dict(
+        batch=args.batch_size,
+        size="x".join(map(str, args.size)),
+        rounds=args.rounds,
+        clock=args.clock,
+    )
     settings |= dict(precision="autocast" if args.amp else "float32")
     tables = {}
     for suite in args.suites:
         tables |= SUITES[suite](args)
-        text = measure.write_report(args.out, measure.describe_machine(args.device, **settings), tables)
+        text = measure.write_report(
+            args.out, measure.describe_machine(args.device, **settings), tables
+        )
     print(text)
     print(f"report.md and report.json are in {args.out}")
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Compare the gradients of DistributedDataParallel with those of one process on the same global batch.
 
-`python .dev_scripts/check_distributed.py --processes 4` runs small backbones of every family and variant on the CPU
-with gloo: frozen stages, activation checkpointing, a static graph, no_sync, and batch statistics reduced over the
-processes. `find_unused_parameters` is off. The rows go to OUT/distributed.json; an error above TOLERANCE exits with 1.
+`python .dev_scripts/check_distributed.py --processes 4` runs small backbones of every family and
+variant on the CPU with gloo: frozen stages, activation checkpointing, a static graph, no_sync, and
+batch statistics reduced over the processes. `find_unused_parameters` is off. The rows go to
+OUT/distributed.json; an error above TOLERANCE exits with 1.
 """
 
 import argparse
@@ -34,9 +35,17 @@ VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
 IMAGES, SIZE = 2, (49, 33)  # per process
 RESNET = dict(type="MRLAResNet", depth=18, base_channels=16, strides=(1, 2, 2, 1), norm_eval=True)
 TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
-VIT = dict(type="MRLAViT", arch=TINY, img_size=SIZE, stage_blocks=2, out_type="featmap", out_indices=[1, 3])
+VIT = dict(
+    type="MRLAViT", arch=TINY, img_size=SIZE, stage_blocks=2, out_type="featmap", out_indices=[1, 3]
+)
 OTHERS = (
-    dict(type="MRLACeiT", arch={**TINY, "num_layers": 2}, img_size=(64, 48), stem_channels=16, out_type="featmap"),
+    dict(
+        type="MRLACeiT",
+        arch={**TINY, "num_layers": 2},
+        img_size=(64, 48),
+        stem_channels=16,
+        out_type="featmap",
+    ),
     dict(type="MRLAPVTv2", drop_path_rate=0.0),
     dict(type="MRLAEfficientNet", arch="b0", drop_path_rate=0.0),
 )
@@ -70,21 +79,48 @@ def cases(short: bool) -> Iterator[dict]:
         yield dict(name=f"ResNet {variant}, batch statistics", sync=True, **attention)
         if short:
             continue
-        yield dict(name=f"ResNet {variant}, checkpointing, static graph", with_cp=True, static_graph=True, **attention)
-        yield dict(name=f"ResNet {variant}, batch statistics, checkpointing", sync=True, with_cp=True, **attention)
+        yield dict(
+            name=f"ResNet {variant}, checkpointing, static graph",
+            with_cp=True,
+            static_graph=True,
+            **attention,
+        )
+        yield dict(
+            name=f"ResNet {variant}, batch statistics, checkpointing",
+            sync=True,
+            with_cp=True,
+            **attention,
+        )
     for stages in range(5):
         for variant in VARIANTS[:1] if short else VARIANTS:
             attention = dict(layer_attention=dict(type=variant, head_channels=16))
-            yield dict(name=f"ResNet {variant}, {stages} frozen stages", frozen_stages=stages, **attention)
-    yield dict(name="ResNet-50 MRLALight, checkpointing, static graph", depth=50, with_cp=True, static_graph=True)
+            yield dict(
+                name=f"ResNet {variant}, {stages} frozen stages", frozen_stages=stages, **attention
+            )
+    yield dict(
+        name="ResNet-50 MRLALight, checkpointing, static graph",
+        depth=50,
+        with_cp=True,
+        static_graph=True,
+    )
     for variant in VARIANTS[:2] if short else VARIANTS:
         model = dict(VIT, layer_attention=dict(type=variant, head_channels=16))
         yield dict(name=f"ViT {variant}", model=model)
-        yield dict(name=f"ViT {variant}, checkpointing, 1 frozen stage", model=model, with_cp=True, frozen_stages=1)
+        yield dict(
+            name=f"ViT {variant}, checkpointing, 1 frozen stage",
+            model=model,
+            with_cp=True,
+            frozen_stages=1,
+        )
     for model in () if short else OTHERS:
         name = model["type"].removeprefix("MRLA")
         yield dict(name=name, model=model)
-        yield dict(name=f"{name}, checkpointing, static graph", model=model, with_cp=True, static_graph=True)
+        yield dict(
+            name=f"{name}, checkpointing, static graph",
+            model=model,
+            with_cp=True,
+            static_graph=True,
+        )
 
 
 class Detector(nn.Module):
@@ -102,13 +138,23 @@ class Detector(nn.Module):
 def build(case: dict, *, distributed: bool) -> nn.Module:
     """Build a case's model, its branches not starting as identities.
 
-    Batch statistics make some gradients zero and others small differences of large numbers: those cases use float64.
+    Batch statistics make some gradients zero and others small differences of large numbers: those
+    cases use float64.
     """
     torch.manual_seed(0)
-    settings = {key: case[key] for key in ("depth", "layer_attention", "with_cp", "frozen_stages") if key in case}
-    model, sync = dict(case.get("model", RESNET), zero_init_attention=False, **settings), case.get("sync", False)
+    settings = {
+        key: case[key]
+        for key in ("depth", "layer_attention", "with_cp", "frozen_stages")
+        if key in case
+    }
+    model, sync = (
+        dict(case.get("model", RESNET), zero_init_attention=False, **settings),
+        case.get("sync", False),
+    )
     if sync:
-        model |= dict(norm_eval=False, norm_cfg=dict(type="AllReduceBatchNorm" if distributed else "BN"))
+        model |= dict(
+            norm_eval=False, norm_cfg=dict(type="AllReduceBatchNorm" if distributed else "BN")
+        )
     backbone = MODELS.build(model).train()
     for module in backbone.modules():
         if isinstance(module, _BatchNorm) and not sync:
@@ -116,7 +162,9 @@ def build(case: dict, *, distributed: bool) -> nn.Module:
     return Detector(backbone).double() if sync else Detector(backbone)
 
 
-def gradients(model: nn.Module, images: torch.Tensor, no_sync: bool) -> dict[str, torch.Tensor | None]:
+def gradients(
+    model: nn.Module, images: torch.Tensor, no_sync: bool
+) -> dict[str, torch.Tensor | None]:
     """Return the gradients of the second of two steps, which is where unused parameters would fail.
 
     With no_sync those of both, which processes exchange after the second alone.
@@ -128,7 +176,10 @@ def gradients(model: nn.Module, images: torch.Tensor, no_sync: bool) -> dict[str
         with model.no_sync() if quiet and hasattr(model, "no_sync") else nullcontext():
             levels = model(images)
             # Channels are weighted, or a norm at the end would make the loss constant.
-            sum((y.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, y.shape[1])).mean() for y in levels).backward()
+            sum(
+                (y.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, y.shape[1])).mean()
+                for y in levels
+            ).backward()
     model = getattr(model, "module", model)
     return {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
 
@@ -148,7 +199,10 @@ def compare(case: dict, rank: int, world: int) -> dict:
     if not row["without gradient"]:
         floor = NEGLIGIBLE * max(value.abs().max() for value in alone.values())
         scales = {name: value.abs().max().clamp(min=floor) for name, value in alone.items()}
-        errors = {name: float((value - alone[name]).abs().max() / scales[name]) for name, value in shared.items()}
+        errors = {
+            name: float((value - alone[name]).abs().max() / scales[name])
+            for name, value in shared.items()
+        }
         row["worst"] = max(errors, key=errors.get)
         row["error"] = errors[row["worst"]]
     row["passed"] = shared.keys() == alone.keys() and row.get("error", 1) <= TOLERANCE
@@ -158,20 +212,27 @@ def compare(case: dict, rank: int, world: int) -> dict:
 def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
     """Run all cases as one of the processes; the first one reports."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
+    )
     rows = []
     for case in cases(args.short):
         rows.append(compare(case, rank, world))
         if rank == 0:
             error = rows[-1].get("error")
-            print(f"{case['name']:60} {error if error is None else format(error, '.1e')}", flush=True)
+            print(
+                f"{case['name']:60} {error if error is None else format(error, '.1e')}", flush=True
+            )
             if unused := rows[-1]["without gradient"]:
                 print("    without gradient:", *unused, flush=True)
     if rank == 0:
         report = dict(processes=world, tolerance=TOLERANCE, torch=torch.__version__, rows=rows)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "distributed.json").write_text(json.dumps(report, indent=1) + "\n")
-        worst, passed = max(row.get("error", float("inf")) for row in rows), sum(row["passed"] for row in rows)
+        worst, passed = (
+            max(row.get("error", float("inf")) for row in rows),
+            sum(row["passed"] for row in rows),
+        )
         print(f"{passed} of {len(rows)} passed, {world} processes, largest error {worst:.1e}")
     dist.barrier()
     dist.destroy_process_group()
@@ -181,7 +242,9 @@ def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Fork the processes, so that they need not import anything, and wait for them."""
-    parser = argparse.ArgumentParser(prog="check_distributed.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="check_distributed.py", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--short", action="store_true", help="fewer combinations")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/distributed"))
@@ -190,7 +253,9 @@ def main(argv: list[str] | None = None) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = (args.processes, port, args)
-    torch.multiprocessing.start_processes(work, arguments, nprocs=args.processes, start_method="fork")
+    torch.multiprocessing.start_processes(
+        work, arguments, nprocs=args.processes, start_method="fork"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """The benchmark's suite `comparators`: what every system of the paper's tables costs on ResNet-50, in the same rounds.
 
-Networks are those of configs/; "plain, BN folded" is ours without attention, whose frozen norms are folded as those of
-all others but "plain", mmdet's. Beside the cost stand the paper's figures. comparators.csv and
-comparators.svg, a plot of AP against cost, belong into docs/tables and docs/_static.
+Networks are those of configs/; "plain, BN folded" is ours without attention, whose frozen norms are
+folded as those of all others but "plain", mmdet's. Beside the cost stand the paper's figures.
+comparators.csv and comparators.svg, a plot of AP against cost, belong into docs/tables and
+docs/_static.
 """
 
 import csv
@@ -42,32 +43,60 @@ def build(name: str, norm: str) -> nn.Module:
     """Build the backbone of a row, with frozen or with batch statistics."""
     cfg = dict(type="mmdet.ResNet" if name == "plain" else "ComparatorResNet", depth=50)
     if not name.startswith("plain"):
-        config = "comparators/mask_rcnn_r50_gc_r4_1x" if name == "gc_r4" else f"imagenet/resnet50_{name}_8xb32"
+        config = (
+            "comparators/mask_rcnn_r50_gc_r4_1x"
+            if name == "gc_r4"
+            else f"imagenet/resnet50_{name}_8xb32"
+        )
         own = read_config(f"mrla_mm::{config}.py", {}).model.backbone
-        cfg = {key: value for key, value in own.items() if key not in ("init_cfg", "out_hidden", "attention_drop_path")}
-    cfg |= dict(norm_eval=norm == "frozen", frozen_stages=-1, out_indices=(0, 1, 2, 3), zero_init_residual=False)
+        cfg = {
+            key: value
+            for key, value in own.items()
+            if key not in ("init_cfg", "out_hidden", "attention_drop_path")
+        }
+    cfg |= dict(
+        norm_eval=norm == "frozen",
+        frozen_stages=-1,
+        out_indices=(0, 1, 2, 3),
+        zero_init_residual=False,
+    )
     return randomize_zero_init(MODELS.build(cfg))
 
 
 def comparators(args):
     """Every attention module of the paper's tables on ResNet-50: time and memory of a step over plain, and the plot."""
-    rows = {name: {"model": name, "AP": ap or "", "Top-1": top or ""} for name, (ap, top) in PAPER.items()}
+    rows = {
+        name: {"model": name, "AP": ap or "", "Top-1": top or ""}
+        for name, (ap, top) in PAPER.items()
+    }
     os.environ.pop("MRLA_OPS", None)
     for norm in ("frozen", "batch"):
         steps = {name: Step(build(name, norm), args) for name in PAPER}
-        options = dict(device=args.device, clock=args.clock, title=f"comparators, {norm} statistics")
+        options = dict(
+            device=args.device, clock=args.clock, title=f"comparators, {norm} statistics"
+        )
         seconds = measure.time_rounds(steps, args.rounds, **options)
         for name, step in steps.items():
             ratios = measure.ratios(seconds[name], seconds["plain"])
-            rows[name] |= {f"{norm}: time": statistics.median(ratios), f"{norm}: +-": measure.spread(ratios)}
+            rows[name] |= {
+                f"{norm}: time": statistics.median(ratios),
+                f"{norm}: +-": measure.spread(ratios),
+            }
             rows[name][f"{norm}: memory"] = step.memory() / max(steps["plain"].memory(), 1)
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "comparators.csv").open("w", newline="") as file:
-        shown = [[f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()] for row in rows.values()]
+        shown = [
+            [f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()]
+            for row in rows.values()
+        ]
         csv.writer(file, lineterminator="\n").writerows([rows["plain"], *shown])
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": ""}):
         draw([row for row in rows.values() if row["AP"]]).savefig(args.out / "comparators.svg")
-    return {"Comparators on ResNet-50: the paper's AP and Top-1, and cost relative to plain": [*rows.values()]}
+    return {
+        "Comparators on ResNet-50: the paper's AP and Top-1, and cost relative to plain": [
+            *rows.values()
+        ]
+    }
 
 
 def draw(rows: list[dict]) -> Figure:
@@ -75,8 +104,14 @@ def draw(rows: list[dict]) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, cost in zip(figure.subplots(1, 2, sharey=True), ("time", "memory"), strict=True):
         points = sorted((row[f"frozen: {cost}"], row["AP"], row["model"]) for row in rows)
-        front = [point for n, point in enumerate(points) if all(point[1] > other[1] for other in points[:n])]
-        axes.step([x for x, _, _ in front], [y for _, y, _ in front], where="post", color="0.7", zorder=0)
+        front = [
+            point
+            for n, point in enumerate(points)
+            if all(point[1] > other[1] for other in points[:n])
+        ]
+        axes.step(
+            [x for x, _, _ in front], [y for _, y, _ in front], where="post", color="0.7", zorder=0
+        )
         for x, y, name in points:
             axes.scatter(x, y, color="tab:red" if name.startswith("mrla") else "tab:blue")
             axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Kill short trainings at random moments and check that each one resumes to the same weights.
 
-`python .dev_scripts/crash_test.py` trains a small Mask R-CNN once without interruption. Then it trains it again and
-again from scratch and ends it at a random moment of a chosen phase with kill -9 (50 times) or SIGTERM (8 times), or by
-a full disk (6 times). Each time it reads every file left behind, resumes, and compares model, optimizer and schedule
-with the first run's, bit for bit, which ExactResumeHook promises on a CPU. The figures go to OUT/crash_test.json.
+`python .dev_scripts/crash_test.py` trains a small Mask R-CNN once without interruption. Then it
+trains it again and again from scratch and ends it at a random moment of a chosen phase with kill -9
+(50 times) or SIGTERM (8 times), or by a full disk (6 times). Each time it reads every file left
+behind, resumes, and compares model, optimizer and schedule with the first run's, bit for bit, which
+ExactResumeHook promises on a CPU. The figures go to OUT/crash_test.json.
 """
 
 import argparse
@@ -77,7 +78,8 @@ class Training:
     Attributes:
         phase: the phase that the current one is in.
         visits: how often it has entered each phase.
-        seconds: how long it has spent in each phase; of the time between phases only that before the first step.
+        seconds: how long it has spent in each phase; of the time between phases only that before
+            the first step.
     """
 
     def __init__(self, config, data, out):
@@ -94,7 +96,9 @@ class Training:
         """Start a training; `file_limit` is the size in bytes of the largest file that it can write."""
         self.phase.value = BETWEEN
         self.visits[:], self.seconds[:] = [1, 0, 0, 0], [0.0] * len(PHASES)
-        process = self.context.Process(target=self.run, args=(work_dir, *more), kwargs=dict(file_limit=file_limit))
+        process = self.context.Process(
+            target=self.run, args=(work_dir, *more), kwargs=dict(file_limit=file_limit)
+        )
         process.start()
         return process
 
@@ -111,7 +115,14 @@ class Training:
         torch.set_num_threads(1)
         code = 1
         try:
-            argv = [str(self.config), "--work-dir", str(work_dir), *more, "--cfg-options", *self.options]
+            argv = [
+                str(self.config),
+                "--work-dir",
+                str(work_dir),
+                *more,
+                "--cfg-options",
+                *self.options,
+            ]
             code = cli.run(train.main, argv)
         except SystemExit as stop:
             code = stop.code
@@ -163,15 +174,22 @@ def content_of(checkpoint):
     """Return everything in a checkpoint that decides how training goes on."""
     content = torch.load(checkpoint, weights_only=True)
     progress = {key: content["meta"][key] for key in ("epoch", "iter")}
-    return dict(progress=progress, **{key: content[key] for key in ("state_dict", "optimizer", "param_schedulers")})
+    return dict(
+        progress=progress,
+        **{key: content[key] for key in ("state_dict", "optimizer", "param_schedulers")},
+    )
 
 
 def equal(one, other):
     """Whether two nested values are the same, tensors bit for bit."""
     if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        return (
+            isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+        )
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
+        return one.keys() == other.keys() and all(
+            equal(value, other[key]) for key, value in one.items()
+        )
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(equal(*pair) for pair in zip(one, other, strict=True))
     return one == other
@@ -210,7 +228,9 @@ def signal_trial(training, phase, signum, reference, rng, work_dir):
         if signum == signal.SIGKILL:
             found = training.phase.value  # it may have moved on until the signal arrived
     expected = code == -signum or (signum == signal.SIGTERM and code == 128 + signum)
-    row = dict(ended_by=signal.Signals(signum).name, phase=PHASES[found], exit=code, expected=expected)
+    row = dict(
+        ended_by=signal.Signals(signum).name, phase=PHASES[found], exit=code, expected=expected
+    )
     return row | outcome(training, reference, work_dir)
 
 
@@ -219,7 +239,10 @@ def small_disk(folder, size):
     """Mount a file system of so many bytes, if the system allows it; yield a function that enlarges it, or None."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-    mounted = shutil.which("mount") and not subprocess.run(mount, capture_output=True, check=False).returncode
+    mounted = (
+        shutil.which("mount")
+        and not subprocess.run(mount, capture_output=True, check=False).returncode
+    )
 
     def enlarge():
         subprocess.run(["mount", "-o", "remount,size=1g", str(folder)], check=True)
@@ -228,18 +251,27 @@ def small_disk(folder, size):
         yield enlarge if mounted else None
     finally:
         if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)  # killed workers may still be ending
+            subprocess.run(
+                ["umount", "--lazy", str(folder)], check=True
+            )  # killed workers may still be ending
 
 
 def full_disk_trial(training, reference, rng, work_dir):
     """Train on a disk too small for the checkpoints, make room, resume, and return what was seen."""
     shutil.rmtree(work_dir, ignore_errors=True)
     size = reference["bytes"]
-    with small_disk(work_dir, int(size * rng.uniform(0.2, 1.9))) as enlarge:  # never room for a second checkpoint
+    with small_disk(
+        work_dir, int(size * rng.uniform(0.2, 1.9))
+    ) as enlarge:  # never room for a second checkpoint
         file_limit = None if enlarge else int(size * rng.uniform(0.1, 0.9))
         code = wait_for(training.start(work_dir, file_limit=file_limit))
         expected = code in (1, 2) and not list(work_dir.glob("*.part"))
-        row = dict(ended_by="full disk", phase="tmpfs" if enlarge else "RLIMIT_FSIZE", exit=code, expected=expected)
+        row = dict(
+            ended_by="full disk",
+            phase="tmpfs" if enlarge else "RLIMIT_FSIZE",
+            exit=code,
+            expected=expected,
+        )
         if enlarge:
             enlarge()
         return row | outcome(training, reference, work_dir)
@@ -258,7 +290,9 @@ def outcome(training, reference, work_dir):
     code = wait_for(training.start(work_dir, "--resume", "auto"))
     final = work_dir / reference["name"]
     same = code == 0 and final.is_file() and equal(content_of(final), reference["content"])
-    left = sorted(path.name for path in work_dir.glob("*.pth*") if not path.name.startswith("best_"))
+    left = sorted(
+        path.name for path in work_dir.glob("*.pth*") if not path.name.startswith("best_")
+    )
     intact = not torn and valid_record and left == [reference["name"]]
     return dict(torn=torn, valid_record=valid_record, left=left, same=same, intact=intact)
 
@@ -285,12 +319,17 @@ def main(argv=None):
     from mmdet.utils import register_all_modules
 
     register_all_modules()  # once here instead of in every training
-    # Checkpoints carry the config as text, and formatting it nicely would take most of these short runs.
+    # Checkpoints carry the config as text, and formatting it nicely would take most of these short
+    # runs.
     mmengine.config.config.FormatCode = lambda text, **_: (text, True)
     training = Training(config, data, out)
     reference = train_reference(training, out / "reference")
     trials = []
-    for signum, count in ((signal.SIGKILL, args.kills), (signal.SIGTERM, args.terms), (None, args.full)):
+    for signum, count in (
+        (signal.SIGKILL, args.kills),
+        (signal.SIGTERM, args.terms),
+        (None, args.full),
+    ):
         for number in range(count):
             if signum is None:
                 row = full_disk_trial(training, reference, rng, work_dir)
@@ -308,7 +347,9 @@ def main(argv=None):
         torn_checkpoints=sum(len(row["torn"]) for row in trials),
         minutes=round((time.monotonic() - began) / 60, 1),
     )
-    (out / "crash_test.json").write_text(json.dumps(dict(figures=figures, trials=trials), indent=1) + "\n")
+    (out / "crash_test.json").write_text(
+        json.dumps(dict(figures=figures, trials=trials), indent=1) + "\n"
+    )
     print(json.dumps(figures, indent=1))
     if not all(row["survived"] for row in trials):
         sys.exit(1)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Train one small detector with and without attention on BCCD from several seeds; compare AP on its test images.
 
-`python .dev_scripts/evidence.py --data-root bccd` skips runs that an earlier call has finished. Detectors of a seed
-share the initial weights of what they share, and the order and flips of the images. It prints the table of
-docs/benchmarks.md and writes OUT/bccd.csv, a row a run, and OUT/bccd.svg, of docs/tables and docs/_static.
+`python .dev_scripts/evidence.py --data-root bccd` skips runs that an earlier call has finished.
+Detectors of a seed share the initial weights of what they share, and the order and flips of the
+images. It prints the table of docs/benchmarks.md and writes OUT/bccd.csv, a row a run, and
+OUT/bccd.svg, of docs/tables and docs/_static.
 """
 
 import argparse
@@ -30,8 +31,12 @@ from mrla_mm.config import read_config
 BASE = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
 VARIANTS = {  # what a backbone differs in
     "plain": dict(type="ComparatorResNet"),
-    "SE": dict(type="ComparatorResNet", plugins=[dict(cfg=dict(type="SE"), position="after_conv3")]),
-    "ECA": dict(type="ComparatorResNet", plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]),
+    "SE": dict(
+        type="ComparatorResNet", plugins=[dict(cfg=dict(type="SE"), position="after_conv3")]
+    ),
+    "ECA": dict(
+        type="ComparatorResNet", plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]
+    ),
     "MRLA-light": dict(type="MRLAResNet", layer_attention=dict(type="MRLALight", head_channels=32)),
     "MRLA-base": dict(type="MRLAResNet", layer_attention=dict(type="MRLABase", head_channels=32)),
 }
@@ -42,7 +47,9 @@ CLASSES = ("RBC", "WBC", "Platelets")
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="evidence.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", type=Path, required=True, help="BCCD: JPEGImages/ and annotations/*.json")
+    parser.add_argument(
+        "--data-root", type=Path, required=True, help="BCCD: JPEGImages/ and annotations/*.json"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="two at least")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/evidence"))
@@ -52,12 +59,20 @@ def parse_args(argv):
 def make_config(variant: str, seed: int, args: argparse.Namespace) -> Config:
     """Build the config of a run."""
     cfg = read_config(BASE, {})
-    backbone = {key: value for key, value in cfg.model.backbone.items() if key not in ("layer_attention", "init_cfg")}
+    backbone = {
+        key: value
+        for key, value in cfg.model.backbone.items()
+        if key not in ("layer_attention", "init_cfg")
+    }
     if variant in ("plain", "SE", "ECA"):
         del backbone["zero_init_attention"]
     cfg.model.backbone = {**backbone, **VARIANTS[variant]}
     cfg.model.roi_head.bbox_head.num_classes = len(CLASSES)
-    data = dict(data_root=str(args.data_root), data_prefix=dict(img="JPEGImages"), metainfo=dict(classes=CLASSES))
+    data = dict(
+        data_root=str(args.data_root),
+        data_prefix=dict(img="JPEGImages"),
+        metainfo=dict(classes=CLASSES),
+    )
     for split in ("train", "test"):
         cfg[f"{split}_dataloader"].dataset.update(ann_file=f"annotations/{split}.json", **data)
     cfg.test_evaluator.ann_file = str(args.data_root / "annotations/test.json")
@@ -83,15 +98,21 @@ def run(file: Path, variant: str, seed: int, args: argparse.Namespace) -> None:
     share_initial_weights(runner.model, make_config("plain", seed, args))
     runner.train()
     found = runner.test()
-    row = dict(model=variant, seed=seed, parameters=sum(p.numel() for p in runner.model.parameters()))
-    file.write_text(json.dumps(row | {name: round(100 * found[key], 1) for name, key in METRICS.items()}))
+    row = dict(
+        model=variant, seed=seed, parameters=sum(p.numel() for p in runner.model.parameters())
+    )
+    file.write_text(
+        json.dumps(row | {name: round(100 * found[key], 1) for name, key in METRICS.items()})
+    )
 
 
 def summarize(rows: list[dict]) -> list[dict]:
     """Mean and standard error of each model, and of the difference to plain with the same seed."""
 
     def show(values):
-        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+        return (
+            f"{statistics.mean(values):.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
+        )
 
     plain = {row["seed"]: row["AP"] for row in rows if row["model"] == "plain"}
     table = []
@@ -99,7 +120,14 @@ def summarize(rows: list[dict]) -> list[dict]:
         own = [row for row in rows if row["model"] == model]
         shown = {metric: show([row[metric] for row in own]) for metric in METRICS}
         gain = show([row["AP"] - plain[row["seed"]] for row in own]) if model != "plain" else ""
-        table.append({"backbone": model, "parameters": own[0]["parameters"], **shown, "AP over plain's": gain})
+        table.append(
+            {
+                "backbone": model,
+                "parameters": own[0]["parameters"],
+                **shown,
+                "AP over plain's": gain,
+            }
+        )
     return table
 
 
@@ -108,9 +136,19 @@ def draw(rows: list[dict]) -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     models = [*dict.fromkeys(row["model"] for row in rows)]
     for axes, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
-        values = {model: {row["seed"]: row[metric] for row in rows if row["model"] == model} for model in models}
+        values = {
+            model: {row["seed"]: row[metric] for row in rows if row["model"] == model}
+            for model in models
+        }
         for seed in values[models[0]]:
-            axes.plot(models, [values[model][seed] for model in models], "o-", color="tab:blue", lw=0.4, ms=4)
+            axes.plot(
+                models,
+                [values[model][seed] for model in models],
+                "o-",
+                color="tab:blue",
+                lw=0.4,
+                ms=4,
+            )
         means = [statistics.mean(found.values()) for found in values.values()]
         axes.plot(models, means, "_", color="tab:red", ms=24, mew=2)
         axes.set_title(f"{metric} on BCCD's test images", fontsize=10)
@@ -120,10 +158,16 @@ def draw(rows: list[dict]) -> Figure:
 def main(argv=None):
     """Run what is missing; print and write what was found."""
     args = parse_args(argv)
-    runs = {args.out / f"{name}_{seed}/result.json": (name, seed) for seed in range(args.seeds) for name in VARIANTS}
+    runs = {
+        args.out / f"{name}_{seed}/result.json": (name, seed)
+        for seed in range(args.seeds)
+        for name in VARIANTS
+    }
     fresh = dict(mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with ProcessPoolExecutor(args.jobs, **fresh) as pool:
-        futures = [pool.submit(run, file, *each, args) for file, each in runs.items() if not file.exists()]
+        futures = [
+            pool.submit(run, file, *each, args) for file, each in runs.items() if not file.exists()
+        ]
         for future in futures:
             future.result()
     rows = [json.loads(file.read_text()) for file in runs]

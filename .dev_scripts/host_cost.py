@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Count what a block of layer attention costs the host: `python .dev_scripts/host_cost.py`.
 
-Per block of a stage of T layers, forward and backward: microseconds, launches of Triton kernels, and other operations
-that a GPU would run. Kernels are compiled for compute capability 9.0 and bound, but a stub stands for the driver, so
-nothing is computed and no GPU is needed. Maps are tiny, so that work on them counts for nothing. PYTHONPATH can name
-another checkout, whose package is measured then.
+Per block of a stage of T layers, forward and backward: microseconds, launches of Triton kernels,
+and other operations that a GPU would run. Kernels are compiled for compute capability 9.0 and
+bound, but a stub stands for the driver, so nothing is computed and no GPU is needed. Maps are tiny,
+so that work on them counts for nothing. PYTHONPATH can name another checkout, whose package is
+measured then.
 """
 
 import os
@@ -34,7 +35,10 @@ def stub_driver():
     launched = []
     stub, stub.utils = SimpleNamespace(), SimpleNamespace()
     stub.utils.load_binary = lambda *args: (0, 0, 32, 0, 1024)
-    stub.utils.get_device_properties = lambda device: {"max_shared_mem": 2**17, "multiprocessor_count": 132}
+    stub.utils.get_device_properties = lambda device: {
+        "max_shared_mem": 2**17,
+        "multiprocessor_count": 132,
+    }
     stub.get_current_device, stub.get_current_stream = lambda: 0, lambda device: 0
     stub.get_current_target = lambda: GPUTarget("cuda", 90, 32)
     stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(1)
@@ -76,7 +80,9 @@ def count_operations(function):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             name = func.overloadpacket.__name__
             view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-            Count.total += not view and "empty" not in name and name not in ("detach", "_local_scalar_dense")
+            Count.total += (
+                not view and "empty" not in name and name not in ("detach", "_local_scalar_dense")
+            )
             return func(*args, **(kwargs or {}))
 
     with Count():
@@ -111,7 +117,9 @@ def measure(kind, depth, launched):
     _, backward = count_operations(lambda: y.backward(grad))
     launches.append(len(launched) - launches[0])
     microseconds = [1e6 * min(part) for part in zip(*seconds, strict=True)]
-    return [[value / depth for value in pair] for pair in (microseconds, launches, (forward, backward))]
+    return [
+        [value / depth for value in pair] for pair in (microseconds, launches, (forward, backward))
+    ]
 
 
 def main():
@@ -123,7 +131,10 @@ def main():
     for name, (kind, depth, os.environ["MRLA_OPS"]) in cases().items():
         microseconds, launches, operations = measure(kind, depth, launched)
         row = {"per block": name, "us": "{:.0f} / {:.0f}".format(*microseconds)}
-        row |= {"launches": "{:.3g} / {:.3g}".format(*launches), "operations": "{:.3g} / {:.3g}".format(*operations)}
+        row |= {
+            "launches": "{:.3g} / {:.3g}".format(*launches),
+            "operations": "{:.3g} / {:.3g}".format(*operations),
+        }
         rows.append(row)
     print(as_markdown(rows))
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Draw what the detectors of evidence.py learnt: detections, layer-attention maps and lambda, seed by seed.
 
-`python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that evidence.py left over the test images,
-prints the figures of docs/analysis.md and writes detections.jpg, layer_attention.png and inside.png of docs/_static.
+`python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that evidence.py left
+over the test images, prints the figures of docs/analysis.md and writes detections.jpg,
+layer_attention.png and inside.png of docs/_static.
 """
 
 import itertools
@@ -29,7 +30,9 @@ def load(kind, seed, args):
     folder = args.out / f"{kind}_{seed}"
     (config,) = folder.glob("*.py")
     trained = inference.load_model(str(config), find_latest_checkpoint(folder), device="cpu")
-    return inference.LoadedModel(kind, trained.model, evidence.CLASSES, inference.get_test_pipeline(trained.cfg))
+    return inference.LoadedModel(
+        kind, trained.model, evidence.CLASSES, inference.get_test_pipeline(trained.cfg)
+    )
 
 
 def record(loaded, images):
@@ -45,7 +48,11 @@ def with_initial_queries(loaded, seed, args):
     set_random_seed(seed)
     initial = evidence.MODELS.build(evidence.make_config(loaded.name, seed, args).model)
     evidence.share_initial_weights(initial, evidence.make_config("plain", seed, args))
-    first = {key: value for key, value in initial.state_dict().items() if ".query." in key or ".key." in key}
+    first = {
+        key: value
+        for key, value in initial.state_dict().items()
+        if ".query." in key or ".key." in key
+    }
     loaded.model.load_state_dict(first, strict=False)
     return loaded
 
@@ -67,7 +74,15 @@ def draw_map(axes, weights, title):
     axes.imshow(np.ma.masked_invalid(weights), cmap="Blues", vmin=0, vmax=1)
     for row, column in np.argwhere(np.isfinite(weights)):
         color = "white" if weights[row, column] > 0.6 else "black"
-        axes.text(column, row, f"{weights[row, column]:.2f}", ha="center", va="center", fontsize=6, color=color)
+        axes.text(
+            column,
+            row,
+            f"{weights[row, column]:.2f}",
+            ha="center",
+            va="center",
+            fontsize=6,
+            color=color,
+        )
     axes.set_xticks(range(len(weights)), range(1, len(weights) + 1), fontsize=7)
     axes.set_yticks(range(len(weights)), range(1, len(weights) + 1), fontsize=7)
     axes.set_title(title, fontsize=9)
@@ -82,12 +97,23 @@ def draw_seeds(maps, models, file):
             draw_map(figure.add_subplot(grid[row, seed]), stages[2], f"{kind}, seed {seed}")
     axes = figure.add_subplot(grid[len(maps), :])
     for seed, loaded in enumerate(models):
-        found = {name: p.detach() for name, p in loaded.model.named_parameters() if name.endswith("history_scale")}
+        found = {
+            name: p.detach()
+            for name, p in loaded.model.named_parameters()
+            if name.endswith("history_scale")
+        }
         at = np.arange(len(found)) + 0.12 * (seed - len(models) / 2)
-        means, deviations = zip(*((float(p.mean()), float(p.std())) for p in found.values()), strict=True)
+        means, deviations = zip(
+            *((float(p.mean()), float(p.std())) for p in found.values()), strict=True
+        )
         axes.errorbar(at, means, deviations, fmt="o", ms=3, lw=1, label=f"seed {seed}")
-    axes.set_xticks(range(len(found)), [".".join(name.split(".")[1:3])[5:] for name in found], fontsize=7)
-    axes.set_title("λ of MRLA-light by stage and block, 1 at first: mean and deviation over channels", fontsize=9)
+    axes.set_xticks(
+        range(len(found)), [".".join(name.split(".")[1:3])[5:] for name in found], fontsize=7
+    )
+    axes.set_title(
+        "λ of MRLA-light by stage and block, 1 at first: mean and deviation over channels",
+        fontsize=9,
+    )
     axes.legend(fontsize=7, ncols=len(models), loc="lower left")
     figure.savefig(file, dpi=90)
 
@@ -107,13 +133,20 @@ def draw_beside(image, stages, file):
 def draw_detections(loaded, images, file):
     """Draw what a detector finds, image beside image."""
     pen, row = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
-    pen.dataset_meta = dict(classes=loaded.classes, palette=[(31, 119, 180), (44, 160, 44), (255, 127, 14)])
+    pen.dataset_meta = dict(
+        classes=loaded.classes, palette=[(31, 119, 180), (44, 160, 44), (255, 127, 14)]
+    )
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
             (found,) = loaded.model.predict(image.inputs, image.samples)
-        pen.add_datasample("", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5)
-        row += [cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA), np.full((300, 8, 3), 255, "u1")]
+        pen.add_datasample(
+            "", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5
+        )
+        row += [
+            cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA),
+            np.full((300, 8, 3), 255, "u1"),
+        ]
     cv2.imwrite(str(file), np.hstack(row[:-1])[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
 
 
@@ -135,10 +168,14 @@ def main(argv=None):
     rows = [{"stage": stage + 1} for stage in range(len(trained[0]))]
     for stage, row in enumerate(rows):
         for name, of in {"two seeds": trained, "two seeds, first queries and keys": first}.items():
-            row[name] = spread([likeness(a[stage], b[stage]) for a, b in itertools.combinations(of, 2)])
+            row[name] = spread(
+                [likeness(a[stage], b[stage]) for a, b in itertools.combinations(of, 2)]
+            )
         own = [likeness(a[stage], b[stage]) for a, b in zip(trained, first, strict=True)]
         row["a seed, last and first queries and keys"] = spread(own)
-    gates = np.concatenate([of.diagonal(0, 1, 2).ravel() for stages in maps["MRLA-light"] for of in stages])
+    gates = np.concatenate(
+        [of.diagonal(0, 1, 2).ravel() for stages in maps["MRLA-light"] for of in stages]
+    )
     closed, opened = sum(gates < 0.01), sum(gates > 0.99)
     print(f"{as_markdown(rows)}\n{len(gates)} gates, {closed} below 0.01, {opened} above 0.99")
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Run the same tests on every stack that the package promises, each in a clean environment of its own.
 
-`python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs the tests there and
-removes each again: 6 GB of disk at a time. Results go to OUT/<stack>.json, output to OUT/<stack>.log, and the table of
-all results in OUT is printed. `--list` shows what each stack is.
+`python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs
+the tests there and removes each again: 6 GB of disk at a time. Results go to OUT/<stack>.json,
+output to OUT/<stack>.log, and the table of all results in OUT is printed. `--list` shows what each
+stack is.
 """
 
 import argparse
@@ -20,14 +21,23 @@ from mrla_mm import cli
 from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = [f"tests/{name}" for name in ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")]
+TESTS = [
+    f"tests/{name}"
+    for name in ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")
+]
 TEST_TOOLS = ("pytest", "pytest-xdist")
 OPENMMLAB = ("mmengine==0.10.7", "mmcv-lite==2.1.0", "mmdet==3.3.0", "mmpretrain==1.2.0")
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
 ONEDL_MMCV = "onedl-mmcv==2.3.6"
 SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools<81", "wheel")
 NUMPY_1 = ("numpy==1.26.4", "opencv-python<4.12")  # torch below 2.3 was compiled against it
-SHOWN = ("torch", "torchvision", "numpy", "mmcv", *(name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)))
+SHOWN = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "mmcv",
+    *(name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)),
+)
 
 
 class Stack(NamedTuple):
@@ -45,7 +55,9 @@ def locked(python):
 
 def with_torch(python, torch, torchvision, *more):
     """Return OpenMMLab's packages on another torch."""
-    return Stack(python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *more),))
+    return Stack(
+        python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *more),)
+    )
 
 
 STACKS = {
@@ -54,12 +66,20 @@ STACKS = {
     "lock-py312": locked("3.12"),
     "lock-py313": locked("3.13"),
     "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1),
-    "torch-2.6": with_torch("3.10", "2.6.0", "0.21.0"),  # the first that reads checkpoints by an allow-list of names
+    "torch-2.6": with_torch(
+        "3.10", "2.6.0", "0.21.0"
+    ),  # the first that reads checkpoints by an allow-list of names
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
     "classic": Stack(
         "3.10",
         (
-            ("torch==2.1.2", "torchvision==0.16.2", *SHARED, *NUMPY_1, *(p for p in OPENMMLAB if "mmcv" not in p)),
+            (
+                "torch==2.1.2",
+                "torchvision==0.16.2",
+                *SHARED,
+                *NUMPY_1,
+                *(p for p in OPENMMLAB if "mmcv" not in p),
+            ),
             ("--no-build-isolation", "mmcv==2.1.0"),  # compiles its ops against this torch
         ),
     ),
@@ -67,7 +87,12 @@ STACKS = {
         "3.11",
         (
             ("torch==2.11.0", "torchvision==0.26.0", "ninja", *SHARED, *ONEDL),
-            ("--no-build-isolation", "--no-binary", "onedl-mmcv", ONEDL_MMCV),  # compiles its ops against this torch
+            (
+                "--no-build-isolation",
+                "--no-binary",
+                "onedl-mmcv",
+                ONEDL_MMCV,
+            ),  # compiles its ops against this torch
         ),
     ),
 }
@@ -80,7 +105,9 @@ def parse_args(argv):
     )
     parser.add_argument("stacks", nargs="*", metavar="STACK", help="stacks to run (default: all)")
     parser.add_argument("--list", action="store_true", help="show what each stack is and stop")
-    parser.add_argument("--find-links", type=Path, help="folder of wheels to prefer, such as a compiled mmcv")
+    parser.add_argument(
+        "--find-links", type=Path, help="folder of wheels to prefer, such as a compiled mmcv"
+    )
     parser.add_argument("--out", type=Path, default=Path("work_dirs/matrix"))
     args = parser.parse_args(argv)
     if unknown := [name for name in args.stacks if name not in STACKS]:
@@ -90,11 +117,15 @@ def parse_args(argv):
 
 def call(command, log, **variables):
     """Run a command from the repository with its output in the log; return the exit code."""
-    env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    env = {
+        key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")
+    }
     with log.open("a") as file:
         file.write(f"$ {' '.join(map(str, command))}\n")
         file.flush()
-        return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env={**env, **variables}).returncode
+        return subprocess.run(
+            command, cwd=ROOT, stdout=file, stderr=file, env={**env, **variables}
+        ).returncode
 
 
 def install(stack, env, args, log):
@@ -103,9 +134,13 @@ def install(stack, env, args, log):
     Raises:
         InputError: uv is not installed.
     """
-    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    uv = shutil.which(
+        "uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if uv is None:
-        raise InputError("the environments are made with uv, which is not installed: pip install uv")
+        raise InputError(
+            "the environments are made with uv, which is not installed: pip install uv"
+        )
     python = env / "bin/python"
     installers = {
         "uv": (uv, "pip", "install", "--quiet", "--python", python),
@@ -114,7 +149,10 @@ def install(stack, env, args, log):
     installs = stack.installs
     if args.find_links and stack.installer == "uv":  # a wheel at hand replaces the compilation
         compiling = ("--no-binary", "onedl-mmcv")
-        installs = [("--find-links", args.find_links, *(w for w in words if w not in compiling)) for words in installs]
+        installs = [
+            ("--find-links", args.find_links, *(w for w in words if w not in compiling))
+            for words in installs
+        ]
     commands = [
         (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
         *((*installers[stack.installer], *packages) for packages in installs),
@@ -131,7 +169,9 @@ def versions(env):
         "have = {d.metadata['Name'].lower(): d.version for d in m.distributions()};"
         "print(json.dumps({'python': platform.python_version(), **{n: have[n] for n in sys.argv[1:] if n in have}}))"
     )
-    done = subprocess.run([env / "bin/python", "-c", code, *SHOWN], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [env / "bin/python", "-c", code, *SHOWN], capture_output=True, text=True, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -145,7 +185,19 @@ def run_stack(name, args):
     if failed := install(STACKS[name], env, args, log):
         result["tests"] = f"failed: {' '.join(map(str, failed))}"
     else:
-        command = [env / "bin/python", "-m", "pytest", "-q", "-m", "not slow", "-n", "2", "--dist", "worksteal", *TESTS]
+        command = [
+            env / "bin/python",
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "not slow",
+            "-n",
+            "2",
+            "--dist",
+            "worksteal",
+            *TESTS,
+        ]
         passed = call(command, log, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE") == 0
         result |= dict(versions=versions(env), tests=log.read_text().splitlines()[-1].strip("= "))
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1))

@@ -1,7 +1,8 @@
 """Measure steps against each other: time, memory, growth, and tables of them.
 
-The steps of a comparison are timed in rounds, each step once per round, and compared by the median over the rounds of
-the ratio within a round. Whatever slows the machine for a while slows all steps of that round, and cancels out.
+The steps of a comparison are timed in rounds, each step once per round, and compared by the median
+over the rounds of the ratio within a round. Whatever slows the machine for a while slows all steps
+of that round, and cancels out.
 """
 
 import json
@@ -51,8 +52,8 @@ def time_rounds(
         device: where the steps run.
         clock: "wall", or "cpu" for processor seconds of this process.
         warm_up: rounds run before, not timed.
-        queued: on a GPU, time several repeats by the GPU's clock without waiting for the host, so that the time to
-            launch kernels does not count.
+        queued: on a GPU, time several repeats by the GPU's clock without waiting for the host, so
+            that the time to launch kernels does not count.
         title: printed above the progress bar.
 
     Returns:
@@ -104,7 +105,9 @@ def spread(values: Sequence[float]) -> float:
 
 def saved_bytes(forward: Callable[[], object], modules: nn.Module | Sequence[Tensor]) -> int:
     """Bytes that a forward pass saves for backward: each storage once, parameters and buffers not counted."""
-    owned = [*modules.parameters(), *modules.buffers()] if isinstance(modules, nn.Module) else modules
+    owned = (
+        [*modules.parameters(), *modules.buffers()] if isinstance(modules, nn.Module) else modules
+    )
     exempt = {tensor.untyped_storage().data_ptr() for tensor in owned}
     held = {}
 
@@ -112,7 +115,9 @@ def saved_bytes(forward: Callable[[], object], modules: nn.Module | Sequence[Ten
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in exempt:
             held[storage.data_ptr()] = storage
-        return tensor.detach()  # a function that saves its own output would otherwise keep itself alive
+        return (
+            tensor.detach()
+        )  # a function that saves its own output would otherwise keep itself alive
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = forward()
@@ -144,12 +149,16 @@ def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float
     """Largest of ``|found - expected| / |expected|`` over the tensors; infinite where it is NaN."""
     worst = 0.0
     for got, wanted in zip(found, expected, strict=True):
-        error = float((got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-12))
+        error = float(
+            (got.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-12)
+        )
         worst = max(worst, math.inf if math.isnan(error) else error)
     return worst
 
 
-def check_parity(name: str, found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
+def check_parity(
+    name: str, found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
+) -> float:
     """Return the relative error of a path's results against the naive path's.
 
     Raises:
@@ -157,13 +166,17 @@ def check_parity(name: str, found: Sequence[Tensor], expected: Sequence[Tensor],
     """
     error = relative_error(found, expected)
     if not error <= tolerance:
-        raise InputError(f"{name} differs from the naive path by {error:.1e} (allowed {tolerance:.0e}): not measured")
+        raise InputError(
+            f"{name} differs from the naive path by {error:.1e} (allowed {tolerance:.0e}): not measured"
+        )
     return error
 
 
 def fit_exponent(sizes: Sequence[float], amounts: Sequence[float]) -> float:
     """Exponent e of the growth amount ~ size^e, fitted by least squares in logarithms."""
-    return statistics.linear_regression([math.log(s) for s in sizes], [math.log(a) for a in amounts]).slope
+    return statistics.linear_regression(
+        [math.log(s) for s in sizes], [math.log(a) for a in amounts]
+    ).slope
 
 
 def describe_machine(device: torch.device, **settings: object) -> dict[str, object]:
@@ -179,15 +192,26 @@ def as_markdown(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as a Markdown table; the columns are the keys in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[row.get(column, "") for column in columns] for row in rows]
-    shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in cells]
+    shown = [
+        [f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in cells
+    ]
     return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *shown])
 
 
-def write_report(out: Path, machine: Mapping[str, object], tables: Mapping[str, Sequence[Mapping]]) -> str:
+def write_report(
+    out: Path, machine: Mapping[str, object], tables: Mapping[str, Sequence[Mapping]]
+) -> str:
     """Write report.json and report.md to a folder; return the Markdown."""
     out.mkdir(parents=True, exist_ok=True)
     head = ", ".join(f"{key} {value}" for key, value in machine.items())
-    text = "\n\n".join([head, *(f"## {title}\n\n{as_markdown(rows)}" for title, rows in tables.items())]) + "\n"
+    text = (
+        "\n\n".join(
+            [head, *(f"## {title}\n\n{as_markdown(rows)}" for title, rows in tables.items())]
+        )
+        + "\n"
+    )
     (out / "report.md").write_text(text, encoding="utf-8")
-    (out / "report.json").write_text(json.dumps(dict(machine=machine, tables=tables), indent=1), encoding="utf-8")
+    (out / "report.json").write_text(
+        json.dumps(dict(machine=machine, tables=tables), indent=1), encoding="utf-8"
+    )
     return text

@@ -1,7 +1,7 @@
 """Training steps of backbones and detectors, as the benchmark times them, and the paths they can take.
 
-Paths: "naive" computes the paper's equations in plain PyTorch, "fused" the same in few passes over memory, "triton"
-the fused passes as kernels. "plain" stands for a backbone without layer attention.
+Paths: "naive" computes the paper's equations in plain PyTorch, "fused" the same in few passes over
+memory, "triton" the fused passes as kernels. "plain" stands for a backbone without layer attention.
 """
 
 import copy
@@ -22,7 +22,9 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path
 
 PATHS = ("naive", "fused", "triton")
-HALF_LOSS_SCALE = 2.0**10  # as float16 training has one: most gradients of a mean would underflow without it
+HALF_LOSS_SCALE = (
+    2.0**10
+)  # as float16 training has one: most gradients of a mean would underflow without it
 
 
 def set_path(path: str) -> None:
@@ -35,7 +37,9 @@ def usable_paths(device: torch.device, wanted: Sequence[str] | None = None) -> l
     if wanted:
         return list(wanted)
     os.environ.pop("MRLA_OPS", None)
-    return list(PATHS if choose_path(torch.zeros(1, 1, 1, 1, device=device)).path == "triton" else PATHS[:2])
+    return list(
+        PATHS if choose_path(torch.zeros(1, 1, 1, 1, device=device)).path == "triton" else PATHS[:2]
+    )
 
 
 def randomize_zero_init(model: nn.Module) -> nn.Module:
@@ -48,7 +52,9 @@ def randomize_zero_init(model: nn.Module) -> nn.Module:
 
 def build_backbone(depth: int, attention: str | None, norm: str) -> nn.Module:
     """Build a ResNet, plain or with layer attention, with frozen or with batch statistics."""
-    cfg = dict(type="mmdet.ResNet", depth=depth, norm_eval=norm == "frozen", zero_init_residual=False)
+    cfg = dict(
+        type="mmdet.ResNet", depth=depth, norm_eval=norm == "frozen", zero_init_residual=False
+    )
     if attention is not None:
         cfg |= dict(type="MRLAResNet", layer_attention=dict(type=attention))
     return randomize_zero_init(MODELS.build(cfg))
@@ -64,7 +70,9 @@ def build_detector(cfg: Config, *, plain: bool) -> nn.Module:
     model = copy.deepcopy(cfg.model)
     backbone = model.backbone
     if backbone.type != "MRLAResNet":
-        raise InputError(f"{cfg.filename} has a {backbone.type}; only an MRLAResNet has a plain ResNet to compare with")
+        raise InputError(
+            f"{cfg.filename} has a {backbone.type}; only an MRLAResNet has a plain ResNet to compare with"
+        )
     backbone.init_cfg = None
     if plain:
         backbone.type = "mmdet.ResNet"
@@ -83,7 +91,9 @@ class Step:
         compiled: run it under torch.compile.
     """
 
-    def __init__(self, model: nn.Module, args: Namespace, *, detector: bool = False, compiled: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, args: Namespace, *, detector: bool = False, compiled: bool = False
+    ) -> None:
         self.model = model.to(args.device)
         self.model.train()  # not chained: mmdet's ResNet returns nothing from it
         self.args, self.detector = args, detector
@@ -93,9 +103,13 @@ class Step:
     def draw(self, batch: int, height: int, width: int) -> Tensor | dict:
         """Draw random images; for a detector with boxes, masks and labels, preprocessed."""
         if self.detector:
-            packed = demo_mm_inputs(batch, [[3, height, width]] * batch, num_classes=2, with_mask=True)
+            packed = demo_mm_inputs(
+                batch, [[3, height, width]] * batch, num_classes=2, with_mask=True
+            )
             return self.model.data_preprocessor(packed, True)
-        return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(0)).to(self.args.device)
+        return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(0)).to(
+            self.args.device
+        )
 
     def forward(self) -> Tensor:
         """Return the loss."""
@@ -143,10 +157,10 @@ def results(step: Step) -> Tensor:
 def check_paths(step: Step, paths: Sequence[str]) -> dict[str, float]:
     """Compare each path with the naive one on the very step that will be timed; return the errors by path.
 
-    Batch statistics amplify rounding. How much is measured by changing the images by 1e-6 in the naive path; another
-    path may differ by five times that. Where half precision amplifies it so much that a wrong path would pass, the
-    comparison is in single precision. TF32 is off: paths compute the gate in different operations, and not all of them
-    would round.
+    Batch statistics amplify rounding. How much is measured by changing the images by 1e-6 in the
+    naive path; another path may differ by five times that. Where half precision amplifies it so
+    much that a wrong path would pass, the comparison is in single precision. TF32 is off: paths
+    compute the gate in different operations, and not all of them would round.
     """
     args = step.args
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -1,4 +1,5 @@
-# Mask R-CNN on a plain CeiT-T with a simple feature pyramid, 1x schedule: the baseline of the MRLA configs.
+# Mask R-CNN on a plain CeiT-T with a simple feature pyramid, 1x schedule: the baseline of the MRLA
+# configs.
 _base_ = [
     "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py",
     "./_base_/mrla_mm.py",

@@ -1,4 +1,5 @@
-# Mask R-CNN on a plain DeiT-Tiny with a simple feature pyramid, 1x schedule: the baseline of the MRLA configs.
+# Mask R-CNN on a plain DeiT-Tiny with a simple feature pyramid, 1x schedule: the baseline of the
+# MRLA configs.
 _base_ = [
     "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py",
     "./_base_/mrla_mm.py",
@@ -14,7 +15,8 @@ model = dict(
         out_type="featmap",
         drop_path_rate=0.1,
         init_cfg=dict(
-            type="Pretrained", checkpoint="https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth"
+            type="Pretrained",
+            checkpoint="https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth",
         ),
     ),
     neck=dict(_delete_=True, type="SimpleFeaturePyramid", in_channels=192, out_channels=256),

@@ -1,3 +1,5 @@
 # Mask R-CNN on EfficientNet-B0 with MRLA-light, 1x schedule.
 _base_ = "./mask_rcnn_efficientnet_b0_1x.py"
-model = dict(backbone=dict(type="MRLAEfficientNet", layer_attention=dict(type="MRLALight", head_channels=8)))
+model = dict(
+    backbone=dict(type="MRLAEfficientNet", layer_attention=dict(type="MRLALight", head_channels=8))
+)

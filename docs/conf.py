@@ -39,10 +39,18 @@ BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 def reference_of(room):
     """Return the reference of a package: what it exports and builds later, or its modules if it exports nothing."""
     if hasattr(importlib.import_module(room), "__all__"):
-        later = [name for _, module, _ in mrla_mm.BUILT_LATER if (name := f"mrla_mm.{module}").startswith(f"{room}.")]
-        return BLOCK.format(room, "   :imported-members:\n") + "".join(BLOCK.format(name, "") for name in later)
+        later = [
+            name
+            for _, module, _ in mrla_mm.BUILT_LATER
+            if (name := f"mrla_mm.{module}").startswith(f"{room}.")
+        ]
+        return BLOCK.format(room, "   :imported-members:\n") + "".join(
+            BLOCK.format(name, "") for name in later
+        )
     modules = sorted((PACKAGE / room.partition(".")[2]).glob("[a-z]*.py"))
-    return "".join(f"\n### `{path.stem}`\n" + BLOCK.format(f"{room}.{path.stem}", "") for path in modules)
+    return "".join(
+        f"\n### `{path.stem}`\n" + BLOCK.format(f"{room}.{path.stem}", "") for path in modules
+    )
 
 
 def fill_in_reference(app, docname, source):
@@ -51,12 +59,22 @@ def fill_in_reference(app, docname, source):
         return
     rooms = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py"))
     parts = [f"## `{room}`\n{reference_of(f'mrla_mm.{room}')}" for room in rooms]
-    roots = [name for name in ("config", "inference", "export", "errors") if (PACKAGE / f"{name}.py").exists()]
+    roots = [
+        name
+        for name in ("config", "inference", "export", "errors")
+        if (PACKAGE / f"{name}.py").exists()
+    ]
     parts += [f"## `{name}`\n" + BLOCK.format(f"mrla_mm.{name}", "") for name in roots]
     rows = ["| tool | |", "|---|---|"]
     for path in sorted(TOOLS.glob("*.py")):
-        rows.append(f"| `{path.stem}` | {ast.get_docstring(ast.parse(path.read_text('utf-8'))).splitlines()[0]} |")
-    source[0] = source[0].replace("<!-- rooms -->", "\n".join(parts)).replace("<!-- tools -->", "\n".join(rows))
+        rows.append(
+            f"| `{path.stem}` | {ast.get_docstring(ast.parse(path.read_text('utf-8'))).splitlines()[0]} |"
+        )
+    source[0] = (
+        source[0]
+        .replace("<!-- rooms -->", "\n".join(parts))
+        .replace("<!-- tools -->", "\n".join(rows))
+    )
 
 
 def keep_formulas(app, what, name, obj, options, lines):
@@ -72,4 +90,6 @@ def keep_formulas(app, what, name, obj, options, lines):
 def setup(app):
     """Register what this file adds to Sphinx."""
     app.connect("source-read", fill_in_reference)
-    app.connect("autodoc-process-docstring", keep_formulas, priority=400)  # before Napoleon reads the sections
+    app.connect(
+        "autodoc-process-docstring", keep_formulas, priority=400
+    )  # before Napoleon reads the sections

@@ -1,16 +1,21 @@
 """MRLA backbones for MMDetection: layer attention over the feature maps of a stage (ICLR 2023).
 
-Importing the package is all a config needs: it makes the OpenMMLab stack run without compiled ops (`mrla_mm.compat`)
-and then registers the backbones and layer-attention modules. The classes that derive from mmdet's and mmpretrain's are
-imported when the first of them is built: those packages take longer to import than all the rest.
+Importing the package is all a config needs: it makes the OpenMMLab stack run without compiled ops
+(`mrla_mm.compat`) and then registers the backbones and layer-attention modules. The classes that
+derive from mmdet's and mmpretrain's are imported when the first of them is built: those packages
+take longer to import than all the rest.
 """
 
 import importlib
 from functools import partial
 from importlib.util import find_spec
 
-if missing := [name for name in ("torch", "mmengine", "mmcv", "mmdet", "mmpretrain") if find_spec(name) is None]:
-    wanted = "mrla_mm[lite]" if "mmcv" in missing else " ".join(missing)  # mmcv-lite never goes beside another mmcv
+if missing := [
+    name for name in ("torch", "mmengine", "mmcv", "mmdet", "mmpretrain") if find_spec(name) is None
+]:
+    wanted = (
+        "mrla_mm[lite]" if "mmcv" in missing else " ".join(missing)
+    )  # mmcv-lite never goes beside another mmcv
     raise ImportError(f"mrla_mm needs {', '.join(missing)}: pip install {wanted}")
 
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402
@@ -25,9 +30,14 @@ from mrla_mm.version import __version__  # noqa: E402
 
 __all__ = ["__version__", "attention", "comparators", "compat", "datasets", "engine", "weights"]
 
-# Names that stand in the registries until their module is imported and its classes replace them (force=True).
+# Names that stand in the registries until their module is imported and its classes replace them
+# (force=True).
 BUILT_LATER = [
-    (MODELS, "backbones", "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT"),
+    (
+        MODELS,
+        "backbones",
+        "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT",
+    ),
     (MODELS, "comparators.resnet", "ComparatorResNet"),
     (MODELS, "comparators.rla", "RLAResNet"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),

@@ -30,10 +30,19 @@ def main(argv: list[str] | None = None) -> None:
     """
     folder, (name, *rest) = TOOLS, (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "mmdet":
-        folder, (name, *rest) = Path(find_spec("mmdet").origin).parent / ".mim/tools", rest or ["--help"]
-    tools = {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.py"))}
+        folder, (name, *rest) = (
+            Path(find_spec("mmdet").origin).parent / ".mim/tools",
+            rest or ["--help"],
+        )
+    tools = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in sorted(folder.rglob("*.py"))
+    }
     if name in ("-h", "--help"):
-        lines = [f"  {tool:{max(map(len, tools))}}  {summary(path)}".rstrip() for tool, path in tools.items()]
+        lines = [
+            f"  {tool:{max(map(len, tools))}}  {summary(path)}".rstrip()
+            for tool, path in tools.items()
+        ]
         print("\n".join([USAGE, *lines]))  # noqa: T201
         return
     name = name.removesuffix(".py")

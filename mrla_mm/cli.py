@@ -20,10 +20,19 @@ from mrla_mm.version import __version__
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every tool that runs a config takes: work directory, overrides and launcher."""
-    parser.add_argument("--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)")
+    parser.add_argument(
+        "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
+    )
     add_option_argument(parser)
-    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none", help="job launcher")
-    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help="set by torch.distributed.launch")
+    parser.add_argument(
+        "--launcher",
+        choices=["none", "pytorch", "slurm", "mpi"],
+        default="none",
+        help="job launcher",
+    )
+    parser.add_argument(
+        "--local_rank", "--local-rank", type=int, default=0, help="set by torch.distributed.launch"
+    )
 
 
 def load_config(args: argparse.Namespace) -> Config:
@@ -35,7 +44,9 @@ def load_config(args: argparse.Namespace) -> Config:
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
-    cfg.work_dir = args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(cfg.filename).stem)
+    cfg.work_dir = (
+        args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(cfg.filename).stem)
+    )
     return cfg
 
 
@@ -46,8 +57,14 @@ def build_runner(cfg: Config) -> Runner:
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
         unused = cfg.get("find_unused_parameters", False)
-        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False, find_unused_parameters=unused)
-        cfg.model_wrapper_cfg = {**wrapper, **(cfg.get("model_wrapper_cfg") or {}), "device_ids": None}
+        wrapper = dict(
+            type="MMDistributedDataParallel", broadcast_buffers=False, find_unused_parameters=unused
+        )
+        cfg.model_wrapper_cfg = {
+            **wrapper,
+            **(cfg.get("model_wrapper_cfg") or {}),
+            "device_ids": None,
+        }
     runner = RUNNERS.build(cfg)
     for line in unknown_options:
         runner.logger.warning(line)
@@ -60,11 +77,17 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     Returns:
         The exit code: 0, 2 for an InputError, 130 for Ctrl-C.
     """
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # mmengine's concern, not the user's
+    warnings.filterwarnings(
+        "ignore", message="pkg_resources is deprecated"
+    )  # mmengine's concern, not the user's
     try:
         main(argv)
     except InputError as error:  # a data loading worker wraps the message into its traceback
-        print(f"error: {str(error).rpartition('InputError: ')[2].strip()}", file=sys.stderr, flush=True)  # noqa: T201
+        print(
+            f"error: {str(error).rpartition('InputError: ')[2].strip()}",
+            file=sys.stderr,
+            flush=True,
+        )  # noqa: T201
         return 2
     except KeyboardInterrupt as stop:
         print(": ".join(filter(None, ("interrupted", str(stop)))), file=sys.stderr, flush=True)  # noqa: T201

@@ -11,9 +11,22 @@ from mmengine.runner import Runner
 
 from mrla_mm.compat.config_scope import find_config
 
-# Top-level keys that a config may gain: the Runner's own arguments and what mmengine and the tools read beside them.
-TOP_LEVEL = {*inspect.signature(Runner).parameters, "activation_checkpointing", "auto_scale_lr", "compile"} | {
-    *("custom_imports", "find_unused_parameters", "model_wrapper_cfg", "runner_type", "strategy", "sync_bn"),
+# Top-level keys that a config may gain: the Runner's own arguments and what mmengine and the tools
+# read beside them.
+TOP_LEVEL = {
+    *inspect.signature(Runner).parameters,
+    "activation_checkpointing",
+    "auto_scale_lr",
+    "compile",
+} | {
+    *(
+        "custom_imports",
+        "find_unused_parameters",
+        "model_wrapper_cfg",
+        "runner_type",
+        "strategy",
+        "sync_bn",
+    ),
     *("tta_model", "tta_pipeline"),
 }
 
@@ -33,9 +46,9 @@ def add_option_argument(parser: argparse.ArgumentParser) -> None:
 def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
-    `data_root` moves every data set and evaluator below the config's `data_root`. An override of a key that the config
-    does not have is applied with a warning: mmengine accepts any, and possibly nothing reads it. The warnings are kept
-    in `cfg.option_warnings` too, for the log of the run.
+    `data_root` moves every data set and evaluator below the config's `data_root`. An override of a
+    key that the config does not have is applied with a warning: mmengine accepts any, and possibly
+    nothing reads it. The warnings are kept in `cfg.option_warnings` too, for the log of the run.
 
     Raises:
         InputError: there is no such config; names the nearest.
@@ -56,7 +69,8 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
 def move_data_root(cfg: Config, root: str) -> None:
     """Point every data set and evaluator below the config's `data_root` to another folder.
 
-    A config is plain values once it is read, so overriding its variable `data_root` alone would change nothing.
+    A config is plain values once it is read, so overriding its variable `data_root` alone would
+    change nothing.
     """
     old, new = cfg.data_root.rstrip("/"), root.rstrip("/") + "/"
 

@@ -1,8 +1,9 @@
 """Models as graphs for deployment: which parts become a graph, in which format, and whether it computes the same.
 
-A graph holds tensors and plain operators alone, so what depends on data stays outside: anchors, box decoding and NMS.
-A backbone, a classifier and a single-stage detector are one graph each. A two-stage detector is up to three: `dense`
-up to the proposals' scores, `boxes` for proposals, `masks` for the boxes kept.
+A graph holds tensors and plain operators alone, so what depends on data stays outside: anchors, box
+decoding and NMS. A backbone, a classifier and a single-stage detector are one graph each. A
+two-stage detector is up to three: `dense` up to the proposals' scores, `boxes` for proposals,
+`masks` for the boxes kept.
 """
 
 import math
@@ -50,8 +51,8 @@ class Proposals(nn.Module):
 class PerRoI(nn.Module):
     """RoIs (K, 5), image index and corners in pixels, and maps of the levels -> what a RoI head computes of each RoI.
 
-    mmdet pools each RoI from the level it belongs to, which depends on data; here every RoI is pooled from every level
-    and the right result selected.
+    mmdet pools each RoI from the level it belongs to, which depends on data; here every RoI is
+    pooled from every level and the right result selected.
     """
 
     def __init__(self, extractor: SingleRoIExtractor, head: nn.Module) -> None:
@@ -66,12 +67,16 @@ class PerRoI(nn.Module):
         level = self.extractor.map_roi_levels(rois, len(layers))[:, None, None, None]
         pooled = 0.0
         for index, (layer, x) in enumerate(zip(layers, maps, strict=True)):
-            found = roi_align(x, rois, layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned)
+            found = roi_align(
+                x, rois, layer.output_size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+            )
             pooled = torch.where(level == index, found, pooled)
         return flatten(self.head(pooled))
 
 
-def graphs_of(model: nn.Module, shape: tuple[int, int], *, backbone_only: bool = False) -> dict[str, Graph]:
+def graphs_of(
+    model: nn.Module, shape: tuple[int, int], *, backbone_only: bool = False
+) -> dict[str, Graph]:
     """Cut a model into graphs, with example inputs for images of a shape (height, width).
 
     Raises:
@@ -85,9 +90,15 @@ def graphs_of(model: nn.Module, shape: tuple[int, int], *, backbone_only: bool =
         return {"logits": image_graph(model, image, ["logits"])}
     if isinstance(model, SingleStageDetector):
         return {"dense": image_graph(model, image, ["scores", "boxes"])}
-    if isinstance(model, TwoStageDetector) and model.with_rpn and type(model.roi_head) is StandardRoIHead:
+    if (
+        isinstance(model, TwoStageDetector)
+        and model.with_rpn
+        and type(model.roi_head) is StandardRoIHead
+    ):
         return two_stage_graphs(model, image)
-    raise InputError(f"{type(model).__name__} cannot be cut into graphs here; export its backbone alone (--backbone)")
+    raise InputError(
+        f"{type(model).__name__} cannot be cut into graphs here; export its backbone alone (--backbone)"
+    )
 
 
 def image_graph(module: nn.Module, image: Tensor, kinds: Sequence[str]) -> Graph:
@@ -96,7 +107,11 @@ def image_graph(module: nn.Module, image: Tensor, kinds: Sequence[str]) -> Graph
         outputs = flatten(module(image))
     levels, rest = divmod(len(outputs), len(kinds))
     kinds, levels = (["output"], len(outputs)) if rest else (kinds, levels)
-    names = list(kinds) if levels == 1 else [f"{kind}_{level}" for kind in kinds for level in range(levels)]
+    names = (
+        list(kinds)
+        if levels == 1
+        else [f"{kind}_{level}" for kind in kinds for level in range(levels)]
+    )
     return Graph(module, (image,), ["image"], names)
 
 
@@ -113,7 +128,9 @@ def two_stage_graphs(model: TwoStageDetector, image: Tensor) -> dict[str, Graph]
     for name, (extractor, roi_head, outputs) in heads.items():
         used = maps[: len(extractor.roi_layers)]
         inputs = ["rois", *(f"map_{level}" for level in range(len(used)))]
-        graphs[name] = Graph(PerRoI(extractor, roi_head).eval(), (example_rois(7, image), *used), inputs, outputs)
+        graphs[name] = Graph(
+            PerRoI(extractor, roi_head).eval(), (example_rois(7, image), *used), inputs, outputs
+        )
     return graphs
 
 
@@ -121,7 +138,9 @@ def example_rois(count: int, image: Tensor) -> Tensor:
     """RoIs (count, 5) from small to as large as the image, over all images of the batch."""
     size, share = torch.tensor(image.shape[:1:-1]), torch.linspace(0.05, 1, count)[:, None]
     corners = (1 - share) * torch.tensor([0.3, 0.6]) * size
-    return torch.cat([torch.arange(count)[:, None] % len(image), corners, corners + share * size], dim=1)
+    return torch.cat(
+        [torch.arange(count)[:, None] % len(image), corners, corners + share * size], dim=1
+    )
 
 
 def flatten(outputs: Tensor | np.ndarray | Sequence) -> tuple:
@@ -136,7 +155,10 @@ def other_inputs(graph: Graph, shape: tuple[int, int], batch: int) -> tuple[Tens
         return (torch.rand(batch, 3, *shape),)
     scales = [layer.spatial_scale for layer in graph.module.extractor.roi_layers]
     sizes = [[math.ceil(side * scale) for side in shape] for scale in scales]
-    maps = [torch.rand(batch, x.shape[1], *size) for x, size in zip(graph.inputs[1:], sizes, strict=True)]
+    maps = [
+        torch.rand(batch, x.shape[1], *size)
+        for x, size in zip(graph.inputs[1:], sizes, strict=True)
+    ]
     return (example_rois(3 * batch, torch.empty(batch, 3, *shape)), *maps)
 
 
@@ -145,11 +167,18 @@ def to_program(graph: Graph, *, dynamic: bool) -> "torch.export.ExportedProgram"
     axes = [(0, 2, 3) if x.dim() == 4 else (0,) for x in graph.inputs]
     first, *maps = [dict.fromkeys(each, torch.export.Dim.DYNAMIC) for each in axes]
     shapes = (first, tuple(maps)) if maps else (first,)  # the maps are one *argument
-    return torch.export.export(graph.module, graph.inputs, dynamic_shapes=shapes if dynamic else None, strict=False)
+    return torch.export.export(
+        graph.module, graph.inputs, dynamic_shapes=shapes if dynamic else None, strict=False
+    )
 
 
 def to_onnx(
-    graph: Graph, path: str | Path, *, dynamic: bool, opset: int = OPSET, metadata: dict[str, str] | None = None
+    graph: Graph,
+    path: str | Path,
+    *,
+    dynamic: bool,
+    opset: int = OPSET,
+    metadata: dict[str, str] | None = None,
 ) -> None:
     """Write a graph as an ONNX file with the metadata among its properties; needs the extra `deploy`."""
     names = dict(input_names=graph.input_names, output_names=graph.output_names)
@@ -165,7 +194,9 @@ def onnx_runner(graph: Graph, path: str | Path) -> Callable[..., list[np.ndarray
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = {value.name for value in session.get_inputs()}  # without inputs that the graph does not use
+    names = {
+        value.name for value in session.get_inputs()
+    }  # without inputs that the graph does not use
 
     def run(*inputs: Tensor) -> list[np.ndarray]:
         named = zip(graph.input_names, inputs, strict=True)

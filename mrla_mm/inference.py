@@ -61,7 +61,11 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(
-    config: str, checkpoint: str | Path, *, device: str | None = None, options: Mapping[str, object] | None = None
+    config: str,
+    checkpoint: str | Path,
+    *,
+    device: str | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Trained:
     """Return a config's model with all the weights of a checkpoint, ready to evaluate.
 
@@ -72,7 +76,8 @@ def load_model(
         options: overrides of config values by dotted name.
 
     Raises:
-        InputError: there is no such config, or the file is not a checkpoint or that of another model.
+        InputError: there is no such config, or the file is not a checkpoint or that of another
+            model.
     """
     cfg = read_config(config, options or {})
     model = build_model(cfg)
@@ -84,7 +89,9 @@ def build_model(cfg: Config) -> nn.Module:
     """Return the model of a config as it starts, without weights from files."""
     init_default_scope(cfg.get("default_scope") or "mmengine")
     model = copy.deepcopy(cfg.model)
-    if cfg.get("data_preprocessor"):  # mmpretrain's configs have it beside the model, where mmengine's Runner looks
+    if cfg.get(
+        "data_preprocessor"
+    ):  # mmpretrain's configs have it beside the model, where mmengine's Runner looks
         model.setdefault("data_preprocessor", cfg.data_preprocessor)
     return MODELS.build(model)
 
@@ -105,7 +112,9 @@ def get_test_pipeline(cfg: Config) -> Compose:
     """
     steps = get_test_dataset(cfg).get("pipeline")
     if not steps:
-        raise InputError("the config has no test_dataloader.dataset.pipeline to prepare the images with")
+        raise InputError(
+            "the config has no test_dataloader.dataset.pipeline to prepare the images with"
+        )
     return Compose([step for step in steps if "LoadAnnotations" not in str(step["type"])])
 
 
@@ -114,9 +123,13 @@ def add_picture_arguments(parser: argparse.ArgumentParser, *, out_dir: str) -> N
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file")
     parser.add_argument("input", help="image file, or folder of images")
-    parser.add_argument("--out-dir", type=Path, default=Path(out_dir), help=f"folder for the results ({out_dir})")
+    parser.add_argument(
+        "--out-dir", type=Path, default=Path(out_dir), help=f"folder for the results ({out_dir})"
+    )
     parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    parser.add_argument(
+        "--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
+    )
     add_option_argument(parser)
 
 
@@ -131,15 +144,20 @@ def chosen_images(args: argparse.Namespace) -> list[Path]:
     """Return the image that the arguments name, or those of the folder by name, and make the folder for the results.
 
     Raises:
-        InputError: there is no image, or the results would lie among the images and could replace them.
+        InputError: there is no image, or the results would lie among the images and could replace
+            them.
     """
     source = Path(args.input)
     found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     images = [source] if source.is_file() else found[: args.max_images]
     if not images:
-        raise InputError(f"input {source} is neither an image nor a folder with images ({', '.join(IMAGE_SUFFIXES)})")
+        raise InputError(
+            f"input {source} is neither an image nor a folder with images ({', '.join(IMAGE_SUFFIXES)})"
+        )
     if args.out_dir.resolve() == images[0].parent.resolve():
-        raise InputError(f"--out-dir {args.out_dir} holds the input, which results could replace: give another folder")
+        raise InputError(
+            f"--out-dir {args.out_dir} holds the input, which results could replace: give another folder"
+        )
     args.out_dir.mkdir(parents=True, exist_ok=True)
     return images
 

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[1]
 def speed_up_configs():
     """Save what mmengine takes most time for in short runs: looking up bases, and laying out configs as text.
 
-    For each `package::` base it reads all metafiles of the package, 0.3 s; a detector's config takes yapf a second.
+    For each `package::` base it reads all metafiles of the package, 0.3 s; a detector's config
+    takes yapf a second.
     """
     config_utils.load = functools.cache(config_utils.load)
     for name in ("is_installed", "get_installed_path", "_get_external_cfg_path"):
@@ -52,8 +53,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     patch_triton_interpreter()
 
 
-# What torch before 2.6 says where it lacks half precision on a CPU, named globals, torch.export, meta kernels, or where
-# its Dynamo gives up.
+# What torch before 2.6 says where it lacks half precision on a CPU, named globals, torch.export,
+# meta kernels, or where its Dynamo gives up.
 TOO_OLD = re.compile(
     r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse|argument 'grad_input'|meta tensor"
     r"|torch\._dynamo|has no attribute '(compiler|export|Dim|weight_norm)'"
@@ -75,7 +76,8 @@ def pytest_runtest_call():
 def write_coco(root, images=4, size=(96, 64), names=None):
     """Write a COCO-format set in COCO's folder layout: bright rectangles of three classes, boxes and masks exact.
 
-    `names` are the categories of the annotation files, COCO's 80 by default, so that COCO configs run on it unchanged.
+    `names` are the categories of the annotation files, COCO's 80 by default, so that COCO configs
+    run on it unchanged.
     """
     if names is None:
         from mmdet.datasets import CocoDataset
@@ -88,7 +90,9 @@ def write_coco(root, images=4, size=(96, 64), names=None):
         infos, annotations = [], []
         for index in range(images):
             image = rng.integers(0, 60, (size[1], size[0], 3), dtype=np.uint8)
-            infos.append(dict(id=index + 1, file_name=f"{index:06}.jpg", width=size[0], height=size[1]))
+            infos.append(
+                dict(id=index + 1, file_name=f"{index:06}.jpg", width=size[0], height=size[1])
+            )
             for column in range(2):
                 label = int(rng.integers(min(3, len(names))))
                 x, y = column * size[0] // 2 + int(rng.integers(8)), int(rng.integers(size[1] // 4))
@@ -97,13 +101,20 @@ def write_coco(root, images=4, size=(96, 64), names=None):
                 image[y : y + h, x : x + w, label] = 250
                 corners = [x, y, x + w, y, x + w, y + h, x, y + h]
                 annotations.append(
-                    dict(id=len(annotations) + 1, image_id=index + 1, category_id=label + 1, bbox=[x, y, w, h])
+                    dict(
+                        id=len(annotations) + 1,
+                        image_id=index + 1,
+                        category_id=label + 1,
+                        bbox=[x, y, w, h],
+                    )
                     | dict(area=w * h, iscrowd=0, segmentation=[corners])
                 )
             cv2.imwrite(str(root / split / infos[-1]["file_name"]), image)
         path = root / "annotations" / f"instances_{split}.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(dict(images=infos, annotations=annotations, categories=categories)))
+        path.write_text(
+            json.dumps(dict(images=infos, annotations=annotations, categories=categories))
+        )
     return root
 
 
@@ -178,16 +189,28 @@ def tiny_options(config, root, *more):
         options += ["model.backbone.depth=18", "model.backbone.frozen_stages=-1"]
         options.append("model.neck.in_channels=[64,128,256,512]")
     for phase in ("train", "val", "test"):
-        options += [f"{phase}_dataloader.num_workers=0", f"{phase}_dataloader.persistent_workers=False"]
+        options += [
+            f"{phase}_dataloader.num_workers=0",
+            f"{phase}_dataloader.persistent_workers=False",
+        ]
     for phase in ("val", "test"):
         options.append(f"{phase}_dataloader.dataset.pipeline.1.scale=(96,64)")
-        # recall of class-blind boxes is above zero after a step or two, so that comparing figures means something
-        options.append(f"{phase}_evaluator.metric=[bbox,{'segm,' if 'mask' in config else ''}proposal]")
+        # recall of class-blind boxes is above zero after a step or two, so that comparing figures
+        # means something
+        options.append(
+            f"{phase}_evaluator.metric=[bbox,{'segm,' if 'mask' in config else ''}proposal]"
+        )
     head = "model.test_cfg"
     if "rcnn" in config:
         head = "model.test_cfg.rcnn"
-        options += ["model.roi_head.bbox_head.fc_out_channels=64", "model.train_cfg.rcnn.sampler.num=64"]
-        options += ["model.train_cfg.rpn_proposal.max_per_img=100", "model.test_cfg.rpn.max_per_img=100"]
+        options += [
+            "model.roi_head.bbox_head.fc_out_channels=64",
+            "model.train_cfg.rcnn.sampler.num=64",
+        ]
+        options += [
+            "model.train_cfg.rpn_proposal.max_per_img=100",
+            "model.test_cfg.rpn.max_per_img=100",
+        ]
     if "mask" in config:
         options.append("model.roi_head.mask_head.num_convs=1")
     return [*options, f"{head}.score_thr=0.0", f"{head}.max_per_img=30", *more]

@@ -21,7 +21,10 @@ class Fence(NamedTuple):
 
 def pages() -> list[Path]:
     """README, and every page of the documentation."""
-    return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)]
+    return [
+        ROOT / "README.md",
+        *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
+    ]
 
 
 def fences(language: str) -> list[Fence]:

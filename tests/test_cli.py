@@ -35,7 +35,9 @@ def plan(monkeypatch):
 
     def run_up_to_the_runner(tool, *argv, config=RETINANET):
         built = []
-        runner = SimpleNamespace(train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"), model=None)
+        runner = SimpleNamespace(
+            train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"), model=None
+        )
         monkeypatch.setattr(cli, "build_runner", lambda cfg: built.append(cfg) or runner)
         load_tool(tool).main([str(config), *map(str, argv)])
         return built[0]
@@ -50,10 +52,17 @@ def write_config(text):
 
 def test_options_reach_the_config(plan):
     """The command line's work directory wins over the config's, torchrun's rank over the option."""
-    assert plan("train").work_dir == "work_dirs/retinanet_r50_mrla_light_1x" and os.environ.pop("LOCAL_RANK") == "0"
+    assert (
+        plan("train").work_dir == "work_dirs/retinanet_r50_mrla_light_1x"
+        and os.environ.pop("LOCAL_RANK") == "0"
+    )
     options = ["model.backbone.init_cfg=None", "model.neck.in_channels=[1,2]", "work_dir=v"]
     cfg = plan("train", "--work-dir", "w", "--local-rank", 3, "--cfg-options", *options)
-    assert cfg.model.backbone.init_cfg is None and cfg.model.neck.in_channels == [1, 2] and cfg.work_dir == "w"
+    assert (
+        cfg.model.backbone.init_cfg is None
+        and cfg.model.neck.in_channels == [1, 2]
+        and cfg.work_dir == "w"
+    )
     assert os.environ["LOCAL_RANK"] == "3"
     assert plan("train", "--local_rank", 1, "--cfg-options", "work_dir=v").work_dir == "v"
     assert os.environ["LOCAL_RANK"] == "3"
@@ -107,7 +116,14 @@ def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):
     hook = cfg.default_hooks.visualization
     assert (cfg.load_from, cfg.resume) == ("c.pth", False)
     assert (hook.draw, hook.test_out_dir, hook.show, hook.wait_time) == (True, "vis", False, 0.5)
-    cfg = plan("test", "c.pth", "--show", "--show-dir", "vis", config=ROOT / "configs/imagenet/resnet50_8xb32.py")
+    cfg = plan(
+        "test",
+        "c.pth",
+        "--show",
+        "--show-dir",
+        "vis",
+        config=ROOT / "configs/imagenet/resnet50_8xb32.py",
+    )
     hook = cfg.default_hooks.visualization
     assert (hook.enable, hook.out_dir, hook.show) == (True, "vis", True)
 
@@ -129,8 +145,16 @@ def test_augmentation_at_test_time(plan):
 def test_the_log_of_a_run_names_options_that_may_have_no_effect(tmp_path):
     forget_runs()
     model = "dict(type='ImageClassifier', backbone=dict(type='MRLAResNet', depth=18))"
-    config = write_config(f"default_scope = 'mmpretrain'\nmodel = {model}\nenv_cfg = dict(cudnn_benchmark=False)")
-    argv = [config, "--work-dir", str(tmp_path / "run"), "--cfg-options", "env_cfg.cudnn_benchmrk=True"]
+    config = write_config(
+        f"default_scope = 'mmpretrain'\nmodel = {model}\nenv_cfg = dict(cudnn_benchmark=False)"
+    )
+    argv = [
+        config,
+        "--work-dir",
+        str(tmp_path / "run"),
+        "--cfg-options",
+        "env_cfg.cudnn_benchmrk=True",
+    ]
     with pytest.warns(UserWarning, match="env_cfg.cudnn_benchmark"):
         cfg = cli.load_config(load_tool("train").parse_args(argv))
     runner = cli.build_runner(cfg)
@@ -170,14 +194,22 @@ def test_ctrl_c_ends_a_tool_with_one_line(capsys):
 def test_entry_point(capsys, monkeypatch):
     """`python -m mrla_mm` runs packed tools with the remaining arguments, and lists them otherwise."""
     ran = []
-    monkeypatch.setattr(runpy, "run_path", lambda path, run_name: ran.append((path, run_name, sys.argv[1:])))
+    monkeypatch.setattr(
+        runpy, "run_path", lambda path, run_name: ran.append((path, run_name, sys.argv[1:]))
+    )
     monkeypatch.setattr(sys, "argv", ["mrla_mm"])
     entry.main(["train", "config.py", "--amp"])
     ((path, name, argv),) = ran
-    assert path.endswith(".mim/tools/train.py") and name == "__main__" and argv == ["config.py", "--amp"]
+    assert (
+        path.endswith(".mim/tools/train.py")
+        and name == "__main__"
+        and argv == ["config.py", "--amp"]
+    )
     entry.main([])
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[3:])
-    assert {"test", "demo", "quickstart"} < set(listed) and listed["train"] == "Train the model of a config"
+    assert {"test", "demo", "quickstart"} < set(listed) and listed[
+        "train"
+    ] == "Train the model of a config"
     for wrong, nearest in (("trian", "train"), ("quick-start.py", "quickstart"), ("xyz", "export")):
         with pytest.raises(InputError, match=nearest):
             entry.main([wrong])
@@ -190,7 +222,9 @@ def test_tools_of_mmdet_know_our_names():
     config = write_config("_base_ = 'mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py'")
     command = [sys.executable, "-m", "mrla_mm", "mmdet", "misc/print_config", config]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    said = subprocess.run(
+        command, capture_output=True, text=True, env=environment, check=True
+    ).stdout
     assert "type='MRLAResNet'" in said
 
 
@@ -202,7 +236,26 @@ def test_slurm_script_calls_srun(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "GPUS": "4", "SRUN_ARGS": "--time 1:00 --quiet"}
     script = [ROOT / "tools/slurm_train.sh", "part", "job", "my config.py", "--amp"]
-    said = subprocess.run(script, capture_output=True, text=True, env=environment, check=True).stdout.splitlines()
-    assert said[:8] == ["--partition", "part", "--job-name", "job", "--gres", "gpu:4", "--ntasks", "4"]
-    rest = ["--time", "1:00", "--quiet", "python", "-u", str(ROOT / "tools/train.py"), "my config.py"]
+    said = subprocess.run(
+        script, capture_output=True, text=True, env=environment, check=True
+    ).stdout.splitlines()
+    assert said[:8] == [
+        "--partition",
+        "part",
+        "--job-name",
+        "job",
+        "--gres",
+        "gpu:4",
+        "--ntasks",
+        "4",
+    ]
+    rest = [
+        "--time",
+        "1:00",
+        "--quiet",
+        "python",
+        "-u",
+        str(ROOT / "tools/train.py"),
+        "my config.py",
+    ]
     assert said[-10:] == [*rest, "--launcher", "slurm", "--amp"]

@@ -20,7 +20,9 @@ def read(name, **options):
     """Read a config with the overrides, in which "__" stands for a dot, and return it with the warnings given."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        cfg = read_config(str(name), {key.replace("__", "."): value for key, value in options.items()})
+        cfg = read_config(
+            str(name), {key.replace("__", "."): value for key, value in options.items()}
+        )
     return cfg, [str(each.message) for each in caught if "--cfg-options" in str(each.message)]
 
 
@@ -35,10 +37,19 @@ def with_decay(tmp_path):
     [
         ("model.test_cfg.rcnn.score_thresh", "model.test_cfg.rcnn.score_thr"),
         ("model.test_cfg.rpn.max_per_image", "model.test_cfg.rpn.max_per_img"),
-        ("train_dataloader.dataset.filter_cfg.min_sizes", "train_dataloader.dataset.filter_cfg.min_size"),
+        (
+            "train_dataloader.dataset.filter_cfg.min_sizes",
+            "train_dataloader.dataset.filter_cfg.min_size",
+        ),
         ("train_dataloader.dataset.data_prefix.imgs", "train_dataloader.dataset.data_prefix.img"),
-        ("train_dataloader.dataset.pipeline.2.keepratio", "train_dataloader.dataset.pipeline.2.keep_ratio"),
-        ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),  # which has no paramwise_cfg here
+        (
+            "train_dataloader.dataset.pipeline.2.keepratio",
+            "train_dataloader.dataset.pipeline.2.keep_ratio",
+        ),
+        (
+            "optim_wrapper.paramwise_cfg.norm_decay",
+            "optim_wrapper",
+        ),  # which has no paramwise_cfg here
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
         ("trian_cfg.max_epochs", "train_cfg"),
         ("train_pipeline", "variable"),  # its value is in the data set already
@@ -69,16 +80,25 @@ def test_options_that_are_read_say_nothing(with_decay):
     }
     cfg, said = read(with_decay, **right)
     assert not said and "option_warnings" not in cfg
-    assert cfg.model.backbone.init_cfg is None and cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
+    assert cfg.model.backbone.init_cfg is None and cfg.train_dataloader.dataset.pipeline[
+        2
+    ].scale == (96, 64)
     assert cfg.randomness.seed == 3 and cfg.load_from == "weights.pth"
 
 
 def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     """All that lies below the old folder, also to a folder below it; what only begins like it stays."""
     cfg, _ = read(FASTER, data_root="data/coco/mini")
-    assert cfg.train_dataloader.dataset.data_root == cfg.test_dataloader.dataset.data_root == "data/coco/mini/"
+    assert (
+        cfg.train_dataloader.dataset.data_root
+        == cfg.test_dataloader.dataset.data_root
+        == "data/coco/mini/"
+    )
     assert cfg.val_evaluator.ann_file == "data/coco/mini/annotations/instances_val2017.json"
-    loaders = {f"{name}_dataloader": dict(dataset=dict(data_root=f"sets/{name}")) for name in ("train", "training")}
+    loaders = {
+        f"{name}_dataloader": dict(dataset=dict(data_root=f"sets/{name}"))
+        for name in ("train", "training")
+    }
     Config(dict(data_root="sets/train", **loaders)).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
     assert cfg.train_dataloader.dataset.data_root == "/new/"
@@ -102,7 +122,9 @@ def test_packed_configs_are_found_from_any_folder(tmp_path, monkeypatch):
         ("zzzz.py", ".mim"),
     ],
 )
-def test_a_config_that_does_not_exist_is_answered_with_the_nearest(name, nearest, tmp_path, monkeypatch):
+def test_a_config_that_does_not_exist_is_answered_with_the_nearest(
+    name, nearest, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").touch()
     with pytest.raises(InputError) as caught:

@@ -21,14 +21,22 @@ from .backbones.common import PARAMETERS, count
 from .conftest import ROOT
 
 CONFIGS = ROOT / "configs"
-FILES = {path.relative_to(CONFIGS).with_suffix("").as_posix(): path for path in sorted(CONFIGS.rglob("*.py"))}
+FILES = {
+    path.relative_to(CONFIGS).with_suffix("").as_posix(): path
+    for path in sorted(CONFIGS.rglob("*.py"))
+}
 NAMES = [name for name in FILES if not name.startswith("_base_")]
 DETECTORS = [name for name in NAMES if "/" not in name]
 QUICKSTARTS = [name for name in NAMES if name.startswith("quickstart/")]
-COMPARED = re.compile(r"(comparators/.*_r50|imagenet/resnet50)_(se|cbam|a2|aa|nl|gc_\w+?|eca|dia|rla_g|ba)_(1x|8xb32)")
-CLASSIFIERS = [name for name in NAMES if name.startswith("imagenet/") and not COMPARED.fullmatch(name)]
+COMPARED = re.compile(
+    r"(comparators/.*_r50|imagenet/resnet50)_(se|cbam|a2|aa|nl|gc_\w+?|eca|dia|rla_g|ba)_(1x|8xb32)"
+)
+CLASSIFIERS = [
+    name for name in NAMES if name.startswith("imagenet/") and not COMPARED.fullmatch(name)
+]
 
-# Trainable parameters in millions: Tables 2 and 3 of the paper, which leave out the frozen stem and first stage.
+# Trainable parameters in millions: Tables 2 and 3 of the paper, which leave out the frozen stem and
+# first stage.
 PAPER_MILLIONS = {
     "retinanet_r50_1x": 37.74,
     "retinanet_r50_mrla_base_1x": 37.92,
@@ -77,7 +85,10 @@ def load(name):
 def build(cfg):
     """The model without memory for its weights; the hosts read their drop path rates from `torch.linspace`."""
     init_default_scope(cfg.default_scope)
-    with torch.device("meta"), patch.object(torch, "linspace", partial(torch.linspace, device="cpu")):
+    with (
+        torch.device("meta"),
+        patch.object(torch, "linspace", partial(torch.linspace, device="cpu")),
+    ):
         return MODELS.build(cfg.model)
 
 
@@ -114,13 +125,21 @@ def own(part):
 def test_every_config_is_listed_for_the_package_manager():
     """In the metafiles that mim and `package::` names read, which also shows that no config got lost."""
     files = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
-    models = [model for file in files for model in yaml.safe_load((ROOT / file).read_text())["Models"]]
-    assert sorted(model["Config"] for model in models) == sorted(f"configs/{name}.py" for name in NAMES)
+    models = [
+        model for file in files for model in yaml.safe_load((ROOT / file).read_text())["Models"]
+    ]
+    assert sorted(model["Config"] for model in models) == sorted(
+        f"configs/{name}.py" for name in NAMES
+    )
     assert set(PAPER_MILLIONS) < set(DETECTORS)
 
 
 def test_configs_are_thin():
-    assert [name for name, path in FILES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 60] == []
+    assert [
+        name
+        for name, path in FILES.items()
+        if len(path.read_text(encoding="utf-8").splitlines()) > 60
+    ] == []
 
 
 @pytest.mark.parametrize("name", QUICKSTARTS)
@@ -129,7 +148,9 @@ def test_quickstart(name):
     cfg = load(name)
     assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
     model = build(cfg)
-    assert cfg.model.backbone.get("init_cfg") is None and all(p.requires_grad for p in model.parameters())
+    assert cfg.model.backbone.get("init_cfg") is None and all(
+        p.requires_grad for p in model.parameters()
+    )
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -152,7 +173,9 @@ def test_detector(name, monkeypatch):
 
     model = build(cfg)
     transformer = said.family in ("deit", "ceit")
-    check_attention(model.backbone, said, drop_path=0.1 if transformer or said.family == "pvtv2" else 0)
+    check_attention(
+        model.backbone, said, drop_path=0.1 if transformer or said.family == "pvtv2" else 0
+    )
     if name in PAPER_MILLIONS:
         trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
         assert trainable == pytest.approx(PAPER_MILLIONS[name], abs=0.02)
@@ -164,7 +187,9 @@ def test_detector(name, monkeypatch):
     monkeypatch.setenv("MRLA_OPS", "naive")
     model.eval()
     levels = model.neck(model.backbone(torch.empty(1, 3, 128, 256, device="meta")))
-    strides = (model.bbox_head if said.host == "retinanet" else model.rpn_head).prior_generator.strides
+    strides = (
+        model.bbox_head if said.host == "retinanet" else model.rpn_head
+    ).prior_generator.strides
     assert [tuple(level.shape[2:]) for level in levels] == [
         (max(128 // stride, 1), max(256 // stride, 2)) for stride, _ in strides
     ]
@@ -178,12 +203,16 @@ def check_checkpoint(init_cfg, said):
         assert checkpoint == f"torchvision://resnet{said.size}"
     elif said.family == "efficientnet":
         assert checkpoint == f"torchvision://efficientnet_{said.size}.imagenet1k_v1"
-        assert torchvision.models.get_weight(f"EfficientNet_{said.size.upper()}_Weights.IMAGENET1K_V1")
+        assert torchvision.models.get_weight(
+            f"EfficientNet_{said.size.upper()}_Weights.IMAGENET1K_V1"
+        )
     else:
         assert SIZES.get(said.size, said.size) in checkpoint
         if checkpoint.startswith("work_dirs/"):
             recipe = checkpoint.split("/")[1]
-            assert f"imagenet/{recipe}" in CLASSIFIERS and ("mrla" in recipe) == (said.variant is not None)
+            assert f"imagenet/{recipe}" in CLASSIFIERS and ("mrla" in recipe) == (
+                said.variant is not None
+            )
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -193,27 +222,41 @@ def test_imagenet_recipe(name):
     model = build(cfg)
     size = f"{said.family}-{SIZES[said.size]}" if said.size in SIZES else said.size
     _, plain, light, base = PARAMETERS[FAMILIES[said.family][0].removeprefix("MRLA"), size]
-    assert count(model) == {None: plain, "MRLALight": light}.get(said.variant, base)  # MLA has as many as base
+    assert count(model) == {None: plain, "MRLALight": light}.get(
+        said.variant, base
+    )  # MLA has as many as base
     assert all(p.requires_grad for p in model.parameters())
     assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
-    check_attention(model.backbone, said, drop_path={"r": 0.2, "efficientnet": 0}.get(said.family, 0.1))
-    recipe = {"r": resnet_recipe, "efficientnet": efficientnet_recipe}.get(said.family, transformer_recipe)
+    check_attention(
+        model.backbone, said, drop_path={"r": 0.2, "efficientnet": 0}.get(said.family, 0.1)
+    )
+    recipe = {"r": resnet_recipe, "efficientnet": efficientnet_recipe}.get(
+        said.family, transformer_recipe
+    )
     recipe(cfg, name, model)
 
 
 def resnet_recipe(cfg, name, model):
     """100 epochs of SGD from 0.1 on 256 images, decay 1e-4, steps of 30; only layer attention is dropped."""
     check_schedule(cfg, epochs=100, batch=256)
-    assert own(cfg.optim_wrapper.optimizer) == dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
+    assert own(cfg.optim_wrapper.optimizer) == dict(
+        type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4
+    )
     steps = ["LoadImageFromFile", "RandomResizedCrop", "RandomFlip", "PackInputs"]
     assert list(steps_of(cfg.train_dataloader)) == steps
     cosine = "coslr" in name
     if cosine:
-        assert own(cfg.param_scheduler) == dict(type="CosineAnnealingLR", T_max=100, by_epoch=True, begin=0, end=100)
+        assert own(cfg.param_scheduler) == dict(
+            type="CosineAnnealingLR", T_max=100, by_epoch=True, begin=0, end=100
+        )
     else:
-        assert own(cfg.param_scheduler) == dict(type="MultiStepLR", by_epoch=True, milestones=[30, 60, 90], gamma=0.1)
+        assert own(cfg.param_scheduler) == dict(
+            type="MultiStepLR", by_epoch=True, milestones=[30, 60, 90], gamma=0.1
+        )
     assert cfg.model.head.loss.type == ("LabelSmoothLoss" if cosine else "CrossEntropyLoss")
-    assert model.backbone.norm_eval is False and not cfg.model.backbone.get("zero_init_attention", False)
+    assert model.backbone.norm_eval is False and not cfg.model.backbone.get(
+        "zero_init_attention", False
+    )
 
 
 def transformer_recipe(cfg, name, model):
@@ -221,31 +264,50 @@ def transformer_recipe(cfg, name, model):
     check_schedule(cfg, epochs=300, batch=1024)
     assert cfg.train_dataloader.batch_size * 8 == 1024
     optimizer = cfg.optim_wrapper.optimizer
-    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ("AdamW", pytest.approx(1e-3), 0.05)
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == (
+        "AdamW",
+        pytest.approx(1e-3),
+        0.05,
+    )
     warm_up, decay = cfg.param_scheduler
     assert (warm_up.end, decay.type, decay.begin, decay.end) == (5, "CosineAnnealingLR", 5, 300)
     assert cfg.train_dataloader.sampler == dict(type="RepeatAugSampler", num_repeats=3)
     steps = steps_of(cfg.train_dataloader)
     assert "RandAugment" in steps and steps["RandomErasing"].erase_prob == 0.25
-    assert cfg.model.train_cfg.augments == [dict(type="Mixup", alpha=0.8), dict(type="CutMix", alpha=1.0)]
-    assert cfg.model.head.loss == dict(type="LabelSmoothLoss", label_smooth_val=0.1, mode="original")
-    assert cfg.model.backbone.drop_path_rate == 0.1 and not cfg.model.backbone.get("zero_init_attention", False)
+    assert cfg.model.train_cfg.augments == [
+        dict(type="Mixup", alpha=0.8),
+        dict(type="CutMix", alpha=1.0),
+    ]
+    assert cfg.model.head.loss == dict(
+        type="LabelSmoothLoss", label_smooth_val=0.1, mode="original"
+    )
+    assert cfg.model.backbone.drop_path_rate == 0.1 and not cfg.model.backbone.get(
+        "zero_init_attention", False
+    )
 
 
 def efficientnet_recipe(cfg, name, model):
     """350 epochs of RMSProp on 768 images, 0.97 of the rate every 2.4 epochs, AutoAugment, drop path and dropout."""
     check_schedule(cfg, epochs=350, batch=768)
     assert cfg.train_dataloader.batch_size * 8 == 768
-    optimizer = dict(type="RMSprop", lr=0.048, alpha=0.9, momentum=0.9, eps=0.0316, weight_decay=4e-5)
+    optimizer = dict(
+        type="RMSprop", lr=0.048, alpha=0.9, momentum=0.9, eps=0.0316, weight_decay=4e-5
+    )
     assert cfg.optim_wrapper.optimizer == optimizer
     warm_up, decay = cfg.param_scheduler
     assert (warm_up.type, warm_up.end, decay.gamma) == ("LinearLR", 5, 0.97)
     for epoch in range(350):
-        assert sum(milestone <= epoch for milestone in decay.milestones) == math.floor(epoch / 2.4 + 1e-9)
+        assert sum(milestone <= epoch for milestone in decay.milestones) == math.floor(
+            epoch / 2.4 + 1e-9
+        )
     assert cfg.model.backbone.drop_path_rate == 0.2 and cfg.model.neck.drop_rate == 0.2
-    norms = [module for module in model.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    norms = [
+        module for module in model.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)
+    ]
     assert {(norm.momentum, norm.eps) for norm in norms} == {(0.01, 1e-3)}
     pixels, steps = (240 if "b1" in name else 224), steps_of(cfg.train_dataloader)
-    assert steps["RandomResizedCrop"].scale == pixels and steps["AutoAugment"].policies == "imagenet"
+    assert (
+        steps["RandomResizedCrop"].scale == pixels and steps["AutoAugment"].policies == "imagenet"
+    )
     steps = steps_of(cfg.val_dataloader)
     assert (steps["ResizeEdge"].scale, steps["CenterCrop"].crop_size) == (pixels + 32, pixels)

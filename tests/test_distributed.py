@@ -19,10 +19,17 @@ CONFIG = ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 
 def test_sync_bn_reaches_the_branches():
     """With frozen statistics the converted model computes the same; torch's batch statistics of SyncBN need a GPU."""
-    settings = dict(depth=18, base_channels=16, layer_attention=dict(type="MRLALight", head_channels=16))
-    backbone = MODELS.build(dict(type="MRLAResNet", **settings, zero_init_attention=False, norm_eval=True)).train()
+    settings = dict(
+        depth=18, base_channels=16, layer_attention=dict(type="MRLALight", head_channels=16)
+    )
+    backbone = MODELS.build(
+        dict(type="MRLAResNet", **settings, zero_init_attention=False, norm_eval=True)
+    ).train()
     image = torch.rand(2, 3, 33, 49)
-    expected, norms = backbone(image), sum(isinstance(module, nn.BatchNorm2d) for module in backbone.modules())
+    expected, norms = (
+        backbone(image),
+        sum(isinstance(module, nn.BatchNorm2d) for module in backbone.modules()),
+    )
     converted = convert_sync_batchnorm(backbone, "torch").train()
     assert sum(isinstance(module, nn.SyncBatchNorm) for module in converted.modules()) == norms
     for level, other in zip(converted(image), expected, strict=True):
@@ -33,13 +40,34 @@ def test_sync_bn_reaches_the_branches():
 def test_processes_stop_together_at_sigterm(tmp_path):
     """SIGTERM to the launcher ends every process after the same iteration, with one checkpoint to resume from."""
     generate_shapes(tmp_path / "data", num_train=6, num_val=2, seed=0)
-    options = [f"data_root={tmp_path}/data", "env_cfg.dist_cfg.backend=gloo", "train_cfg.max_epochs=100"]
-    options += ["train_cfg.val_interval=1000", "default_hooks.logger.interval=1", "train_dataloader.batch_size=1"]
-    options += ["train_dataloader.dataset.pipeline.2.scale=(64,64)", "model.roi_head.bbox_head.fc_out_channels=16"]
-    script = [ROOT / "tools/dist_train.sh", CONFIG, "2", "--work-dir", tmp_path / "run", "--cfg-options", *options]
+    options = [
+        f"data_root={tmp_path}/data",
+        "env_cfg.dist_cfg.backend=gloo",
+        "train_cfg.max_epochs=100",
+    ]
+    options += [
+        "train_cfg.val_interval=1000",
+        "default_hooks.logger.interval=1",
+        "train_dataloader.batch_size=1",
+    ]
+    options += [
+        "train_dataloader.dataset.pipeline.2.scale=(64,64)",
+        "model.roi_head.bbox_head.fc_out_channels=16",
+    ]
+    script = [
+        ROOT / "tools/dist_train.sh",
+        CONFIG,
+        "2",
+        "--work-dir",
+        tmp_path / "run",
+        "--cfg-options",
+        *options,
+    ]
     environment = dict(os.environ, PYTHONPATH=str(ROOT), PYTHON=sys.executable, OMP_NUM_THREADS="1")
     environment |= dict(PORT=str(20000 + os.getpid() % 20000), CUDA_VISIBLE_DEVICES="")
-    process = subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     seen = []
     for line in process.stdout:
         seen.append(line)

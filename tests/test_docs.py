@@ -16,7 +16,8 @@ from .docs_fences import commands, fences, pages
 
 pytestmark = pytest.mark.slow
 
-# Launchers: the tool they run, the places of the config and the checkpoint, and where the tool's own arguments begin.
+# Launchers: the tool they run, the places of the config and the checkpoint, and where the tool's
+# own arguments begin.
 LAUNCHERS = {
     "dist_train.sh": ("train", [0], 2),
     "dist_test.sh": ("test", [0, 1], 3),
@@ -58,7 +59,11 @@ def is_config(fence):
 
 
 def identify(item):
-    return f"{item.page}:{item.line}" if hasattr(item, "line") else f"{item[0]}: {' '.join(item[1])[:80]}"
+    return (
+        f"{item.page}:{item.line}"
+        if hasattr(item, "line")
+        else f"{item[0]}: {' '.join(item[1])[:80]}"
+    )
 
 
 def invocation(words):
@@ -103,7 +108,9 @@ def test_command(command, shown_configs, monkeypatch):
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in words[1:] if "=" not in word} <= set(targets)
     for word in words:
-        assert not re.match(r"(configs|tools|\.dev_scripts)/", word) or (ROOT / word).is_file(), word
+        assert not re.match(r"(configs|tools|\.dev_scripts)/", word) or (ROOT / word).is_file(), (
+            word
+        )
     script, argv = invocation(words) or (None, [])
     if script is None:
         return
@@ -128,7 +135,9 @@ def test_config_builds(fence, shown_configs):
     build(Config.fromfile(shown_configs / "shown.py"))
 
 
-@pytest.mark.parametrize("page", sorted({f.page for f in PYTHON if not is_config(f)} - {"docs/tutorial.md"}))
+@pytest.mark.parametrize(
+    "page", sorted({f.page for f in PYTHON if not is_config(f)} - {"docs/tutorial.md"})
+)
 def test_python_runs(page, monkeypatch):
     """All Python of a page, in order and in one namespace; the tutorial runs as a notebook."""
     monkeypatch.chdir(ROOT)
@@ -144,22 +153,34 @@ def test_python_runs(page, monkeypatch):
 
 
 def test_files_that_are_mentioned_exist():
-    pattern = re.compile(r"(?<![\w/.])((?:tools|configs|docs|tests|mrla_mm|\.dev_scripts)/[\w/]+\.(?:py|sh|md|yml))\b")
+    pattern = re.compile(
+        r"(?<![\w/.])((?:tools|configs|docs|tests|mrla_mm|\.dev_scripts)/[\w/]+\.(?:py|sh|md|yml))\b"
+    )
     for path in pages():
         for name in pattern.findall(path.read_text(encoding="utf-8")):
-            assert re.search(r"/[A-Z]+\.", name) or (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"
+            assert re.search(r"/[A-Z]+\.", name) or (ROOT / name).exists(), (
+                f"{path.relative_to(ROOT)} names {name}"
+            )
 
 
 def test_every_page_is_linked_from_the_readme_and_the_sites_front_page():
-    readme, index = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md"))
+    readme, index = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/index.md")
+    )
     for path in set((ROOT / "docs").glob("*.md")) - {ROOT / "docs/index.md"}:
-        assert re.search(rf"^(.* <)?{path.stem}>?$", index, re.MULTILINE), f"docs/index.md does not list {path.stem}"
-        assert path.stem == "changelog" or f"](docs/{path.name})" in readme, f"README.md does not link {path.name}"
+        assert re.search(rf"^(.* <)?{path.stem}>?$", index, re.MULTILINE), (
+            f"docs/index.md does not list {path.stem}"
+        )
+        assert path.stem == "changelog" or f"](docs/{path.name})" in readme, (
+            f"README.md does not link {path.name}"
+        )
 
 
 def anchors(path):
     """Names that links may have for the headings of a page."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
@@ -167,9 +188,16 @@ def anchors(path):
 def test_links_between_pages_exist():
     """Pages and headings; Sphinx itself checks the API reference."""
     for path in pages():
-        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")):
+        for target, anchor in re.findall(
+            r"\]\(([^)#\s]*)(?:#([^)]*))?\)", path.read_text(encoding="utf-8")
+        ):
             if "://" in target:
                 continue
-            page, where = path.parent / target if target else path, f"{path.relative_to(ROOT)} links to {target}"
+            page, where = (
+                path.parent / target if target else path,
+                f"{path.relative_to(ROOT)} links to {target}",
+            )
             assert page.exists(), where
-            assert not anchor or anchor.startswith("mrla_mm.") or anchor in anchors(page), f"{where}#{anchor}"
+            assert not anchor or anchor.startswith("mrla_mm.") or anchor in anchors(page), (
+                f"{where}#{anchor}"
+            )

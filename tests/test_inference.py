@@ -45,7 +45,9 @@ def config(tmp_path):
 @pytest.fixture
 def plain_config(tmp_path):
     """The same ResNet without layer attention."""
-    text = CONFIG.replace("layer_attention={attention},", "").replace("MRLAResNet", "mmpretrain.ResNet")
+    text = CONFIG.replace("layer_attention={attention},", "").replace(
+        "MRLAResNet", "mmpretrain.ResNet"
+    )
     (tmp_path / "plain.py").write_text(text)
     return str(tmp_path / "plain.py")
 
@@ -63,15 +65,23 @@ def save(tmp_path):
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_every_weight_is_the_files_and_images_are_normalised_as_in_training(prefix, config, state, save):
+def test_every_weight_is_the_files_and_images_are_normalised_as_in_training(
+    prefix, config, state, save
+):
     saved = {prefix + key: value for key, value in state.items()}
     path = save(dict(state_dict=saved, meta=dict(dataset_meta=dict(classes=("a", "b", "c")))))
     torch.manual_seed(1)
     model, cfg, meta = load_model(config, path, device="cpu")
-    assert not model.training and cfg.default_scope == "mmpretrain" and meta["dataset_meta"]["classes"][0] == "a"
+    assert (
+        not model.training
+        and cfg.default_scope == "mmpretrain"
+        and meta["dataset_meta"]["classes"][0] == "a"
+    )
     for key, value in model.state_dict().items():
         assert torch.equal(value, state[key]), key
-    assert model.data_preprocessor.mean.flatten().tolist() == [1, 2, 3], "mmpretrain's configs have it beside the model"
+    assert model.data_preprocessor.mean.flatten().tolist() == [1, 2, 3], (
+        "mmpretrain's configs have it beside the model"
+    )
 
 
 def test_constants_of_a_preprocessor_are_no_weights(config, state, save):
@@ -122,14 +132,25 @@ def test_images_of_a_folder_come_in_order_of_their_names(images, tmp_path):
     out = tmp_path / "made/here"
     chosen = inference.chosen_images(parsed("c.py", "c.pth", images, "--out-dir", out))
     assert [path.name for path in chosen] == ["a.jpg", "a.png", "b.png"] and out.is_dir()
-    assert len(inference.chosen_images(parsed("c.py", "c.pth", images, "--out-dir", out, "--max-images", 2))) == 2
-    assert inference.chosen_images(parsed("c.py", "c.pth", images / "b.png", "--out-dir", out)) == [images / "b.png"]
+    assert (
+        len(
+            inference.chosen_images(
+                parsed("c.py", "c.pth", images, "--out-dir", out, "--max-images", 2)
+            )
+        )
+        == 2
+    )
+    assert inference.chosen_images(parsed("c.py", "c.pth", images / "b.png", "--out-dir", out)) == [
+        images / "b.png"
+    ]
 
 
 @pytest.mark.parametrize("source", ["images", "images/b.png"])
 def test_results_never_lie_among_the_images(source, images, tmp_path):
     with pytest.raises(InputError, match="another folder"):
-        inference.chosen_images(parsed("c.py", "c.pth", tmp_path / source, "--out-dir", f"{images}/../images"))
+        inference.chosen_images(
+            parsed("c.py", "c.pth", tmp_path / source, "--out-dir", f"{images}/../images")
+        )
 
 
 @pytest.mark.parametrize("source", ["nowhere", "."])
@@ -138,9 +159,13 @@ def test_no_image_is_said(source, tmp_path):
         inference.chosen_images(parsed("c.py", "c.pth", tmp_path / source))
 
 
-def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(config, plain_config, state, images, save):
+def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
+    config, plain_config, state, images, save
+):
     """Two checkpoints of one config are told apart; classes come from the checkpoint."""
-    one = save(dict(state_dict=state, meta=dict(dataset_meta=dict(CLASSES=("a", "b", "c")))), "one.pth")
+    one = save(
+        dict(state_dict=state, meta=dict(dataset_meta=dict(CLASSES=("a", "b", "c")))), "one.pth"
+    )
     two = save(state, "two.pth")
     plain = save(build_model(Config.fromfile(plain_config)).state_dict(), "plain.pth")
     compared = ["--compare", config, two, "--compare", plain_config, plain]
@@ -151,10 +176,14 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(config,
     assert picture.shape == (32, 42, 3)
     assert picture[0, 0].tolist() == [200, 100, 0], "RGB"
     assert inputs.shape == (1, 3, 32, 42)
-    np.testing.assert_allclose(inputs[0, :, 0, 0], [(0 - 1) / 4, (100 - 2) / 5, (200 - 3) / 6], rtol=1e-5)
+    np.testing.assert_allclose(
+        inputs[0, :, 0, 0], [(0 - 1) / 4, (100 - 2) / 5, (200 - 3) / 6], rtol=1e-5
+    )
 
 
 def test_a_model_without_a_test_pipeline_is_refused(tmp_path, state, images, save):
-    (tmp_path / "none.py").write_text(CONFIG.format(attention=LIGHT).replace("test_dataloader", "other_dataloader"))
+    (tmp_path / "none.py").write_text(
+        CONFIG.format(attention=LIGHT).replace("test_dataloader", "other_dataloader")
+    )
     with pytest.raises(InputError, match="pipeline"):
         inference.load_models(parsed(tmp_path / "none.py", save(state), images, "--device", "cpu"))

@@ -50,7 +50,9 @@ def test_nothing_asks_the_network_before_weights_are_loaded():
 def locked(name):
     """Versions by package of a lock file, all of which have hashes."""
     versions = {}
-    for entry in re.split(r"\n(?=[A-Za-z0-9])", (ROOT / "requirements" / name).read_text(encoding="utf-8")):
+    for entry in re.split(
+        r"\n(?=[A-Za-z0-9])", (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    ):
         package, version = re.match(r"([A-Za-z0-9_.-]+)==([^ ;\\]+)", entry).groups()
         assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), f"{package} has no hash"
         versions.setdefault(canonicalize_name(package), []).append(version)
@@ -60,16 +62,32 @@ def locked(name):
 def test_the_lock_satisfies_what_setup_asks_for():
     versions = locked("lock.txt")
     assert len(versions) > 50 and len(locked("dev.txt")) > 50
-    calls = [node for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())) if isinstance(node, ast.Call)]
+    calls = [
+        node
+        for node in ast.walk(ast.parse((ROOT / "setup.py").read_text()))
+        if isinstance(node, ast.Call)
+    ]
     keywords = {keyword.arg: keyword.value for call in calls for keyword in call.keywords}
-    bare = ast.literal_eval(keywords["install_requires"]) + ast.literal_eval(keywords["extras_require"])["lite"]
+    bare = (
+        ast.literal_eval(keywords["install_requires"])
+        + ast.literal_eval(keywords["extras_require"])["lite"]
+    )
     for requirement in map(Requirement, bare):
         found = versions.get(canonicalize_name(requirement.name), [])
-        assert found and all(requirement.specifier.contains(version) for version in found), (requirement, found)
+        assert found and all(requirement.specifier.contains(version) for version in found), (
+            requirement,
+            found,
+        )
 
 
 def test_weights_come_from_places_that_the_documentation_states():
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
-    files = [path for folder in ("configs", "mrla_mm", "tools") for path in (ROOT / folder).rglob("*.py")]
-    hosts = {h for path in files for h in re.findall(r"https?://([\w-]+(?:\.[\w-]+)+)", path.read_text("utf-8"))}
+    files = [
+        path for folder in ("configs", "mrla_mm", "tools") for path in (ROOT / folder).rglob("*.py")
+    ]
+    hosts = {
+        h
+        for path in files
+        for h in re.findall(r"https?://([\w-]+(?:\.[\w-]+)+)", path.read_text("utf-8"))
+    }
     assert hosts and not [host for host in hosts if f"`{host}`" not in text]

@@ -12,7 +12,11 @@ TINY_ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=
 TINY = {  # by family: arguments of the backbone, channels for the neck, channels for the classifier's head
     "deit": (dict(arch=TINY_ARCH, img_size=32), 32, 32),
     "ceit": (dict(arch=TINY_ARCH, img_size=32, stem_channels=8), 32, 32),
-    "pvtv2": (dict(embed_dims=16, num_heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2)), [16, 32, 32, 64], 64),
+    "pvtv2": (
+        dict(embed_dims=16, num_heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2)),
+        [16, 32, 32, 64],
+        64,
+    ),
     "efficientnet": (dict(), [24, 40, 112, 320], 1280),
 }
 
@@ -20,7 +24,8 @@ TINY = {  # by family: arguments of the backbone, channels for the neck, channel
 def train(cfg, batch):
     """Build a model and train it two steps; return it, its last loss, and the parameters that did not change.
 
-    One step is not enough: layer attention gets its first gradient when the norm behind it has left zero.
+    One step is not enough: layer attention gets its first gradient when the norm behind it has left
+    zero.
     """
     torch.manual_seed(0)
     init_default_scope(cfg.default_scope)
@@ -30,7 +35,9 @@ def train(cfg, batch):
     before = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     for _ in range(2):
         losses = model.train_step(batch, optim_wrapper)
-    unchanged = {key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])}
+    unchanged = {
+        key for key, parameter in model.named_parameters() if torch.equal(parameter, before[key])
+    }
     return model, losses["loss"].item(), unchanged
 
 
@@ -55,7 +62,11 @@ def test_detector_on_two_aspect_ratios(name):
     batch = demo_mm_inputs(2, [(3, 64, 112), (3, 96, 56)], num_items=[1, 2], with_mask=True)
     model, loss, unchanged = train(cfg, batch)
     assert 0 < loss < 100
-    assert not {key for key in unchanged if key.startswith(("backbone", "neck")) and ".mrla.attention." not in key}
+    assert not {
+        key
+        for key in unchanged
+        if key.startswith(("backbone", "neck")) and ".mrla.attention." not in key
+    }
     model.eval()
     with torch.no_grad():
         results = model.test_step(batch)

@@ -13,8 +13,12 @@ BCCD = ROOT.parent / "shared/data/bccd"
 
 
 def test_the_notebook_is_the_page():
-    page, notebook = (jupytext.read(ROOT / f"docs/tutorial.{kind}").cells for kind in ("md", "ipynb"))
-    same = [(cell.cell_type, cell.source) for cell in page] == [(cell.cell_type, cell.source) for cell in notebook]
+    page, notebook = (
+        jupytext.read(ROOT / f"docs/tutorial.{kind}").cells for kind in ("md", "ipynb")
+    )
+    same = [(cell.cell_type, cell.source) for cell in page] == [
+        (cell.cell_type, cell.source) for cell in notebook
+    ]
     assert same, "run: jupytext --to ipynb docs/tutorial.md"
 
 
@@ -31,4 +35,6 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         (names / f"{split}.txt").write_text("\n".join(lines[:2]))
     notebook = jupytext.read(ROOT / "docs/tutorial.ipynb")
     notebook.cells = [cell for cell in notebook.cells if "git clone" not in cell.source]
-    nbclient.NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()

@@ -19,7 +19,9 @@ from .conftest import ROOT
 
 MIM = Path(mmdet.__file__).parent / ".mim"
 PAGE = (ROOT / "docs/detectors.md").read_text(encoding="utf-8")
-FOLDERS = re.findall(r"`(.+?)`", "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE)))  # of its table
+FOLDERS = re.findall(
+    r"`(.+?)`", "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE))
+)  # of its table
 PACKAGES = dict(boxinst="skimage", lad="sklearn", paa="sklearn")  # needed with a plain ResNet too
 VIDEO = {"mask2former_vis", "masktrack_rcnn", "qdtrack"}
 LIMITS = dict(nms_pre=50, num=16)  # of boxes and samples, for speed
@@ -31,7 +33,9 @@ def adapt(node, backbone):
         if key.endswith("backbone") and value.get("type") == "ResNet":
             value.update(backbone, init_cfg=None)
             value.get("norm_cfg", {}).pop("eps", None)  # NAS-FCOS has 0, which torch refuses
-        elif key in ("teacher_ckpt", "batch_augments") or (key == "init_cfg" and value and "checkpoint" in value):
+        elif key in ("teacher_ckpt", "batch_augments") or (
+            key == "init_cfg" and value and "checkpoint" in value
+        ):
             node[key] = None
         elif key in LIMITS:
             node[key] = min(value, LIMITS[key])
@@ -48,10 +52,14 @@ def build(folder, variant):
     init_default_scope("mmdet")
     adapt(cfg.model, dict(type="MRLAResNet", layer_attention=dict(type=variant)))
     torch.manual_seed(0)
-    MessageHub.get_current_instance().update_info_dict(dict(epoch=0, iter=0))  # BoxInst and TOOD ask for them
+    MessageHub.get_current_instance().update_info_dict(
+        dict(epoch=0, iter=0)
+    )  # BoxInst and TOOD ask for them
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     model.init_weights()
-    if folder == "queryinst":  # boxes outside the image, as untrained ones are, break mmdet's masks on a CPU
+    if (
+        folder == "queryinst"
+    ):  # boxes outside the image, as untrained ones are, break mmdet's masks on a CPU
         for head in model.roi_head.bbox_head:
             torch.nn.init.zeros_(head.fc_reg.weight)
     return model
@@ -62,9 +70,13 @@ def demo_inputs(folder, training):
     if folder in VIDEO:
         return demo_track_inputs(key_frames_inds=[0], num_items=[3], with_mask=True)
     images = 2 if training else 1  # guided anchoring predicts for one at a time
-    side = 224 if folder in ("ddq", "dino") else 128  # they choose 900 of the map's cells as queries
+    side = (
+        224 if folder in ("ddq", "dino") else 128
+    )  # they choose 900 of the map's cells as queries
     shapes = [(3, side, side)] * images
-    batch = demo_mm_inputs(images, shapes, num_items=[2, 3][:images], with_mask=True, with_semantic=True)
+    batch = demo_mm_inputs(
+        images, shapes, num_items=[2, 3][:images], with_mask=True, with_semantic=True
+    )
     for sample, proposals in zip(batch["data_samples"], demo_mm_proposals(shapes, 20), strict=True):
         sample.gt_instances.labels.zero_()
         sample.homography_matrix = np.eye(3, dtype=np.float32)  # for Soft Teacher
@@ -90,7 +102,9 @@ def test_train_and_predict(folder, variant, monkeypatch):
     backbones = {name: each for name, each in model.named_modules() if isinstance(each, MRLAResNet)}
     assert backbones
     model.train()
-    loss, _ = model.parse_losses(model(**model.data_preprocessor(demo_inputs(folder, True), True), mode="loss"))
+    loss, _ = model.parse_losses(
+        model(**model.data_preprocessor(demo_inputs(folder, True), True), mode="loss")
+    )
     loss.backward()
     assert loss.isfinite()
     for name, backbone in backbones.items():

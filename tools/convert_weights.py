@@ -15,13 +15,21 @@ from mrla_mm.weights import convert
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="convert_weights.py", description=__doc__.splitlines()[0])
-    parser.add_argument("weights", help="file, URL or catalogue://name in any layout that init_cfg accepts")
+    parser.add_argument(
+        "weights", help="file, URL or catalogue://name in any layout that init_cfg accepts"
+    )
     parser.add_argument("config", help="config whose model.backbone has the file's architecture")
-    parser.add_argument("--to", choices=["mrla_mm", "release"], default="mrla_mm", help="layout (default: ours)")
+    parser.add_argument(
+        "--to", choices=["mrla_mm", "release"], default="mrla_mm", help="layout (default: ours)"
+    )
     parser.add_argument("--out-dir", help="folder of the result (default: that of the file)")
-    parser.add_argument("--name", help="name of the result before its hash (default: the file's and the layout)")
+    parser.add_argument(
+        "--name", help="name of the result before its hash (default: the file's and the layout)"
+    )
     parser.add_argument("--entry", help="entry of the file to take, e.g. model_ema")
-    parser.add_argument("--prefix", help="prefix of the backbone's keys in the file (default: found out)")
+    parser.add_argument(
+        "--prefix", help="prefix of the backbone's keys in the file (default: found out)"
+    )
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
@@ -42,7 +50,9 @@ def main(argv=None):
     )
     print(report.table())
     if left_out:
-        print(f"left out, no place in this layout: {len(left_out)} tensors, first {', '.join(left_out[:3])}")
+        print(
+            f"left out, no place in this layout: {len(left_out)} tensors, first {', '.join(left_out[:3])}"
+        )
     print(f"verified: both files give every tensor bit for bit\nwrote {path}")
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 def load_doctor():
     """The doctor's module from its file: importing its package would run the code that the doctor examines."""
     relative = Path("mrla_mm/compat/doctor.py")
-    root = next(folder for folder in Path(__file__).resolve().parents if (folder / relative).exists())
+    root = next(
+        folder for folder in Path(__file__).resolve().parents if (folder / relative).exists()
+    )
     sys.path.insert(0, str(root))
     spec = importlib.util.spec_from_file_location("mrla_mm_doctor", root / relative)
     module = importlib.util.module_from_spec(spec)

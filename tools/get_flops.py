@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Count parameters and multiply-adds, with no data set and no weights.
 
-  get_flops.py CONFIG [--shape H W] [--compare CONFIG2]   one model by module, or how a second one differs
+  get_flops.py CONFIG [--shape H W] [--compare CONFIG2]   one model by module, or how a second one
+  differs
 
-The unit is one multiply-add; every multiply-add and every elementwise product counts, including those of layer
-attention. `mrla_mm.analysis.complexity` has the whole rule.
+The unit is one multiply-add; every multiply-add and every elementwise product counts, including
+those of layer attention. `mrla_mm.analysis.complexity` has the whole rule.
 """
 
 import argparse
@@ -20,16 +21,29 @@ from mrla_mm.inference import build_model
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="get_flops.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="get_flops.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument(
-        "--shape", type=int, nargs=2, metavar=("H", "W"), help="image (default: 800 1280; classifiers 224 224)"
+        "--shape",
+        type=int,
+        nargs=2,
+        metavar=("H", "W"),
+        help="image (default: 800 1280; classifiers 224 224)",
     )
-    parser.add_argument("--compare", metavar="CONFIG2", help="config of a second model; its difference to the first")
-    parser.add_argument("--max-depth", type=int, default=2, help="levels of modules to show (default: 2)")
     parser.add_argument(
-        "--device", choices=["meta", "cpu"], default="meta", help="cpu: compute with real values (default: meta)"
+        "--compare", metavar="CONFIG2", help="config of a second model; its difference to the first"
+    )
+    parser.add_argument(
+        "--max-depth", type=int, default=2, help="levels of modules to show (default: 2)"
+    )
+    parser.add_argument(
+        "--device",
+        choices=["meta", "cpu"],
+        default="meta",
+        help="cpu: compute with real values (default: meta)",
     )
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
@@ -37,13 +51,20 @@ def parse_args(argv):
 
 def count(name, args):
     """Return what a config's model has and does, and the shape of the image."""
-    from mrla_mm.analysis.complexity import measure  # imports mmdet, which --help should not wait for
+    from mrla_mm.analysis.complexity import (
+        measure,
+    )  # imports mmdet, which --help should not wait for
 
     cfg = read_config(name, args.cfg_options)
-    shape = tuple(args.shape or ((800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)))
+    shape = tuple(
+        args.shape or ((800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224))
+    )
     found = measure(build_model(cfg), shape, device=args.device)
     for operator, calls in found.unknown.items():
-        print(f"warning: the rule does not name {operator} ({calls} calls), which is not counted", file=sys.stderr)
+        print(
+            f"warning: the rule does not name {operator} ({calls} calls), which is not counted",
+            file=sys.stderr,
+        )
     return found, shape
 
 
@@ -77,7 +98,9 @@ def main(argv=None):
         models[args.compare], _ = count(args.compare, args)
     print(f"image: {shape[1]} x {shape[0]} (width x height)\n")
     for name, model in models.items():
-        parameters = f"{sum(model.parameters.values()):,} parameters, {model.trainable:,} of them trained"
+        parameters = (
+            f"{sum(model.parameters.values()):,} parameters, {model.trainable:,} of them trained"
+        )
         print(f"{name}: {parameters}, {model.total / 1e9:.3f} G multiply-adds")
     print("\nsecond minus first:" if args.compare else "")
     show(first, models[args.compare] if args.compare else None, args.max_depth)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python
 """Strip a training checkpoint to its weights: `python tools/publish_weights.py work_dirs/run/epoch_12.pth model.pth`.
 
-As mmdet's publish_model.py does, it writes the first digits of the file's SHA-256 into its name: model-<hash>.pth.
+As mmdet's publish_model.py does, it writes the first digits of the file's SHA-256 into its name:
+model-<hash>.pth.
 """
 
 import argparse
@@ -14,7 +15,9 @@ from mrla_mm.weights import publishable, read_checkpoint, save_published, stem_o
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="publish_weights.py", description=__doc__.partition(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="publish_weights.py", description=__doc__.partition(":")[0]
+    )
     parser.add_argument("in_file", help="training checkpoint: file, URL or catalogue://name")
     parser.add_argument("out_file", type=Path, help="file to write, whose name gets the hash")
     return parser.parse_args(argv)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Write the report of a training run as one page of HTML that opens offline: `python tools/report.py WORK_DIR`.
 
-Run facts, training curves, AP by epoch and by class, and ground truth beside predictions. Config, checkpoint and logs
-are found in the work directory. AP by class needs an evaluation of the checkpoint; --no-eval takes it from the last
-validation, if the config's evaluator has classwise=True.
+Run facts, training curves, AP by epoch and by class, and ground truth beside predictions. Config,
+checkpoint and logs are found in the work directory. AP by class needs an evaluation of the
+checkpoint; --no-eval takes it from the last validation, if the config's evaluator has
+classwise=True.
 """
 
 import argparse
@@ -27,24 +28,39 @@ def parse_args(argv):
         prog="report.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("work_dir", type=Path, help="work directory of the run")
-    parser.add_argument("--out", type=Path, metavar="FILE.html", help="default: report/report.html in the run's folder")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.html",
+        help="default: report/report.html in the run's folder",
+    )
     parser.add_argument("--config", help="instead of the one in the work directory")
-    parser.add_argument("--checkpoint", help="instead of the best or last one in the work directory")
+    parser.add_argument(
+        "--checkpoint", help="instead of the best or last one in the work directory"
+    )
     parser.add_argument("--no-eval", action="store_true", help="do not evaluate the checkpoint")
-    parser.add_argument("--images", type=int, default=12, help="pictures in the gallery (default: 12)")
-    parser.add_argument("--score-thr", type=float, default=0.3, help="hide detections below it (default: 0.3)")
+    parser.add_argument(
+        "--images", type=int, default=12, help="pictures in the gallery (default: 12)"
+    )
+    parser.add_argument(
+        "--score-thr", type=float, default=0.3, help="hide detections below it (default: 0.3)"
+    )
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 
 def find_run(args):
     """Return the folder of a run, its logs, config and checkpoint; the quick start keeps its run in `train`."""
-    folder = next((path for path in (args.work_dir, args.work_dir / "train") if training_logs(path)), None)
+    folder = next(
+        (path for path in (args.work_dir, args.work_dir / "train") if training_logs(path)), None
+    )
     if folder is None:
         raise InputError(f"{args.work_dir} has no training log (*/vis_data/scalars.json)")
     by_time = lambda pattern: sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)  # noqa: E731
     config = args.config or next(iter(by_time("*.py")[::-1]), None)
-    checkpoint = args.checkpoint or next(iter((by_time("best_*.pth") or by_time("*.pth"))[::-1]), None)
+    checkpoint = args.checkpoint or next(
+        iter((by_time("best_*.pth") or by_time("*.pth"))[::-1]), None
+    )
     for what, path in (("config", config), ("checkpoint", checkpoint)):
         if path is None:
             raise InputError(f"{folder} has no {what}: give it with --{what}")
@@ -53,7 +69,9 @@ def find_run(args):
 
 def evaluate(cfg, checkpoint, work_dir):
     """Evaluate a checkpoint on the test set; return the metrics, AP of each class included."""
-    evaluators = [cfg.test_evaluator] if isinstance(cfg.test_evaluator, Mapping) else cfg.test_evaluator
+    evaluators = (
+        [cfg.test_evaluator] if isinstance(cfg.test_evaluator, Mapping) else cfg.test_evaluator
+    )
     for evaluator in evaluators:
         if evaluator.type == "CocoMetric":
             evaluator.classwise = True
@@ -70,7 +88,9 @@ def gallery(model, cfg, count, score_thr):
 
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     model.cfg = cfg
-    indices = sorted({round(index) for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset)))})
+    indices = sorted(
+        {round(index) for index in np.linspace(0, len(dataset) - 1, min(count, len(dataset)))}
+    )
     found = predict_and_compare(model, dataset, indices, score_thr)
     pictures = [report.figure(picture, name) for name, picture in found]
     note = f"{len(pictures)} of {len(dataset)} images, predictions that score at least {score_thr}."
@@ -91,7 +111,9 @@ def main(argv=None):
     text = f"<details><summary>the whole config</summary><pre>{escape(cfg.pretty_text)}</pre></details>"
     sections = {
         "Run": report.table(facts, head=False) + text,
-        "Training curves": report.figure(draw_training_curves(train, val), "losses, learning rate and validation"),
+        "Training curves": report.figure(
+            draw_training_curves(train, val), "losses, learning rate and validation"
+        ),
         "AP by epoch": report.table(report.epoch_rows(val)),
         "Ground truth beside predictions": gallery(model, cfg, args.images, args.score_thr),
     }

@@ -17,9 +17,13 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(prog="test.py", description="Evaluate a checkpoint.")
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file or URL")
-    parser.add_argument("--out", metavar="FILE.pkl", help="also write the raw predictions to this pickle file")
+    parser.add_argument(
+        "--out", metavar="FILE.pkl", help="also write the raw predictions to this pickle file"
+    )
     parser.add_argument("--show", action="store_true", help="show the predictions in a window")
-    parser.add_argument("--show-dir", help="write painted predictions to <work dir>/<timestamp>/SHOW_DIR")
+    parser.add_argument(
+        "--show-dir", help="write painted predictions to <work dir>/<timestamp>/SHOW_DIR"
+    )
     parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation")
     cli.add_run_arguments(parser)
@@ -32,7 +36,9 @@ def parse_args(argv):
 def enable_visualization(cfg, args):
     """Let the config's visualization hook paint every test image into a window or a folder."""
     hook = cfg.default_hooks.visualization
-    switch, folder = ("draw", "test_out_dir") if cfg.default_scope == "mmdet" else ("enable", "out_dir")
+    switch, folder = (
+        ("draw", "test_out_dir") if cfg.default_scope == "mmdet" else ("enable", "out_dir")
+    )
     hook.update({switch: True, "interval": 1, "show": args.show, "wait_time": args.wait_time})
     if args.show_dir:
         hook[folder] = args.show_dir
@@ -43,7 +49,9 @@ def enable_tta(cfg):
     dataset = get_test_dataset(cfg)
     if cfg.default_scope == "mmdet":
         nms = dict(type="nms", iou_threshold=0.5)
-        cfg.setdefault("tta_model", dict(type="DetTTAModel", tta_cfg=dict(nms=nms, max_per_img=100)))
+        cfg.setdefault(
+            "tta_model", dict(type="DetTTAModel", tta_cfg=dict(nms=nms, max_per_img=100))
+        )
         cfg.setdefault("tta_pipeline", flip_pipeline(dataset.pipeline))
     if not {"tta_model", "tta_pipeline"} <= set(cfg):
         raise InputError("--tta: the config defines no tta_model and tta_pipeline")
@@ -53,7 +61,15 @@ def enable_tta(cfg):
 
 def flip_pipeline(pipeline):
     """Return a test pipeline whose last step, packing, runs on the image and on its mirror image."""
-    meta_keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor", "flip", "flip_direction")
+    meta_keys = (
+        "img_id",
+        "img_path",
+        "ori_shape",
+        "img_shape",
+        "scale_factor",
+        "flip",
+        "flip_direction",
+    )
     flips = [dict(type="RandomFlip", prob=1.0), dict(type="RandomFlip", prob=0.0)]
     packs = [dict(type="PackDetInputs", meta_keys=meta_keys)]
     return [*copy.deepcopy(pipeline[:-1]), dict(type="TestTimeAug", transforms=[flips, packs])]

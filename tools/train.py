@@ -17,7 +17,11 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(prog="train.py", description="Train the model of a config.")
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("--amp", action="store_true", help="train in mixed precision (GPU only)")
-    parser.add_argument("--auto-scale-lr", action="store_true", help="scale the learning rate to the total batch size")
+    parser.add_argument(
+        "--auto-scale-lr",
+        action="store_true",
+        help="scale the learning rate to the total batch size",
+    )
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -32,8 +36,9 @@ def parse_args(argv):
 def newest_checkpoint(work_dir):
     """Return the checkpoint to resume from, None if there is none that is intact: a killed run may leave a torn file.
 
-    The best checkpoints are left out, since mmengine saves them without the optimizer. `last_checkpoint` holds a path
-    that a copied work directory no longer has, so the file of that name in the directory comes first.
+    The best checkpoints are left out, since mmengine saves them without the optimizer.
+    `last_checkpoint` holds a path that a copied work directory no longer has, so the file of that
+    name in the directory comes first.
     """
     found = [path for path in work_dir.glob("*.pth") if not path.name.startswith("best_")]
     found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
@@ -55,7 +60,9 @@ def main(argv=None):
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if args.auto_scale_lr:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
-            raise InputError("--auto-scale-lr: the config has no auto_scale_lr.base_batch_size to scale from")
+            raise InputError(
+                "--auto-scale-lr: the config has no auto_scale_lr.base_batch_size to scale from"
+            )
         cfg.auto_scale_lr.enable = True
     if args.resume is not None:
         checkpoint = newest_checkpoint(Path(cfg.work_dir)) if args.resume == "auto" else args.resume
@@ -64,16 +71,24 @@ def main(argv=None):
             cfg.load_from = str(checkpoint)
     runner = cli.build_runner(cfg)
     if cfg.resume and isinstance(runner.model, nn.Module):
-        for module in runner.model.modules():  # the checkpoint has all weights, those that it started from may be gone
+        for module in (
+            runner.model.modules()
+        ):  # the checkpoint has all weights, those that it started from may be gone
             if hasattr(module, "init_cfg"):
                 module.init_cfg = None
     if args.resume is not None:
-        found = f"continuing from {cfg.load_from}" if cfg.resume else "no checkpoint yet, training starts from scratch"
+        found = (
+            f"continuing from {cfg.load_from}"
+            if cfg.resume
+            else "no checkpoint yet, training starts from scratch"
+        )
         runner.logger.info(f"--resume: {found}")
     try:
         runner.train()
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"--resume continues from the last checkpoint in {cfg.work_dir}") from None
+        raise KeyboardInterrupt(
+            f"--resume continues from the last checkpoint in {cfg.work_dir}"
+        ) from None
 
 
 if __name__ == "__main__":

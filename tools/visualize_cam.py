@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """Draw what in an image supports a prediction: Grad-CAM and ScoreCAM of layers of the backbone.
 
-  visualize_cam.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--class NAME] [--compare CONFIG2 CHECKPOINT2]...
+  visualize_cam.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--class NAME] [--compare CONFIG2
+  CHECKPOINT2]...
 
-Explains a classifier's likeliest class or a detector's best detection, of the class that --class names if given.
-Models of --compare are asked for the same class and box. Writes <image name>.png.
+Explains a classifier's likeliest class or a detector's best detection, of the class that --class
+names if given. Models of --compare are asked for the same class and box. Writes <image name>.png.
 """
 
 import argparse
@@ -17,11 +18,15 @@ from mrla_mm.errors import InputError
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="visualize_cam.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="visualize_cam.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inference.add_picture_arguments(parser, out_dir="work_dirs/cam")
     inference.add_compare_argument(parser)
-    parser.add_argument("--class", dest="class_name", metavar="NAME", help="name of a class, or its number from 0")
+    parser.add_argument(
+        "--class", dest="class_name", metavar="NAME", help="name of a class, or its number from 0"
+    )
     parser.add_argument(
         "--layers",
         nargs="+",
@@ -30,7 +35,10 @@ def parse_args(argv):
         help="of the backbone (default: %(default)s)",
     )
     parser.add_argument(
-        "--max-channels", type=int, metavar="N", help="ScoreCAM runs the model once a channel: only the N most varied"
+        "--max-channels",
+        type=int,
+        metavar="N",
+        help="ScoreCAM runs the model once a channel: only the N most varied",
     )
     return parser.parse_args(argv)
 
@@ -41,14 +49,18 @@ def class_label(name, classes):
         return classes.index(name) if name else None
     if name.isdecimal():
         return int(name)
-    raise InputError(f"--class {name}: the model has no such class; it has {', '.join(classes[:8])} ...")
+    raise InputError(
+        f"--class {name}: the model has no such class; it has {', '.join(classes[:8])} ..."
+    )
 
 
 def scaled(target, seen, picture):
     """Return a target whose box lies in another size of the picture than it was seen in."""
     if target.box is None:
         return target
-    height, width = (ours / theirs for ours, theirs in zip(picture.shape[:2], seen.shape[:2], strict=True))
+    height, width = (
+        ours / theirs for ours, theirs in zip(picture.shape[:2], seen.shape[:2], strict=True)
+    )
     return target._replace(box=target.box * target.box.new_tensor([width, height, width, height]))
 
 
@@ -77,7 +89,15 @@ def draw(row, loaded, prepared, target, args):
     for axes, (title, cam) in zip(row[1:], maps_of(loaded, prepared, target, args), strict=True):
         axes.imshow(prepared.picture.mean(-1), cmap="gray")
         extent = (0, padded_width, padded_height, 0)
-        axes.imshow(cam.cpu(), cmap="turbo", alpha=0.5, extent=extent, interpolation="bilinear", vmin=0, vmax=1)
+        axes.imshow(
+            cam.cpu(),
+            cmap="turbo",
+            alpha=0.5,
+            extent=extent,
+            interpolation="bilinear",
+            vmin=0,
+            vmax=1,
+        )
         axes.set(xlim=(0, width), ylim=(height, 0))
         axes.set_title(title, fontsize=7)
 
@@ -93,8 +113,12 @@ def main(argv=None):
     models = inference.load_models(args)
     label = class_label(args.class_name, models[0].classes)
     for loaded in models:
-        if missing := set(args.layers) - {name for name, _ in loaded.model.backbone.named_modules()}:
-            raise InputError(f"--layers: the backbone of {loaded.name} has no {missing.pop()}; give a stage of it")
+        if missing := set(args.layers) - {
+            name for name, _ in loaded.model.backbone.named_modules()
+        }:
+            raise InputError(
+                f"--layers: the backbone of {loaded.name} has no {missing.pop()}; give a stage of it"
+            )
     for path in images:
         ready = [loaded.prepare(path) for loaded in models]
         sample = ready[0].samples[0] if ready[0].samples else None

@@ -3,7 +3,8 @@
 
   visualize_layer_attention.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--out-dir DIR]
 
-Writes overview.png (each stage, mean over its heads), stage<n>.png (its heads) and scores.csv (every number).
+Writes overview.png (each stage, mean over its heads), stage<n>.png (its heads) and scores.csv
+(every number).
 """
 
 import argparse
@@ -18,10 +19,14 @@ from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="visualize_layer_attention.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="visualize_layer_attention.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inference.add_picture_arguments(parser, out_dir="work_dirs/layer_attention")
-    parser.add_argument("--max-heads", type=int, default=16, help="heads to draw of each stage (default: 16)")
+    parser.add_argument(
+        "--max-heads", type=int, default=16, help="heads to draw of each stage (default: 16)"
+    )
     return parser.parse_args(argv)
 
 
@@ -39,7 +44,9 @@ def main(argv=None):
     stages = recorder.stages()
     plots.plot_overview(stages, args.out_dir / "overview.png")
     for number, stage in enumerate(stages, 1):
-        plots.plot_stage(stage, number, args.out_dir / f"stage{number}.png", max_heads=args.max_heads)
+        plots.plot_stage(
+            stage, number, args.out_dir / f"stage{number}.png", max_heads=args.max_heads
+        )
     plots.write_csv(stages, args.out_dir / "scores.csv")
     print(f"mean over {len(images)} image(s), written: {args.out_dir}")
 

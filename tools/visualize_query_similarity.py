@@ -1,9 +1,11 @@
 #!/usr/bin/env python
 """Draw how similar the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
 
-  visualize_query_similarity.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--compare CONFIG2 CHECKPOINT2]... [--out-dir DIR]
+  visualize_query_similarity.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--compare CONFIG2 CHECKPOINT2]...
+  [--out-dir DIR]
 
-Writes histograms.png (a row for each model, a panel for each stage) and similarities.csv (every layer and head).
+Writes histograms.png (a row for each model, a panel for each stage) and similarities.csv (every
+layer and head).
 """
 
 import argparse
@@ -17,12 +19,16 @@ from mrla_mm import cli, inference
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="visualize_query_similarity.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="visualize_query_similarity.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inference.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
     inference.add_compare_argument(parser)
     parser.add_argument(
-        "--skip-first", action="store_true", help="leave out pairs with a stage's first layer, as the paper does"
+        "--skip-first",
+        action="store_true",
+        help="leave out pairs with a stage's first layer, as the paper does",
     )
     return parser.parse_args(argv)
 

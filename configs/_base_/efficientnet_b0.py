@@ -1,6 +1,7 @@
-# EfficientNet-B0 as the backbone of a detector, strides 4 to 32, from torchvision's ImageNet weights, with the padding
-# and the eps that they were trained with; those of the ImageNet recipes here are mmpretrain's.
-# The name has the version in it because mmengine's own entry leads to a file whose name has an outdated hash.
+# EfficientNet-B0 as the backbone of a detector, strides 4 to 32, from torchvision's ImageNet
+# weights, with the padding and the eps that they were trained with; those of the ImageNet recipes
+# here are mmpretrain's. The name has the version in it because mmengine's own entry leads to a file
+# whose name has an outdated hash.
 efficientnet_b0 = dict(
     type="PlainEfficientNet",
     arch="b0",

@@ -1,7 +1,12 @@
-# ImageNet-1K recipe of ResNet (App. B.1): random crops of 224 and flips, 100 epochs of SGD from 0.1 on batches of 256,
-# weight decay 1e-4, a tenth of the step every 30 epochs. All that is mmpretrain's config; below is what differs.
+# ImageNet-1K recipe of ResNet (App. B.1): random crops of 224 and flips, 100 epochs of SGD from 0.1
+# on batches of 256, weight decay 1e-4, a tenth of the step every 30 epochs. All that is
+# mmpretrain's config; below is what differs.
 _base_ = ["mmpretrain::resnet/resnet50_8xb32_in1k.py", "./mrla_mm.py"]
 data_root = "data/imagenet"
-model = dict(backbone=dict(zero_init_residual=False))  # as torchvision's ResNet, whose figures the paper compares with
+model = dict(
+    backbone=dict(zero_init_residual=False)
+)  # as torchvision's ResNet, whose figures the paper compares with
 auto_scale_lr = dict(enable=True)  # base_batch_size is 256; fewer images take a smaller step
-default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook", max_keep_ckpts=3, save_best="auto"))
+default_hooks = dict(
+    checkpoint=dict(type="AtomicCheckpointHook", max_keep_ckpts=3, save_best="auto")
+)

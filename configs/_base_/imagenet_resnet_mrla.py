@@ -1,5 +1,6 @@
-# The ResNet recipe with layer attention, which alone is dropped for a sample, with probability 0.2 (App. B.1: survival
-# 0.8). The network learns from scratch: nothing is frozen and no branch starts at zero.
+# The ResNet recipe with layer attention, which alone is dropped for a sample, with probability 0.2
+# (App. B.1: survival 0.8). The network learns from scratch: nothing is frozen and no branch starts
+# at zero.
 _base_ = "./imagenet_resnet.py"
 model = dict(
     backbone=dict(

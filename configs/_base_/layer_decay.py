@@ -1,5 +1,5 @@
-# AdamW for a detector on a pretrained transformer: each block learns at 0.75 of the rate of the one behind it. What has
-# one dimension, or is a token or a position, does not decay.
+# AdamW for a detector on a pretrained transformer: each block learns at 0.75 of the rate of the one
+# behind it. What has one dimension, or is a token or a position, does not decay.
 layer_decay = dict(
     type="OptimWrapper",
     constructor="LayerDecayOptimWrapperConstructor",

@@ -10,7 +10,14 @@ source = dict(
     data_root=data_root,
     metainfo=dict(
         classes=("circle", "rectangle", "triangle", "star", "ring", "cross"),
-        palette=[(31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (227, 119, 194)],
+        palette=[
+            (31, 119, 180),
+            (255, 127, 14),
+            (44, 160, 44),
+            (214, 39, 40),
+            (148, 103, 189),
+            (227, 119, 194),
+        ],
     ),
 )
 train_pipeline = [
@@ -24,9 +31,14 @@ test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(160, 160), keep_ratio=True),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
-    dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
+    dict(
+        type="PackDetInputs",
+        meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor"),
+    ),
 ]
-train_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline, **source))
+train_dataloader = dict(
+    batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline, **source)
+)
 val_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=test_pipeline, **source))
 test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + "annotations/instances_val2017.json")
@@ -43,7 +55,13 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.05, by_epoch=False, begin=0, end=50),
-    dict(type="CosineAnnealingLR", eta_min_ratio=0.01, begin=0, end=max_epochs, convert_to_iter_based=True),
+    dict(
+        type="CosineAnnealingLR",
+        eta_min_ratio=0.01,
+        begin=0,
+        end=max_epochs,
+        convert_to_iter_based=True,
+    ),
 ]
 default_hooks = dict(
     logger=dict(type="LoggerHook", interval=50),

@@ -1,3 +1,7 @@
 # Mask R-CNN on ResNet-50 with BA, 1x schedule (Table 3).
 _base_ = "../mask_rcnn_r50_1x.py"
-model = dict(backbone=dict(type="ComparatorResNet", plugins=[dict(cfg=dict(type="BA"), position="after_conv3")]))
+model = dict(
+    backbone=dict(
+        type="ComparatorResNet", plugins=[dict(cfg=dict(type="BA"), position="after_conv3")]
+    )
+)

@@ -1,4 +1,5 @@
-# DeiT-Base with MRLA-light on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts at zero.
+# DeiT-Base with MRLA-light on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts at
+# zero.
 _base_ = "./deit_base_8xb128.py"
 model = dict(
     backbone=dict(

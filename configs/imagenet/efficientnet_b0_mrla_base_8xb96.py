@@ -1,4 +1,5 @@
-# EfficientNet-B0 with MRLA-base on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts at zero.
+# EfficientNet-B0 with MRLA-base on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts
+# at zero.
 _base_ = "./efficientnet_b0_8xb96.py"
 model = dict(
     backbone=dict(

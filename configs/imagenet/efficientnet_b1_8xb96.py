@@ -1,11 +1,16 @@
-# Plain EfficientNet-B1 on ImageNet-1K at 240 pixels: the baseline that the MRLA recipes are compared with.
+# Plain EfficientNet-B1 on ImageNet-1K at 240 pixels: the baseline that the MRLA recipes are
+# compared with.
 _base_ = "../_base_/imagenet_efficientnet.py"
 model = dict(backbone=dict(arch="b1"))
 train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="RandomResizedCrop", scale=240),
     dict(type="RandomFlip", prob=0.5, direction="horizontal"),
-    dict(type="AutoAugment", policies="imagenet", hparams=dict(pad_val=[104, 116, 124], interpolation="bicubic")),
+    dict(
+        type="AutoAugment",
+        policies="imagenet",
+        hparams=dict(pad_val=[104, 116, 124], interpolation="bicubic"),
+    ),
     dict(type="PackInputs"),
 ]
 test_pipeline = [

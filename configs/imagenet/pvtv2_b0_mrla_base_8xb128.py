@@ -1,4 +1,5 @@
-# PVTv2-B0 with MRLA-base on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts at zero.
+# PVTv2-B0 with MRLA-base on ImageNet-1K (Table 1, App. B.1), from scratch: no branch starts at
+# zero.
 _base_ = "./pvtv2_b0_8xb128.py"
 model = dict(
     backbone=dict(

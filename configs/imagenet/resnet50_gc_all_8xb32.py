@@ -3,7 +3,11 @@ _base_ = "../_base_/imagenet_resnet_comparator.py"
 model = dict(
     backbone=dict(
         plugins=[
-            dict(cfg=dict(type="ContextBlock", ratio=1 / 16), stages=(False, True, True, True), position="after_conv3")
+            dict(
+                cfg=dict(type="ContextBlock", ratio=1 / 16),
+                stages=(False, True, True, True),
+                position="after_conv3",
+            )
         ]
     )
 )

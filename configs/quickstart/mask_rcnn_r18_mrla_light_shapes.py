@@ -21,11 +21,18 @@ model = dict(
         norm_eval=False,
         init_cfg=None,
     ),
-    # Levels of stride 8, 16 and 32 with anchors of 16 to 96 pixels: no stride-4 level, the costliest of all.
+    # Levels of stride 8, 16 and 32 with anchors of 16 to 96 pixels: no stride-4 level, the
+    # costliest of all.
     neck=dict(
-        in_channels=[64, 128], out_channels=64, num_outs=3, add_extra_convs="on_output", norm_cfg=dict(type="BN")
+        in_channels=[64, 128],
+        out_channels=64,
+        num_outs=3,
+        add_extra_convs="on_output",
+        norm_cfg=dict(type="BN"),
     ),
-    rpn_head=dict(in_channels=64, feat_channels=64, anchor_generator=dict(scales=[2, 3], strides=[8, 16, 32])),
+    rpn_head=dict(
+        in_channels=64, feat_channels=64, anchor_generator=dict(scales=[2, 3], strides=[8, 16, 32])
+    ),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=64, featmap_strides=[8, 16, 32], finest_scale=32),
         bbox_head=dict(in_channels=64, fc_out_channels=256, num_classes=6),

@@ -1,13 +1,15 @@
 """Class activation maps: what in an image supports a prediction (the paper's App. B.5).
 
-For a layer's map A (K, h, w) and a score s(image), both are relu(sum_k w_k A_k), scaled to 0..1, with
+For a layer's map A (K, h, w) and a score s(image), both are relu(sum_k w_k A_k), scaled to 0..1,
+with
 
     Grad-CAM   w_k = mean over the grid of ds / dA_k
-    ScoreCAM   w_k = softmax_k(s(image * A'_k) - s(image)),  A'_k = A_k scaled to 0..1 and to the image's size
+    ScoreCAM   w_k = softmax_k(s(image * A'_k) - s(image)),  A'_k = A_k scaled to 0..1 and to the
+    image's size
 
-A classifier's score is the logit of a class. A detector's is the log-odds of its best detection of the class whose
-box overlaps a given one with an IoU of at least 0.5, p = 0.001 if there is none: among probabilities, ScoreCAM's
-softmax would weigh all maps alike.
+A classifier's score is the logit of a class. A detector's is the log-odds of its best detection of
+the class whose box overlaps a given one with an IoU of at least 0.5, p = 0.001 if there is none:
+among probabilities, ScoreCAM's softmax would weigh all maps alike.
 """
 
 import copy
@@ -38,7 +40,9 @@ def detect(model: nn.Module, images: Tensor, sample) -> list:
 
 
 @torch.no_grad()
-def choose_target(model: nn.Module, images: Tensor, sample=None, label: int | None = None) -> Target | None:
+def choose_target(
+    model: nn.Module, images: Tensor, sample=None, label: int | None = None
+) -> Target | None:
     """Return a detector's best detection, or a classifier's likeliest class; of the class `label` if given.
 
     None if a detector finds nothing. `sample` is the detector's data sample; classifiers have none.
@@ -76,7 +80,9 @@ def run_with_map(layer: nn.Module, function: Callable[[], Tensor]) -> tuple[Tens
     finally:
         handle.remove()
     if not isinstance(kept[0], Tensor) or kept[0].dim() != 4:
-        raise InputError(f"{type(layer).__name__} returns no feature map (B, C, H, W) to explain; choose another layer")
+        raise InputError(
+            f"{type(layer).__name__} returns no feature map (B, C, H, W) to explain; choose another layer"
+        )
     return result, kept[0]
 
 
@@ -86,7 +92,9 @@ def unit_range(values: Tensor) -> Tensor:
     return (values - low) / (high - low).clamp_min(1e-8)
 
 
-def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, target: Target, sample=None) -> Tensor:
+def grad_cam(
+    model: nn.Module, layer: nn.Module, images: Tensor, target: Target, sample=None
+) -> Tensor:
     """Return the Grad-CAM map (h, w) of a layer for one image (1, 3, H, W)."""
     images = images.detach().clone().requires_grad_()
     with torch.enable_grad():
@@ -97,7 +105,13 @@ def grad_cam(model: nn.Module, layer: nn.Module, images: Tensor, target: Target,
 
 @torch.no_grad()
 def score_cam(
-    model: nn.Module, layer: nn.Module, images: Tensor, target: Target, sample=None, *, max_channels: int | None = None
+    model: nn.Module,
+    layer: nn.Module,
+    images: Tensor,
+    target: Target,
+    sample=None,
+    *,
+    max_channels: int | None = None,
 ) -> Tensor:
     """Return the ScoreCAM map (h, w) of a layer for one image; it runs the model once for each channel.
 
@@ -107,6 +121,8 @@ def score_cam(
     maps = maps[0]
     if max_channels is not None:
         maps = maps[maps.flatten(1).var(1).topk(min(max_channels, len(maps))).indices]
-    masks = F.interpolate(unit_range(maps)[:, None], size=images.shape[2:], mode="bilinear")  # (K, 1, H, W)
+    masks = F.interpolate(
+        unit_range(maps)[:, None], size=images.shape[2:], mode="bilinear"
+    )  # (K, 1, H, W)
     scores = torch.cat([score(model, part * images, target, sample) for part in masks.split(16)])
     return unit_range(torch.einsum("k,khw->hw", (scores - base).softmax(0), maps).relu())

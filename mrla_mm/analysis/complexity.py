@@ -1,10 +1,11 @@
 """Parameters and multiply-adds of detectors, classifiers and backbones, from their configs alone.
 
-The unit is one multiply-add, for one image and a model in eval mode. Every multiply-add and every elementwise product,
-quotient or square counts, as `RULE` has it; additions, comparisons, exponentials and data movement are free. Attention
-over tokens is q k^T, the product with v, and two products a score. Two-stage detectors get as many proposals as their
-test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter leaves out elementwise
-products and scaled_dot_product_attention, much of what layer attention costs.
+The unit is one multiply-add, for one image and a model in eval mode. Every multiply-add and every
+elementwise product, quotient or square counts, as `RULE` has it; additions, comparisons,
+exponentials and data movement are free. Attention over tokens is q k^T, the product with v, and two
+products a score. Two-stage detectors get as many proposals as their test_cfg allows (1000), their
+masks 100, and pooling the regions is free. mmengine's counter leaves out elementwise products and
+scaled_dot_product_attention, much of what layer attention costs.
 """
 
 import math
@@ -48,7 +49,10 @@ RULE = {  # operators, kind of work, multiply-adds from the arguments and the fi
     "convolution _convolution": ("convolutions", convolution),
     "mm bmm mv dot": ("matrix products", lambda args, out: out.numel() * args[0].shape[-1]),
     "addmm baddbmm addmv": ("matrix products", lambda args, out: out.numel() * args[1].shape[-1]),
-    "mul div addcmul addcdiv square pow lerp reciprocal": ("elementwise products", lambda args, out: out.numel()),
+    "mul div addcmul addcdiv square pow lerp reciprocal": (
+        "elementwise products",
+        lambda args, out: out.numel(),
+    ),
     "native_batch_norm cudnn_batch_norm batch_norm _batch_norm_no_update _native_batch_norm_legit "
     "_native_batch_norm_legit_no_training": ("norms", lambda args, out: out.numel()),
     "native_layer_norm": ("norms", lambda args, out: out.numel() * (2 if args[2] is None else 3)),
@@ -69,7 +73,9 @@ class OperationCounter(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.counts: Counter[tuple[str, str]] = Counter()  # as `Complexity.operations`, and `unknown` as there
+        self.counts: Counter[tuple[str, str]] = (
+            Counter()
+        )  # as `Complexity.operations`, and `unknown` as there
         self.unknown: Counter[str] = Counter()
         self.module = [""]
         self.paused = False
@@ -79,8 +85,12 @@ class OperationCounter(TorchDispatchMode):
     def __enter__(self) -> "OperationCounter":
         """Start counting."""
         for name, module in self._model.named_modules():
-            enter = module.register_forward_pre_hook(lambda module, args, name=name: self.module.append(name))
-            leave = module.register_forward_hook(lambda module, args, out: self.module.pop() and None, always_call=True)
+            enter = module.register_forward_pre_hook(
+                lambda module, args, name=name: self.module.append(name)
+            )
+            leave = module.register_forward_hook(
+                lambda module, args, out: self.module.pop() and None, always_call=True
+            )
             self._stack.callback(enter.remove)
             self._stack.callback(leave.remove)
         self._stack.enter_context(TokenAttentionCounter(self))
@@ -125,7 +135,10 @@ class TokenAttentionCounter(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        query, key, value = [*args[:3], *(kwargs[name] for name in ("query", "key", "value")[len(args) :])]
+        query, key, value = [
+            *args[:3],
+            *(kwargs[name] for name in ("query", "key", "value")[len(args) :]),
+        ]
         scores = query.numel() // query.shape[-1] * key.shape[-2]
         count = scores * (query.shape[-1] + value.shape[-1] + 2)
         self.counter.counts[self.counter.module[-1], "attention over tokens"] += count
@@ -141,7 +154,9 @@ class Complexity(NamedTuple):
 
     parameters: Mapping[str, int]  # by name of the module that holds them, each once
     trainable: int  # how many of them are not frozen
-    operations: Mapping[tuple[str, str], int]  # multiply-adds by (name of the module that runs them, kind of operator)
+    operations: Mapping[
+        tuple[str, str], int
+    ]  # multiply-adds by (name of the module that runs them, kind of operator)
     unknown: Mapping[str, int]  # calls of operators that the rule does not name
 
     @property
@@ -151,7 +166,9 @@ class Complexity(NamedTuple):
 
     def by_kind(self) -> Counter[str]:
         """Multiply-adds by kind of operator."""
-        return sum((Counter({kind: count}) for (_, kind), count in self.operations.items()), Counter())
+        return sum(
+            (Counter({kind: count}) for (_, kind), count in self.operations.items()), Counter()
+        )
 
     def by_module(self, max_depth: int | None = None) -> dict[str, tuple[int, int]]:
         """Parameters and multiply-adds of each module with its submodules, down to a depth; "" is the whole model."""
@@ -171,16 +188,25 @@ def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -
     """Count parameters and multiply-adds of a model for one image.
 
     Args:
-        model: detector, classifier or backbone. It is moved to the device, and on "meta" it loses its weights.
+        model: detector, classifier or backbone. It is moved to the device, and on "meta" it loses
+            its weights.
         shape: (height, width) of the image.
         device: "meta" computes shapes alone; "cpu" is for models whose control flow needs values.
     """
     model = model.eval().to(device)
     with torch.no_grad(), OperationCounter(model) as counter:
         run(model, torch.zeros(1, 3, *shape, device=device))
-    held = {name: sum(p.numel() for p in module.parameters(recurse=False)) for name, module in model.named_modules()}
+    held = {
+        name: sum(p.numel() for p in module.parameters(recurse=False))
+        for name, module in model.named_modules()
+    }
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Complexity({k: v for k, v in held.items() if v}, trainable, dict(+counter.counts), dict(counter.unknown))
+    return Complexity(
+        {k: v for k, v in held.items() if v},
+        trainable,
+        dict(+counter.counts),
+        dict(counter.unknown),
+    )
 
 
 def run(model: nn.Module, image: Tensor) -> None:
@@ -189,7 +215,9 @@ def run(model: nn.Module, image: Tensor) -> None:
         run_two_stage(model, image)
     elif isinstance(model, BaseModel):
         size = tuple(image.shape[2:])
-        sample = DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size))
+        sample = DetDataSample(
+            metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
+        )
         model(image, [sample] if hasattr(model, "bbox_head") else None, mode="tensor")
     else:
         model(image)
@@ -204,7 +232,9 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
     extractors = [module for module in model.modules() if isinstance(module, SingleRoIExtractor)]
     for module in extractors:  # regions have a shape without being pooled
         shape = module.out_channels, *_pair(module.roi_layers[0].output_size)
-        module.forward = lambda features, rois, *args, shape=shape: features[0].new_zeros(len(rois), *shape)
+        module.forward = lambda features, rois, *args, shape=shape: features[0].new_zeros(
+            len(rois), *shape
+        )
     try:
         model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
     finally:

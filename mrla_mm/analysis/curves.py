@@ -1,7 +1,8 @@
 """Training curves from the scalars that mmengine logs during a run, one JSON object a line.
 
-Each start or resumption of a run has a log of its own. What an earlier one logged beyond the point where a later one
-began was computed again, and is left out, as are lines that a killed run left torn.
+Each start or resumption of a run has a log of its own. What an earlier one logged beyond the point
+where a later one began was computed again, and is left out, as are lines that a killed run left
+torn.
 """
 
 import json
@@ -28,7 +29,8 @@ def training_logs(work_dir: str | Path) -> list[Path]:
 def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict]]:
     """Return the training and validation records of a run, each sorted by step.
 
-    Training records have a "loss" (which may be NaN) and are by iteration; validation records are by epoch.
+    Training records have a "loss" (which may be NaN) and are by iteration; validation records are
+    by epoch.
 
     Raises:
         InputError: no log has a training record.
@@ -37,16 +39,28 @@ def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict
     val: dict[int, dict] = {}
     for path in json_logs:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-        records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        records = [
+            json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")
+        ]
         steps = [record for record in records if "loss" in record]
         if steps:
             first = steps[0]
             train = {step: record for step, record in train.items() if step < first["step"]}
-            val = {step: record for step, record in val.items() if step < first.get("epoch", first["step"])}
+            val = {
+                step: record
+                for step, record in val.items()
+                if step < first.get("epoch", first["step"])
+            }
         train |= {record["step"]: record for record in steps}
-        val |= {record["step"]: record for record in records if any(key.startswith("coco/") for key in record)}
+        val |= {
+            record["step"]: record
+            for record in records
+            if any(key.startswith("coco/") for key in record)
+        }
     if not train:
-        raise InputError(f"no training record in {[str(p) for p in json_logs]}: give mmengine's scalars.json files")
+        raise InputError(
+            f"no training record in {[str(p) for p in json_logs]}: give mmengine's scalars.json files"
+        )
     return [train[step] for step in sorted(train)], [val[step] for step in sorted(val)]
 
 
@@ -58,8 +72,20 @@ def draw_training_curves(train: list[dict], val: list[dict]):
     losses, rate, precision = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1.2])
     steps = [record["step"] for record in train]
     for term in sorted({key for record in train for key in record if key.startswith("loss_")}):
-        losses.plot(steps, [record.get(term, np.nan) for record in train], linewidth=1, alpha=0.8, label=term)
-    losses.plot(steps, [record["loss"] for record in train], color="black", linewidth=1.8, label="loss (sum)")
+        losses.plot(
+            steps,
+            [record.get(term, np.nan) for record in train],
+            linewidth=1,
+            alpha=0.8,
+            label=term,
+        )
+    losses.plot(
+        steps,
+        [record["loss"] for record in train],
+        color="black",
+        linewidth=1.8,
+        label="loss (sum)",
+    )
     losses.set(title="training loss", xlabel="iteration", yscale="log")
     rate.plot(steps, [record.get("lr", np.nan) for record in train], color="tab:gray")
     rate.set(title="learning rate", xlabel="iteration", ylim=(0, None))
@@ -67,9 +93,15 @@ def draw_training_curves(train: list[dict], val: list[dict]):
     precision.set(title="validation", xlabel="epoch", ylim=(0, 1))
     precision.xaxis.get_major_locator().set_params(integer=True)
     for metric, (label, style, colour) in METRICS.items():
-        points = [(record["step"], record[f"coco/{metric}"]) for record in val if f"coco/{metric}" in record]
+        points = [
+            (record["step"], record[f"coco/{metric}"])
+            for record in val
+            if f"coco/{metric}" in record
+        ]
         if points:
-            precision.plot(*zip(*points, strict=True), style, color=colour, markersize=4, label=label)
+            precision.plot(
+                *zip(*points, strict=True), style, color=colour, markersize=4, label=label
+            )
     for axes in (losses, precision):
         axes.grid(alpha=0.3)
         if axes.lines:

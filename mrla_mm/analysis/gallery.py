@@ -34,7 +34,8 @@ def draw_detections(
         instances: mmdet's ground truth or predictions in pixels of the image.
         meta: "classes" and "palette" of the data set.
         score_thr: predictions below it are left out.
-        min_side: the image is enlarged by the smallest integer factor that brings its longer side there.
+        min_side: the image is enlarged by the smallest integer factor that brings its longer side
+            there.
     """
     factor = max(1, -(-min_side // max(image.shape[:2])))
     if "scores" in instances:
@@ -52,8 +53,12 @@ def draw_detections(
     visualizer = LegibleVisualizer(line_width=2, alpha=0.5, text_color=(255, 255, 255))
     visualizer.dataset_meta = meta
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*out of bounds")  # objects may reach beyond the picture
-        visualizer.add_datasample("", canvas, DetDataSample(gt_instances=instances), draw_pred=False)
+        warnings.filterwarnings(
+            "ignore", message=".*out of bounds"
+        )  # objects may reach beyond the picture
+        visualizer.add_datasample(
+            "", canvas, DetDataSample(gt_instances=instances), draw_pred=False
+        )
     return visualizer.get_image()
 
 
@@ -68,13 +73,26 @@ def compare(image: np.ndarray, sample: DetDataSample, **options: object) -> np.n
         (GAP, "prediction", sample.pred_instances),
     ):
         sides.append(framed(draw_detections(image, instances, **options), top=28, left=gap))
-        cv2.putText(sides[-1], title, (gap + 6, 20), cv2.FONT_HERSHEY_SIMPLEX, 0.6, (30, 30, 30), 1, cv2.LINE_AA)
+        cv2.putText(
+            sides[-1],
+            title,
+            (gap + 6, 20),
+            cv2.FONT_HERSHEY_SIMPLEX,
+            0.6,
+            (30, 30, 30),
+            1,
+            cv2.LINE_AA,
+        )
     return np.concatenate(sides, 1)
 
 
-def framed(picture: np.ndarray, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0) -> np.ndarray:
+def framed(
+    picture: np.ndarray, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0
+) -> np.ndarray:
     """Return a picture (H, W, 3) with white margins."""
-    return cv2.copyMakeBorder(picture, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(255, 255, 255))
+    return cv2.copyMakeBorder(
+        picture, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(255, 255, 255)
+    )
 
 
 def predict_and_compare(
@@ -82,19 +100,30 @@ def predict_and_compare(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Predict images of a data set; yield each one's file name and its picture beside the ground truth.
 
-    The model has its config as `cfg`; the data set's pipeline loads annotations after it resizes, as mmdet's do.
+    The model has its config as `cfg`; the data set's pipeline loads annotations after it resizes,
+    as mmdet's do.
     """
     for index in indices:
         sample = dataset[index]["data_samples"]
         sample.pred_instances = inference_detector(model, sample.img_path).pred_instances.cpu()
         image = mmcv.imread(sample.img_path, channel_order="rgb")
-        yield Path(sample.img_path).name, compare(image, sample, meta=dataset.metainfo, score_thr=score_thr)
+        yield (
+            Path(sample.img_path).name,
+            compare(image, sample, meta=dataset.metainfo, score_thr=score_thr),
+        )
 
 
-def contact_sheet(pictures: Sequence[np.ndarray], *, columns: int = 2, width: int = 800) -> np.ndarray:
+def contact_sheet(
+    pictures: Sequence[np.ndarray], *, columns: int = 2, width: int = 800
+) -> np.ndarray:
     """Put pictures (H, W, 3) on one white sheet, row by row, each scaled to the same width in pixels."""
-    tiles = [mmcv.imresize(picture, (width, round(len(picture) * width / picture.shape[1]))) for picture in pictures]
+    tiles = [
+        mmcv.imresize(picture, (width, round(len(picture) * width / picture.shape[1])))
+        for picture in pictures
+    ]
     height = max(map(len, tiles))
     tiles = [framed(tile, GAP, GAP + height - len(tile), GAP, GAP) for tile in tiles]
     tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
-    return np.concatenate([np.concatenate(tiles[at : at + columns], 1) for at in range(0, len(tiles), columns)])
+    return np.concatenate(
+        [np.concatenate(tiles[at : at + columns], 1) for at in range(0, len(tiles), columns)]
+    )

@@ -1,14 +1,17 @@
 """How much each layer attends to each earlier one of its stage, recorded while a model runs (Fig. 1a of the paper).
 
-Every variant's output is a weighted sum over the layers of the stage, o^t = sum_{s<=t} w^{t,s} v^s + rest:
+Every variant's output is a weighted sum over the layers of the stage, o^t = sum_{s<=t} w^{t,s} v^s
++ rest:
 
     base, MLA   w^{t,s} = softmax_s(q^t . k^s / sqrt(D))                   each row sums to 1
     linear      w^{t,s} = phi(q^t) . phi(k^s) / sum_r phi(q^t) . phi(k^r)  each row sums to 1
-    light       w^{t,t} = gate^t,  w^{t,s} = beta^t w^{t-1,s}              beta^t scales o^{t-1} inside o^t
+    light       w^{t,t} = gate^t,  w^{t,s} = beta^t w^{t-1,s}              beta^t scales o^{t-1}
+    inside o^t
 
-With previous="output", beta is lambda and there is no rest. With previous="shortcut", o^{t-1} reaches layer t through
-a norm: beta is lambda times that norm's scale on this image, and the rest is what else the identity path carries. A
-branch whose norm is still at its initial zero passes nothing on, so beta is 0.
+With previous="output", beta is lambda and there is no rest. With previous="shortcut", o^{t-1}
+reaches layer t through a norm: beta is lambda times that norm's scale on this image, and the rest
+is what else the identity path carries. A branch whose norm is still at its initial zero passes
+nothing on, so beta is 0.
 """
 
 import warnings
@@ -56,7 +59,8 @@ class BranchRecorder(ExitStack):
     """Context manager that calls `on_forward` after each layer attention of a model.
 
     Attributes:
-        branches: the residual branches that are recorded, by name; others are left out with a warning.
+        branches: the residual branches that are recorded, by name; others are left out with a
+            warning.
         stage_names: names of the branches of each stage, in the order in which they ran.
 
     Raises:
@@ -65,14 +69,29 @@ class BranchRecorder(ExitStack):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        found = {name: module for name, module in model.named_modules() if isinstance(module, LayerAttentionResidual)}
-        self.branches = {name: branch for name, branch in found.items() if self.supports(branch.attention)}
-        unknown = {type(branch.attention).__name__ for name, branch in found.items() if name not in self.branches}
+        found = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, LayerAttentionResidual)
+        }
+        self.branches = {
+            name: branch for name, branch in found.items() if self.supports(branch.attention)
+        }
+        unknown = {
+            type(branch.attention).__name__
+            for name, branch in found.items()
+            if name not in self.branches
+        }
         if unknown:
             kinds = ", ".join(sorted(unknown))
-            warnings.warn(f"{type(self).__name__} cannot record {kinds}: these layers are left out", stacklevel=2)
+            warnings.warn(
+                f"{type(self).__name__} cannot record {kinds}: these layers are left out",
+                stacklevel=2,
+            )
         if not self.branches:
-            raise InputError(f"{type(model).__name__} has no layer attention that {type(self).__name__} can record")
+            raise InputError(
+                f"{type(model).__name__} has no layer attention that {type(self).__name__} can record"
+            )
         self.stage_names: list[list[str]] = []
 
     def __enter__(self) -> "BranchRecorder":
@@ -103,8 +122,8 @@ class LayerAttentionRecorder(BranchRecorder):
     """Record the weights that each layer gives the layers of its stage.
 
     Attributes:
-        last: a layer's weights for the last batch, by branch name: one tensor for each layer up to this one,
-            broadcastable to (B, C, H, W).
+        last: a layer's weights for the last batch, by branch name: one tensor for each layer up to
+            this one, broadcastable to (B, C, H, W).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -119,7 +138,9 @@ class LayerAttentionRecorder(BranchRecorder):
         """Register the hooks, those on the norms of the history too."""
         for branch in self.branches.values():
             if getattr(branch, "history_norm", None) is not None:
-                self.callback(branch.history_norm.register_forward_pre_hook(self._keep_history).remove)
+                self.callback(
+                    branch.history_norm.register_forward_pre_hook(self._keep_history).remove
+                )
         return super().__enter__()
 
     def _keep_history(self, norm, args):
@@ -128,7 +149,10 @@ class LayerAttentionRecorder(BranchRecorder):
     @staticmethod
     def supports(attention: nn.Module) -> bool:
         """Whether the weights are known: a variant of ours, or a subclass that keeps its forward."""
-        return any(isinstance(attention, cls) and type(attention).forward is cls.forward for cls in VARIANTS)
+        return any(
+            isinstance(attention, cls) and type(attention).forward is cls.forward
+            for cls in VARIANTS
+        )
 
     def stages(self) -> list[StageScores]:
         """Return the mean scores of each stage over all images so far, in the order in which the stages ran."""
@@ -146,16 +170,25 @@ class LayerAttentionRecorder(BranchRecorder):
         attention, pooled = branch.attention, global_average(x)
         earlier = [] if attention.first_in_stage else self._stage
         if isinstance(attention, MRLALight):
-            weights = light_weights(attention, pooled, earlier, self._history_scale(branch, earlier, x))
+            weights = light_weights(
+                attention, pooled, earlier, self._history_scale(branch, earlier, x)
+            )
         else:
             weights = softmax_weights(attention, pooled, earlier)
         self._stage = [*earlier, Layer(branch, pooled, out, weights)]
         self.last[name] = weights
-        per_head = [w.mean((2, 3)).unflatten(1, (attention.heads, -1)).mean(-1).expand(len(x), -1) for w in weights]
-        self._sums[name] = self._sums.get(name, 0) + torch.stack(per_head, -1).double().sum(0)  # (G, t)
+        per_head = [
+            w.mean((2, 3)).unflatten(1, (attention.heads, -1)).mean(-1).expand(len(x), -1)
+            for w in weights
+        ]
+        self._sums[name] = self._sums.get(name, 0) + torch.stack(per_head, -1).double().sum(
+            0
+        )  # (G, t)
         self._images[name] = self._images.get(name, 0) + len(x)
 
-    def _history_scale(self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor) -> Tensor | float:
+    def _history_scale(
+        self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor
+    ) -> Tensor | float:
         """Return the factor of the last layer's output in the history of MRLA-light, before lambda."""
         if branch.attention.previous != "shortcut" or not earlier:
             return 0.0 if branch.attention.previous == "none" else 1.0
@@ -169,14 +202,20 @@ def per_channel(score: Tensor, attention: LayerAttention) -> Tensor:
     return score.repeat_interleave(attention.channels // attention.heads, 1)[:, :, None, None]
 
 
-def softmax_weights(attention: LayerAttention, pooled: Tensor, earlier: list[Layer]) -> list[Tensor]:
+def softmax_weights(
+    attention: LayerAttention, pooled: Tensor, earlier: list[Layer]
+) -> list[Tensor]:
     """Weights of a layer whose scores over the stage sum to 1; only MLA applies its own f_K to earlier layers."""
     query = attention.project_query(pooled)  # (B, G, D)
-    makers = [attention if isinstance(attention, MLA) else layer.branch.attention for layer in earlier]
+    makers = [
+        attention if isinstance(attention, MLA) else layer.branch.attention for layer in earlier
+    ]
     keys = [maker.project_key(layer.pooled) for maker, layer in zip(makers, earlier, strict=True)]
     keys.append(attention.project_key(pooled))
     if isinstance(attention, LinearRLA):
-        products = torch.stack([(feature_map(query) * feature_map(key)).sum(-1) for key in keys], -1)
+        products = torch.stack(
+            [(feature_map(query) * feature_map(key)).sum(-1) for key in keys], -1
+        )
         scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
     else:
         scores = softmax_scores(query, keys)  # (B, G, t)
@@ -193,7 +232,11 @@ def light_weights(
     gate = per_channel(gate, attention)
     if not earlier:
         return [gate]
-    beta = history_scale if attention.history_scale is None else history_scale * attention.history_scale[:, None, None]
+    beta = (
+        history_scale
+        if attention.history_scale is None
+        else history_scale * attention.history_scale[:, None, None]
+    )
     return [*(beta * weight for weight in earlier[-1].weights), gate]
 
 
@@ -211,5 +254,7 @@ def norm_scale(norm: nn.Module, x: Tensor) -> Tensor:
     elif isinstance(norm, nn.modules.batchnorm._BatchNorm) and not norm.training:
         variance = norm.running_var[None]  # (1, C)
     else:
-        raise InputError(f"the scale of {type(norm).__name__} is not known; use group norm, or batch norm in eval mode")
+        raise InputError(
+            f"the scale of {type(norm).__name__} is not known; use group norm, or batch norm in eval mode"
+        )
     return (torch.rsqrt(variance + norm.eps) * norm.weight)[:, :, None, None]

@@ -24,7 +24,9 @@ def draw(panels: Sequence[tuple[str, np.ndarray]], title: str, out_file: str | P
     columns = min(6, len(panels))
     rows = -(-len(panels) // columns)
     side = max(2.2, 0.38 * min(MAX_ANNOTATED, max(len(matrix) for _, matrix in panels)))
-    figure = Figure(figsize=(columns * (side + 0.4) + 1.4, rows * (side + 0.6) + 0.9), layout="constrained")
+    figure = Figure(
+        figsize=(columns * (side + 0.4) + 1.4, rows * (side + 0.6) + 0.9), layout="constrained"
+    )
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
@@ -34,7 +36,9 @@ def draw(panels: Sequence[tuple[str, np.ndarray]], title: str, out_file: str | P
         image.set_extent((0.5, len(matrix) + 0.5, len(matrix) + 0.5, 0.5))  # layers count from 1
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
-        for row, column in np.transpose(np.tril_indices(len(matrix))) if len(matrix) <= MAX_ANNOTATED else ():
+        for row, column in (
+            np.transpose(np.tril_indices(len(matrix))) if len(matrix) <= MAX_ANNOTATED else ()
+        ):
             colour = "white" if np.mean(palette(norm(matrix[row, column]))[:3]) < 0.5 else "black"
             text = f"{matrix[row, column]:.2f}"
             axes.text(column + 1, row + 1, text, ha="center", va="center", fontsize=7, color=colour)
@@ -47,23 +51,42 @@ def draw(panels: Sequence[tuple[str, np.ndarray]], title: str, out_file: str | P
 
 def plot_overview(stages: Sequence[StageScores], out_file: str | Path) -> None:
     """Draw all stages side by side, each the mean over its heads."""
-    panels = [(f"stage {number}", stage.weights.numpy().mean(0)) for number, stage in enumerate(stages, 1)]
+    panels = [
+        (f"stage {number}", stage.weights.numpy().mean(0)) for number, stage in enumerate(stages, 1)
+    ]
     draw(panels, f"{stages[0].kind}: mean over heads", out_file)
 
 
-def plot_stage(stage: StageScores, number: int, out_file: str | Path, *, max_heads: int = 16) -> None:
+def plot_stage(
+    stage: StageScores, number: int, out_file: str | Path, *, max_heads: int = 16
+) -> None:
     """Draw at most `max_heads` heads of a stage, evenly spaced."""
     weights = stage.weights.numpy()
     heads = np.linspace(0, len(weights) - 1, min(len(weights), max_heads)).round().astype(int)
     panels = [(f"head {head + 1}", weights[head]) for head in heads]
-    draw(panels, f"{stage.kind}, stage {number}: {len(stage.layers)} layers from {stage.layers[0]}", out_file)
+    draw(
+        panels,
+        f"{stage.kind}, stage {number}: {len(stage.layers)} layers from {stage.layers[0]}",
+        out_file,
+    )
 
 
 def write_csv(stages: Sequence[StageScores], out_file: str | Path) -> None:
     """Write a line for each stage, head, layer and layer it attends to, all counted from 1."""
     with Path(out_file).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["stage", "variant", "head", "layer", "layer_name", "attends_to", "attends_to_name", "weight"])
+        writer.writerow(
+            [
+                "stage",
+                "variant",
+                "head",
+                "layer",
+                "layer_name",
+                "attends_to",
+                "attends_to_name",
+                "weight",
+            ]
+        )
         for number, stage in enumerate(stages, 1):
             for head, t, s in np.argwhere(stage.weights.isfinite().numpy()):
                 row = [number, stage.kind, head + 1, t + 1, stage.layers[t], s + 1, stage.layers[s]]

@@ -4,7 +4,8 @@ For each layer t > 1 of a stage and each head h of an image this is the absolute
 
     abs(cos(q^t_h, q^{t-1}_h)) = abs(q^t_h . q^{t-1}_h) / (norm(q^t_h) norm(q^{t-1}_h)),
 
-which is 1 where the two queries are proportional, so that lambda^t can stand for the change of the query.
+which is 1 where the two queries are proportional, so that lambda^t can stand for the change of the
+query.
 """
 
 import csv
@@ -44,13 +45,16 @@ class QueryRecorder(BranchRecorder):
     @staticmethod
     def supports(attention: nn.Module) -> bool:
         """Whether the attention has queries; MRLA-light with gated=False has none."""
-        return isinstance(attention, LayerAttention) and getattr(attention, "query", None) is not None
+        return (
+            isinstance(attention, LayerAttention) and getattr(attention, "query", None) is not None
+        )
 
     def stages(self, *, skip_first: bool = False) -> list[StageSimilarity]:
         """Return the similarities of each stage, in the order in which the stages ran.
 
         Args:
-            skip_first: leave out the pair with a stage's first layer, which attends only to itself, as the paper does.
+            skip_first: leave out the pair with a stage's first layer, which attends only to itself,
+                as the paper does.
 
         Raises:
             InputError: no stage has a pair left.
@@ -62,18 +66,24 @@ class QueryRecorder(BranchRecorder):
                 values = torch.stack([torch.cat(self._values[name]) for name in names[start:]], 1)
                 found.append(StageSimilarity(number, start + 1, tuple(names[start:]), values))
         if not found:
-            raise InputError(f"no stage of the model has {start + 1} layers, so there is no pair of queries to compare")
+            raise InputError(
+                f"no stage of the model has {start + 1} layers, so there is no pair of queries to compare"
+            )
         return found
 
     def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
         """Compare a layer's query with that of the layer before it."""
         query = branch.attention.project_query(global_average(x)).float()  # (B, G, D)
         if not branch.attention.first_in_stage:
-            self._values.setdefault(name, []).append(F.cosine_similarity(query, self._previous, dim=-1).abs().cpu())
+            self._values.setdefault(name, []).append(
+                F.cosine_similarity(query, self._previous, dim=-1).abs().cpu()
+            )
         self._previous = query
 
 
-def plot_histograms(models: Sequence[tuple[str, Sequence[StageSimilarity]]], out_file: str | Path) -> None:
+def plot_histograms(
+    models: Sequence[tuple[str, Sequence[StageSimilarity]]], out_file: str | Path
+) -> None:
     """Draw a row of histograms for each named model, a panel for each stage, all on the same axes."""
     columns = max(stage.number for _, stages in models for stage in stages)
     figure = Figure(figsize=(2.7 * columns + 0.9, 2.2 * len(models) + 0.8), layout="constrained")
@@ -85,20 +95,36 @@ def plot_histograms(models: Sequence[tuple[str, Sequence[StageSimilarity]]], out
             share = np.full(len(values), 100 / len(values))
             axes.hist(values, bins=25, range=(0, 1), weights=share, color=f"C{row}", alpha=0.8)
             axes.axvline(np.median(values), color="black", linewidth=1, linestyle="--")
-            axes.set_title(f"stage {stage.number}: {len(values)} pairs, median {np.median(values):.2f}", fontsize=8)
+            axes.set_title(
+                f"stage {stage.number}: {len(values)} pairs, median {np.median(values):.2f}",
+                fontsize=8,
+            )
     figure.supxlabel("|cosine similarity| of a head's queries in consecutive layers", fontsize=10)
     figure.savefig(out_file, dpi=130)
 
 
-def write_csv(models: Sequence[tuple[str, Sequence[StageSimilarity]]], out_file: str | Path) -> None:
+def write_csv(
+    models: Sequence[tuple[str, Sequence[StageSimilarity]]], out_file: str | Path
+) -> None:
     """Write the mean, smallest and largest similarity over the images for each model, stage, layer and head."""
     with Path(out_file).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["model", "stage", "layer", "layer_name", "head", "images", "mean", "min", "max"])
+        writer.writerow(
+            ["model", "stage", "layer", "layer_name", "head", "images", "mean", "min", "max"]
+        )
         for name, stages in models:
             for stage in stages:
                 for index, head in np.ndindex(*stage.values.shape[1:]):
                     values = stage.values[:, index, head]
-                    figures = [f"{value:.6g}" for value in (values.mean(), values.min(), values.max())]
-                    row = [name, stage.number, stage.first + index, stage.layers[index], head + 1, len(values)]
+                    figures = [
+                        f"{value:.6g}" for value in (values.mean(), values.min(), values.max())
+                    ]
+                    row = [
+                        name,
+                        stage.number,
+                        stage.first + index,
+                        stage.layers[index],
+                        head + 1,
+                        len(values),
+                    ]
                     writer.writerow([*row, *figures])

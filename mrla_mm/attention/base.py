@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, project, split_heads
 
-Memory = tuple | None  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
+Memory = (
+    tuple | None
+)  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -26,16 +28,19 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 class LayerAttention(nn.Module):
     """One layer's attention over the earlier layers of its stage.
 
-    The contract is ``out, memory = attention(x, shortcut, memory)``: memory is what the earlier layers of the stage
-    left (a small tuple of tensors, or None at the first one), is passed along and never stored on the module.
+    The contract is ``out, memory = attention(x, shortcut, memory)``: memory is what the earlier
+    layers of the stage left (a small tuple of tensors, or None at the first one), is passed along
+    and never stored on the module.
 
     Args:
         channels: C of the feature maps.
         head_channels: D, consecutive channels that share one attention weight; Table 4 (f).
-        value: "dwconv" for a depthwise 3x3 convolution, "dwconv_gelu" for its GELU (Algorithm 4), "identity" for the
-            feature map itself, Table 4 (c).
-        projection: "conv1d" for a convolution along the channels, "linear" for full linear layers, Table 4 (d).
-        reduction: the linear layers project C to C // reduction channels; 16 gives the paper's 28.2 M parameters.
+        value: "dwconv" for a depthwise 3x3 convolution, "dwconv_gelu" for its GELU (Algorithm 4),
+            "identity" for the feature map itself, Table 4 (c).
+        projection: "conv1d" for a convolution along the channels, "linear" for full linear layers,
+            Table 4 (d).
+        reduction: the linear layers project C to C // reduction channels; 16 gives the paper's 28.2
+            M parameters.
         kernel_size: of the convolution along the channels, odd; by default `eca_kernel_size`.
         first_in_stage: this layer starts a stage, so it never has a history. Set by the stage.
 
@@ -43,7 +48,9 @@ class LayerAttention(nn.Module):
         InputError: for a value that cannot work, naming it.
     """
 
-    token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise (Sec. 5)
+    token_defaults = dict(
+        head_channels=16
+    )  # where a transformer's config does not say otherwise (Sec. 5)
 
     def __init__(
         self,
@@ -109,7 +116,9 @@ def make_projection(
     """Make a query or key projection; see `LayerAttention` for the arguments."""
     if projection == "conv1d":
         if reduction != 1:
-            raise InputError(f"reduction={reduction} needs projection='linear'; a convolution keeps the channels")
+            raise InputError(
+                f"reduction={reduction} needs projection='linear'; a convolution keeps the channels"
+            )
         size = eca_kernel_size(channels) if kernel_size is None else kernel_size
         if size % 2 == 0:
             raise InputError(f"kernel_size={size} must be odd")

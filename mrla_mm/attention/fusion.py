@@ -33,8 +33,8 @@ class FusedVariant(NamedTuple):
     """A variant's fused path.
 
     Attributes:
-        run: called with (attention, path, c, shortcut, memory, add_relu=, norm=), returns out and the new memory; see
-            `mrla_mm.ops.light` for what each means.
+        run: called with (attention, path, c, shortcut, memory, add_relu=, norm=), returns out and
+            the new memory; see `mrla_mm.ops.light` for what each means.
         obstacle: returns why an instance has no fused path, or an empty string.
         supports_branch: whether the norm and residual behind an instance can be fused too.
     """
@@ -44,7 +44,9 @@ class FusedVariant(NamedTuple):
     supports_branch: Callable[[LayerAttention], bool] = lambda attention: True
 
 
-def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
+def run_light(
+    attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch
+) -> tuple:
     """Run MRLA-light fused; the arguments are those of `FusedVariant.run`."""
     query, key = (attention.query.weight, attention.key.weight) if attention.gated else (None, None)
     value = None if attention.value is None else attention.value.weight
@@ -61,7 +63,9 @@ def run_light(attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memo
     return out, attention.memory(out)
 
 
-def run_base(attention: MRLABase, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch) -> tuple:
+def run_base(
+    attention: MRLABase, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch
+) -> tuple:
     """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
     earlier = memory or SoftmaxMemory()
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
@@ -76,7 +80,11 @@ def light_obstacle(attention: MRLALight) -> str:
 
 def base_obstacle(attention: MRLABase) -> str:
     """Return why an MRLA-base has no fused path, or an empty string."""
-    return "its value is not a convolution alone" if attention.value is None or attention.value_gelu else ""
+    return (
+        "its value is not a convolution alone"
+        if attention.value is None or attention.value_gelu
+        else ""
+    )
 
 
 def light_supports_branch(attention: MRLALight) -> bool:
@@ -114,7 +122,9 @@ def choose_fusion(
         if type(part) not in PARTS and part is not attention:
             return Fusion("nothing", "naive", "a projection was replaced by another module")
         if has_hooks(part):
-            return Fusion("nothing", "naive", "the attention has a hook, or its forward was replaced")
+            return Fusion(
+                "nothing", "naive", "the attention has a hook, or its forward was replaced"
+            )
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
@@ -125,11 +135,15 @@ def choose_fusion(
     if type(branch.drop_path) not in (DropPath, nn.Identity):
         return Fusion("attention", path, "drop path was replaced by another module")
     if has_hooks(branch.norm) or has_hooks(branch.drop_path):
-        return Fusion("attention", path, "norm or drop path has a hook, or its forward was replaced")
+        return Fusion(
+            "attention", path, "norm or drop path has a hook, or its forward was replaced"
+        )
     if relu is None:
         return Fusion("branch", path, "no sum and ReLU come before it")
     if type(relu) is not nn.ReLU or has_hooks(relu) or has_hooks(branch):
-        return Fusion("branch", path, "the activation is not a ReLU, or it or the branch has a hook")
+        return Fusion(
+            "branch", path, "the activation is not a ReLU, or it or the branch has a hook"
+        )
     if x.dtype != shortcut.dtype:
         return Fusion("branch", path, "the sum is of two dtypes")
     return Fusion("all", path, "nothing stands in the way")
@@ -143,7 +157,9 @@ def is_frozen_bn(norm: nn.Module) -> bool:
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
     own, shared = module.__dict__, nn_module
-    before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"] or shared._global_forward_pre_hooks
+    before = (
+        own["_forward_pre_hooks"] or own["_backward_pre_hooks"] or shared._global_forward_pre_hooks
+    )
     after = own["_forward_hooks"] or own["_backward_hooks"] or shared._global_forward_hooks
     backward = shared._global_backward_pre_hooks or shared._global_backward_hooks
     return bool(before or after or backward or "forward" in own)

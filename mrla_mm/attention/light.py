@@ -24,11 +24,13 @@ class MRLALight(LayerAttention):
     Args:
         channels: see `LayerAttention`, as for all arguments not listed.
         head_channels: see `LayerAttention`.
-        previous: the history term. "shortcut" takes the block's identity path, which carries the last block's
-            attention through the residual (how the published models were trained); "output" takes the last block's o
-            within the stage, as Algorithm 3 is written; "none" drops the term, Table 4 (b).
+        previous: the history term. "shortcut" takes the block's identity path, which carries the
+            last block's attention through the residual (how the published models were trained);
+            "output" takes the last block's o within the stage, as Algorithm 3 is written; "none"
+            drops the term, Table 4 (b).
         learnable_lambda: learn lambda, or fix it at 1, Table 4 (e).
-        gated: weigh the value by query and key; without, the value alone, Table 4 (g) together with previous="none".
+        gated: weigh the value by query and key; without, the value alone, Table 4 (g) together with
+            previous="none".
     """
 
     token_defaults = dict(LayerAttention.token_defaults, value="dwconv_gelu")
@@ -46,27 +48,38 @@ class MRLALight(LayerAttention):
         super().__init__(channels, head_channels, **kwargs)
         check_choice("previous", previous, ("shortcut", "output", "none"))
         if not gated and (unused := {"projection", "reduction", "kernel_size"} & kwargs.keys()):
-            raise InputError(f"gated=False leaves no query and key for {', '.join(unused)}; drop one of them")
+            raise InputError(
+                f"gated=False leaves no query and key for {', '.join(unused)}; drop one of them"
+            )
         if previous == "none" and not learnable_lambda:
-            raise InputError("learnable_lambda=False fixes the weight of a history that previous='none' drops")
+            raise InputError(
+                "learnable_lambda=False fixes the weight of a history that previous='none' drops"
+            )
         self.previous = previous
         self.gated = gated
         if not gated:
             del self.query, self.key
-        # An unused parameter would stop DistributedDataParallel, so lambda exists only where there is a history.
+        # An unused parameter would stop DistributedDataParallel, so lambda exists only where there
+        # is a history.
         has_history = previous == "shortcut" or (previous == "output" and not self.first_in_stage)
-        self.history_scale = nn.Parameter(torch.ones(channels)) if has_history and learnable_lambda else None
+        self.history_scale = (
+            nn.Parameter(torch.ones(channels)) if has_history and learnable_lambda else None
+        )
 
     @property
     def uses_shortcut(self) -> bool:
         """Whether the block's shortcut enters the attention."""
         return self.previous == "shortcut"
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None) -> tuple[Tensor, Memory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None
+    ) -> tuple[Tensor, Memory]:
         """Attend; the contract of `LayerAttention`. There is a memory only for previous="output"."""
         gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
         history = self.history(shortcut, memory)  # (B, C, H, W)
-        out = light_attention(self.project_value(x), gate, history, self.history_scale)  # (B, C, H, W)
+        out = light_attention(
+            self.project_value(x), gate, history, self.history_scale
+        )  # (B, C, H, W)
         return out, self.memory(out)
 
     def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:

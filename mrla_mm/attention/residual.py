@@ -20,14 +20,16 @@ def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
 class LayerAttentionResidual(BaseModule):
     """Layer attention as a residual branch, y = x + drop_path(norm(attention(x, shortcut, memory))).
 
-    The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone around it computes
-    what its plain pretrained weights compute.
+    The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone
+    around it computes what its plain pretrained weights compute.
 
     Args:
-        attention: config of the layer attention, built by `MODELS` with `channels` and `first_in_stage`.
+        attention: config of the layer attention, built by `MODELS` with `channels` and
+            `first_in_stage`.
         channels: C of the feature maps.
-        norm_cfg: config of the norm after the attention; it must have a learnable scale if zero_init is set. A
-            requires_grad=False in it, which is meant for the norms of plain weights, does not reach the branch.
+        norm_cfg: config of the norm after the attention; it must have a learnable scale if
+            zero_init is set. A requires_grad=False in it, which is meant for the norms of plain
+            weights, does not reach the branch.
         drop_path: probability to drop the branch for a sample in training.
         zero_init: start the norm's weight at zero, else at one.
         first_in_stage: whether the layer starts a stage.
@@ -47,7 +49,9 @@ class LayerAttentionResidual(BaseModule):
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
-        self.attention = MODELS.build({**attention, "channels": channels, "first_in_stage": first_in_stage})
+        self.attention = MODELS.build(
+            {**attention, "channels": channels, "first_in_stage": first_in_stage}
+        )
         self.norm = build_branch_norm(norm_cfg, channels)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.zero_init = zero_init
@@ -80,10 +84,12 @@ class LayerAttentionResidual(BaseModule):
             x: the block's output.
             shortcut: the block's identity path.
             memory: what the earlier layers of the stage left.
-            keep: drop-path factor of each sample, from a block that shares its drop path with the branch.
+            keep: drop-path factor of each sample, from a block that shares its drop path with the
+                branch.
 
         Shapes:
-            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the attention defines it.
+            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the
+            attention defines it.
         """
         fusion = choose_fusion(self, x)
         if fusion.extent == "branch":
@@ -102,10 +108,14 @@ class LayerAttentionResidual(BaseModule):
         """
         fusion = choose_fusion(self, c, shortcut=shortcut, relu=relu)
         if fusion.extent == "all":
-            return self.run_fused(fusion.path, c, shortcut, memory, add_relu=True, norm=self.frozen_norm(c))
+            return self.run_fused(
+                fusion.path, c, shortcut, memory, add_relu=True, norm=self.frozen_norm(c)
+            )
         return self(relu(c + shortcut), shortcut, memory)
 
-    def attend(self, fusion: Fusion, x: Tensor, shortcut: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def attend(
+        self, fusion: Fusion, x: Tensor, shortcut: Tensor, memory: Memory
+    ) -> tuple[Tensor, Memory]:
         """Run the attention alone, fused or as its class is written."""
         if fusion.extent == "nothing":
             return self.attention(x, shortcut, memory)
@@ -131,4 +141,6 @@ class LayerAttentionResidual(BaseModule):
             drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
             keep = drawn if keep is None else keep * drawn
         keep = None if keep is None else keep.flatten()
-        return FrozenNorm(norm.weight, norm.bias, norm.running_mean, norm.running_var, keep, norm.eps)
+        return FrozenNorm(
+            norm.weight, norm.bias, norm.running_mean, norm.running_var, keep, norm.eps
+        )

@@ -27,11 +27,13 @@ class MLAMemory(NamedTuple):
 class MRLABase(LayerAttention):
     """MRLA-base, o^t_h = sum_{s<=t} softmax_s(q^t_h . k^s_h / sqrt(D)) v^s_h (Eq. 6, Algorithm 1).
 
-    Each value is kept once and never concatenated, so memory grows linearly with the depth of the stage. Arguments are
-    those of `LayerAttention`.
+    Each value is kept once and never concatenated, so memory grows linearly with the depth of the
+    stage. Arguments are those of `LayerAttention`.
     """
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: SoftmaxMemory | None = None) -> tuple[Tensor, SoftmaxMemory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: SoftmaxMemory | None = None
+    ) -> tuple[Tensor, SoftmaxMemory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         earlier = memory or SoftmaxMemory()
         query, key = self.query_and_key(x)  # (B, G, D)
@@ -46,10 +48,13 @@ class MRLABase(LayerAttention):
 class MLA(LayerAttention):
     """Multi-head layer attention: as MRLA-base, but each layer applies its own f_K and f_V to every x^s (Eq. 4).
 
-    Quadratic in the depth of the stage, in time and in memory. Arguments are those of `LayerAttention`.
+    Quadratic in the depth of the stage, in time and in memory. Arguments are those of
+    `LayerAttention`.
     """
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: MLAMemory | None = None) -> tuple[Tensor, MLAMemory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: MLAMemory | None = None
+    ) -> tuple[Tensor, MLAMemory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         memory = MLAMemory((*(memory or MLAMemory()).maps, x))
         pooled = [global_average(m) for m in memory.maps]  # T of (B, C)

@@ -31,18 +31,20 @@ def to_tokens(feature_map: Tensor) -> Tensor:
 class TokenAttentionResidual(LayerAttentionResidual):
     """Layer attention over tokens as a residual branch (Algorithms 2 and 4).
 
-    With x the tokens that a block returns and s those it took, extra tokens (class, distillation) first:
+    With x the tokens that a block returns and s those it took, extra tokens (class, distillation)
+    first:
 
         n = norm(x)
         o, memory = attention(map of n's patches, map of history_norm(s)'s patches, memory)
         y = x + drop_path(concat(n's extra tokens, o))
 
-    `history_norm` exists only for an attention that uses the shortcut: MRLA-light with previous="shortcut". A fresh
-    branch is an exact identity, since both norms start with a weight of zero.
+    `history_norm` exists only for an attention that uses the shortcut: MRLA-light with
+    previous="shortcut". A fresh branch is an exact identity, since both norms start with a weight
+    of zero.
 
     Args:
-        attention: config of the layer attention. On tokens its `head_channels` is 16 unless given, and the `value` of
-            MRLA-light "dwconv_gelu".
+        attention: config of the layer attention. On tokens its `head_channels` is 16 unless given,
+            and the `value` of MRLA-light "dwconv_gelu".
         channels: C of the tokens.
         extra_tokens: number of tokens in front of the patches.
         norm_cfg: config of the norms, over the channels of a token.
@@ -72,7 +74,9 @@ class TokenAttentionResidual(LayerAttentionResidual):
             first_in_stage=first_in_stage,
         )
         self.extra_tokens = extra_tokens
-        self.uses_shortcut = getattr(self.attention, "uses_shortcut", None)  # None: a variant that does not say
+        self.uses_shortcut = getattr(
+            self.attention, "uses_shortcut", None
+        )  # None: a variant that does not say
         self.history_norm = build_branch_norm(norm_cfg, channels) if self.uses_shortcut else None
         self.reset_zero_init()
 
@@ -82,8 +86,9 @@ class TokenAttentionResidual(LayerAttentionResidual):
         """Add the attention to the tokens of a block.
 
         Shapes:
-            tokens, the block's output, and shortcut, its input, (B, E + H * W, C) with E extra tokens first; grid
-            (H, W); memory as the attention defines it -> y (B, E + H * W, C) and the new memory.
+            tokens, the block's output, and shortcut, its input, (B, E + H * W, C) with E extra
+            tokens first; grid (H, W); memory as the attention defines it -> y (B, E + H * W, C) and
+            the new memory.
         """
         extra = self.extra_tokens
         normed = self.norm(tokens)
@@ -93,6 +98,8 @@ class TokenAttentionResidual(LayerAttentionResidual):
         elif self.uses_shortcut is None:
             history = self.norm(history)
         patches = to_map(normed[:, extra:], grid)  # (B, C, H, W)
-        out, memory = self.attend(choose_fusion(self, patches), patches, to_map(history, grid), memory)
+        out, memory = self.attend(
+            choose_fusion(self, patches), patches, to_map(history, grid), memory
+        )
         branch = torch.cat([normed[:, :extra], to_tokens(out)], dim=1) if extra else to_tokens(out)
         return tokens + self.drop_path(branch), memory

@@ -23,8 +23,9 @@ STEM_STRIDE, PATCH = 4, 4  # stride of the convolutional stem, and side of the p
 class LocallyEnhancedFeedForward(BaseModule):
     """Feed-forward layer with a depthwise convolution over the patch tokens (LeFF, Sec. 3.3 of CeiT).
 
-    patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass through. Drop path and
-    the identity follow. As in CeiT's released code there is no activation after the last norm.
+    patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
+    through. Drop path and the identity follow. As in CeiT's released code there is no activation
+    after the last norm.
 
     Args:
         channels: C of the tokens.
@@ -48,10 +49,13 @@ class LocallyEnhancedFeedForward(BaseModule):
         super().__init__()
         self.extra_tokens = extra_tokens
         self.conv1 = nn.Conv2d(channels, hidden_channels, 1)
-        self.conv2 = nn.Conv2d(hidden_channels, hidden_channels, 3, padding=1, groups=hidden_channels)
+        self.conv2 = nn.Conv2d(
+            hidden_channels, hidden_channels, 3, padding=1, groups=hidden_channels
+        )
         self.conv3 = nn.Conv2d(hidden_channels, channels, 1)
         self.bn1, self.bn2, self.bn3 = (
-            build_norm_layer(norm_cfg, width)[1] for width in (hidden_channels, hidden_channels, channels)
+            build_norm_layer(norm_cfg, width)[1]
+            for width in (hidden_channels, hidden_channels, channels)
         )
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
@@ -71,18 +75,21 @@ class LocallyEnhancedFeedForward(BaseModule):
 class CeiT(ViT):
     """CeiT: a vision transformer with convolutional stem, locally-enhanced feed-forward and class-token attention.
 
-    A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class token attends to
-    the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for other outputs.
+    A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class
+    token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for
+    other outputs.
 
     Args:
         arch: "ceit-tiny", "ceit-small", or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
         img_size: size in pixels of the images that the positional embedding is made for.
         in_channels: channels of the images.
-        stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M parameters.
+        stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M
+            parameters.
         out_type: see `ViT`.
         out_indices: see `ViT`; a class token comes from the last block alone.
-        batch_norm_cfg: config of the batch norms of stem and feed-forward, by default ``dict(type="BN")``.
+        batch_norm_cfg: config of the batch norms of stem and feed-forward, by default
+            ``dict(type="BN")``.
         norm_eval: keep the batch norms in evaluation mode during training.
         **kwargs: those of `ViT`.
 
@@ -127,7 +134,15 @@ class CeiT(ViT):
         self.norm_eval = norm_eval
         batch_norm_cfg = batch_norm_cfg or dict(type="BN")
         self.stem = nn.Sequential(
-            ConvModule(in_channels, stem_channels, 7, stride=2, padding=3, norm_cfg=batch_norm_cfg, act_cfg=None),
+            ConvModule(
+                in_channels,
+                stem_channels,
+                7,
+                stride=2,
+                padding=3,
+                norm_cfg=batch_norm_cfg,
+                act_cfg=None,
+            ),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
         for layer in self.layers:
@@ -142,10 +157,19 @@ class CeiT(ViT):
         self.lca = None
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
-                raise InputError(f"out_indices={out_indices}: only the last block returns a class token, after the LCA")
+                raise InputError(
+                    f"out_indices={out_indices}: only the last block returns a class token, after the LCA"
+                )
             self.out_indices = range(self.num_layers)  # the LCA takes them all
-            self.norm_class_token, self.final_norm = self.final_norm, False  # the norm follows the LCA
-            shared = {name: kwargs[name] for name in ("drop_rate", "qkv_bias", "norm_cfg") if name in kwargs}
+            self.norm_class_token, self.final_norm = (
+                self.final_norm,
+                False,
+            )  # the norm follows the LCA
+            shared = {
+                name: kwargs[name]
+                for name in ("drop_rate", "qkv_bias", "norm_cfg")
+                if name in kwargs
+            }
             self.lca = self.make_class_attention(**shared)
         self._freeze_stages()
 
@@ -171,7 +195,9 @@ class CeiT(ViT):
         """Embed patches of the stem's map: (B, 3, height, width) -> (B, E + H * W, C) and (H, W)."""
         return super().embed(self.stem(x))
 
-    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+    def run_block(
+        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
+    ) -> tuple[Tensor, Memory]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
         layer = self.layers[index]
         x = x + layer.attn(layer.ln1(x))
@@ -208,8 +234,8 @@ class CeiT(ViT):
 class MRLACeiT(MRLAViT, CeiT):
     """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
 
-    Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA takes the class
-    tokens after each block's layer attention.
+    Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
+    takes the class tokens after each block's layer attention.
 
     Example:
         >>> import torch
@@ -222,5 +248,7 @@ class MRLACeiT(MRLAViT, CeiT):
         (1, 192, 6, 10)
     """
 
-    def __init__(self, arch: str | dict = "ceit-tiny", layer_attention: dict | None = None, **kwargs: object) -> None:
+    def __init__(
+        self, arch: str | dict = "ceit-tiny", layer_attention: dict | None = None, **kwargs: object
+    ) -> None:
         super().__init__(arch, layer_attention, **kwargs)

@@ -1,8 +1,9 @@
 """A convolution and the batch norm with frozen statistics behind it, run as one convolution.
 
-Frozen, the norm is an affine function of each channel, norm(conv(x; W)) = conv(x; s W) + t. With its scale in the
-weights no map is saved for it; the gradients of the norm's weight and bias follow from those of s W and t (You et al.,
-Efficient ConvBN Blocks for Transfer Learning and Beyond, 2023).
+Frozen, the norm is an affine function of each channel, norm(conv(x; W)) = conv(x; s W) + t. With
+its scale in the weights no map is saved for it; the gradients of the norm's weight and bias follow
+from those of s W and t (You et al., Efficient ConvBN Blocks for Transfer Learning and Beyond,
+2023).
 """
 
 import torch
@@ -12,7 +13,8 @@ from mrla_mm.attention.fusion import has_hooks, is_frozen_bn
 from mrla_mm.ops import choose_path, frozen_bn_affine, why_not_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
-# Minimum number of elements of the output at which folding pays off; measured with two cores, estimated for a GPU.
+# Minimum number of elements of the output at which folding pays off; measured with two cores,
+# estimated for a GPU.
 MIN_NUMEL_TO_FOLD = {"cpu": 2**17, "cuda": 2**24}
 
 
@@ -20,20 +22,24 @@ def conv_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     """norm(conv(x)): (B, C', H', W') -> (B, C, H, W)."""
     if not can_fold_bn(conv, norm, x):
         return norm(conv(x))
-    scale, offset = frozen_bn_affine(norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps)
+    scale, offset = frozen_bn_affine(
+        norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+    )
     bias = offset if conv.bias is None else torch.addcmul(offset, scale, conv.bias)
     weight, dtype = conv.weight * scale[:, None, None, None], conv.weight.dtype
     autocast = is_autocast_enabled(x.device.type)
     if bias.requires_grad and (dtype in (torch.float16, torch.bfloat16) or autocast):
-        return AddedBias.apply(conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype)), bias)
+        return AddedBias.apply(
+            conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype)), bias
+        )
     return conv._conv_forward(x, weight.to(dtype), bias.to(dtype))
 
 
 class AddedBias(torch.autograd.Function):
     """The output of a convolution that has added a bias, of which autograd does not know yet.
 
-    The gradient of a bias in half precision would round the sum over the map. The gradient of the norm's weight is the
-    difference of two such sums, often a small one.
+    The gradient of a bias in half precision would round the sum over the map. The gradient of the
+    norm's weight is the difference of two such sums, often a small one.
     """
 
     @staticmethod
@@ -58,9 +64,17 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
         return False
     (rows, columns), (batch, _, height, width) = conv.stride, x.shape
     numel = conv.out_channels * batch * (height // rows) * (width // columns)
-    if numel < MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"]) or numel < conv.weight.numel():
+    if (
+        numel < MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
+        or numel < conv.weight.numel()
+    ):
         return False
-    return is_frozen_bn(norm) and not has_hooks(conv) and not has_hooks(norm) and choose_path(x).path != "naive"
+    return (
+        is_frozen_bn(norm)
+        and not has_hooks(conv)
+        and not has_hooks(norm)
+        and choose_path(x).path != "naive"
+    )
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:

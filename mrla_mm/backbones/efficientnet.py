@@ -16,15 +16,17 @@ from mrla_mm.weights import PretrainedBackbone
 class MRLAMBConv(BaseModule):
     """mmdet's MBConv (or fused MBConv of the EdgeTPU models), with layer attention if it has a shortcut.
 
-    A block without a shortcut starts a stage: it has no layer attention and returns no memory. The block's modules
-    keep their names, so plain EfficientNet weights load.
+    A block without a shortcut starts a stage: it has no layer attention and returns no memory. The
+    block's modules keep their names, so plain EfficientNet weights load.
 
     Args:
         block: the block of mmdet.
         mrla: the residual branch, None for a block without a shortcut.
     """
 
-    def __init__(self, block: InvertedResidual | EdgeResidual, mrla: LayerAttentionResidual | None) -> None:
+    def __init__(
+        self, block: InvertedResidual | EdgeResidual, mrla: LayerAttentionResidual | None
+    ) -> None:
         super().__init__()
         parts = {name: part for name, part in block.named_children() if name != "drop_path"}
         for name, part in parts.items():
@@ -52,12 +54,17 @@ class MRLAMBConv(BaseModule):
     def draw_keep(self, x: Tensor) -> Tensor | None:
         """Draw a factor (B, 1, 1, 1) per sample, 0 or 1 / (survival probability); None if nothing is dropped.
 
-        The block and its layer attention share it: a dropped block leaves nothing to attend to (App. B.1).
+        The block and its layer attention share it: a dropped block leaves nothing to attend to
+        (App. B.1).
         """
         if not (self.training and self.drop_path_rate):
             return None
         survival = 1 - self.drop_path_rate
-        return torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device)).div(survival).to(x.dtype)
+        return (
+            torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
+            .div(survival)
+            .to(x.dtype)
+        )
 
 
 class MRLAMBConvLayer(Sequential):
@@ -75,11 +82,12 @@ class MRLAMBConvLayer(Sequential):
 class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     """mmdet's EfficientNet, freezing from construction on and loading torchvision's weights too.
 
-    torchvision's weights need ``conv_cfg=dict(type="Conv2d")``, since they pad all sides alike, and up to B4
-    ``norm_cfg=dict(type="BN", eps=1e-5)``.
+    torchvision's weights need ``conv_cfg=dict(type="Conv2d")``, since they pad all sides alike, and
+    up to B4 ``norm_cfg=dict(type="BN", eps=1e-5)``.
 
     Args:
-        arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not have.
+        arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not
+            have.
         **kwargs: those of mmdet's ``EfficientNet``.
     """
 
@@ -93,21 +101,26 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     @property
     def unbuilt_parts(self) -> tuple[str, ...]:
         """Prefixes of the keys that a file of the whole model has for layers after the last of `out_indices`."""
-        return tuple(f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting)))
+        return tuple(
+            f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting))
+        )
 
 
 @MODELS.register_module(force=True)
 class MRLAEfficientNet(PlainEfficientNet):
     """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
-    Layer attention follows the blocks that have a shortcut, and only those, and is dropped in training together with
-    its block (`drop_path_rate`). `with_cp`, `frozen_stages` and `norm_eval` cover it as they cover the block; a
-    `norm_cfg` with requires_grad=False does not: behind a norm frozen at zero, layer attention would never learn.
+    Layer attention follows the blocks that have a shortcut, and only those, and is dropped in
+    training together with its block (`drop_path_rate`). `with_cp`, `frozen_stages` and `norm_eval`
+    cover it as they cover the block; a `norm_cfg` with requires_grad=False does not: behind a norm
+    frozen at zero, layer attention would never learn.
 
     Args:
         arch: see `PlainEfficientNet`.
-        layer_attention: config of the variant, by default ``dict(type="MRLALight", head_channels=8)``.
-        zero_init_attention: start each branch as an exact identity, so that plain weights keep their outputs.
+        layer_attention: config of the variant, by default ``dict(type="MRLALight",
+            head_channels=8)``.
+        zero_init_attention: start each branch as an exact identity, so that plain weights keep
+            their outputs.
         **kwargs: those of mmdet's ``EfficientNet``.
 
     Example:
@@ -133,9 +146,11 @@ class MRLAEfficientNet(PlainEfficientNet):
         super().__init__(arch, **kwargs)
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
         self.zero_init_attention = zero_init_attention
-        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer have no blocks
+        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer
+        # have no blocks
         self.layers = ModuleList(
-            self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer for layer in self.layers
+            self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer
+            for layer in self.layers
         )
         self._freeze_stages()
 
@@ -144,12 +159,18 @@ class MRLAEfficientNet(PlainEfficientNet):
         blocks, first_in_stage = [], True
         for block in layer:
             # mmdet's two kinds of blocks name the same thing differently
-            has_shortcut = getattr(block, "with_res_shortcut", False) or getattr(block, "with_residual", False)
-            blocks.append(MRLAMBConv(block, self.make_branch(block, first_in_stage) if has_shortcut else None))
+            has_shortcut = getattr(block, "with_res_shortcut", False) or getattr(
+                block, "with_residual", False
+            )
+            blocks.append(
+                MRLAMBConv(block, self.make_branch(block, first_in_stage) if has_shortcut else None)
+            )
             first_in_stage = not has_shortcut
         return MRLAMBConvLayer(*blocks)
 
-    def make_branch(self, block: InvertedResidual | EdgeResidual, first_in_stage: bool) -> LayerAttentionResidual:
+    def make_branch(
+        self, block: InvertedResidual | EdgeResidual, first_in_stage: bool
+    ) -> LayerAttentionResidual:
         """Build the residual branch of a block, without a drop path of its own."""
         *_, last = block.children()
         return LayerAttentionResidual(

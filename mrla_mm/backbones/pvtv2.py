@@ -19,7 +19,8 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         arch: "b0" to "b5".
         with_cp: recompute each block in the backward pass instead of saving its activations.
         frozen_stages: number of stages, from the first, to freeze and keep in evaluation mode.
-        **kwargs: those of mmdet's ``PyramidVisionTransformerV2``; they take precedence over the arch's.
+        **kwargs: those of mmdet's ``PyramidVisionTransformerV2``; they take precedence over the
+            arch's.
     """
 
     key_layout = "pvtv2"  # the layout of published weight files, see mrla_mm.weights
@@ -32,7 +33,9 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         "b5": dict(embed_dims=64, num_layers=(3, 6, 40, 3), mlp_ratios=(4, 4, 4, 4)),
     }
 
-    def __init__(self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object) -> None:
+    def __init__(
+        self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object
+    ) -> None:
         super().__init__(**{**self.arch_settings[arch], **kwargs})
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
@@ -57,7 +60,9 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
             memory = None  # of the stage
             for block in blocks:
                 if self.with_cp and is_grad_enabled():
-                    tokens, memory = checkpoint(self.run_block, block, tokens, memory, grid, use_reentrant=False)
+                    tokens, memory = checkpoint(
+                        self.run_block, block, tokens, memory, grid, use_reentrant=False
+                    )
                 else:
                     tokens, memory = self.run_block(block, tokens, memory, grid)
             x = nlc_to_nchw(norm(tokens), grid)
@@ -76,13 +81,15 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
 class MRLAPVTv2(PVTv2):
     """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
 
-    There are no extra tokens. Layer attention has the drop path probability of its block (App. B.1); `with_cp` and
-    `frozen_stages` cover it as they cover the block.
+    There are no extra tokens. Layer attention has the drop path probability of its block (App.
+    B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
 
     Args:
         arch: see `PVTv2`.
-        layer_attention: config of the variant, by default ``dict(type="MRLALight", head_channels=16)``.
-        zero_init_attention: start each branch as an exact identity, so that plain PVTv2 weights keep their outputs.
+        layer_attention: config of the variant, by default ``dict(type="MRLALight",
+            head_channels=16)``.
+        zero_init_attention: start each branch as an exact identity, so that plain PVTv2 weights
+            keep their outputs.
         **kwargs: those of `PVTv2`.
 
     Example:

@@ -67,7 +67,9 @@ class MRLAResLayer(ResLayer):
         **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
     """
 
-    def __init__(self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object) -> None:
+    def __init__(
+        self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object
+    ) -> None:
         super().__init__(**kwargs)
         keep_chosen(self, kwargs["plugins"] or ())
         channels = kwargs["planes"] * self.block.expansion
@@ -91,7 +93,9 @@ def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
     depth = len(stage)
     for plugin in plugins:
         if missing := [index for index in plugin.get("blocks", ()) if not -depth <= index < depth]:
-            raise InputError(f"blocks={plugin['blocks']}: a stage of {depth} blocks has no block {missing[0]}")
+            raise InputError(
+                f"blocks={plugin['blocks']}: a stage of {depth} blocks has no block {missing[0]}"
+            )
     for number in (1, 2, 3) if plugins else ():
         entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
         for index, block in enumerate(stage):
@@ -106,17 +110,21 @@ def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
-    `with_cp`, `frozen_stages` and `norm_eval` cover a block's layer attention as they cover the block. A `norm_cfg`
-    with requires_grad=False does not: behind a norm frozen at zero, layer attention would never learn. An entry of
-    `plugins` may name the blocks of a stage that get it: ``blocks=(-2,)`` is the last but one.
+    `with_cp`, `frozen_stages` and `norm_eval` cover a block's layer attention as they cover the
+    block. A `norm_cfg` with requires_grad=False does not: behind a norm frozen at zero, layer
+    attention would never learn. An entry of `plugins` may name the blocks of a stage that get it:
+    ``blocks=(-2,)`` is the last but one.
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        layer_attention: config of the variant, by default ``dict(type="MRLALight", head_channels=32)``.
-        attention_drop_path: probability of dropping the layer attention of a block, and nothing else, for a sample in
-            training: 0.2 for ImageNet (App. B.1), 0 for COCO.
-        zero_init_attention: start each branch as an exact identity, so that plain ResNet weights keep their outputs.
-        contract_dilation: halve the dilation of the first block of each stage, as mmseg's ``ResNet`` does.
+        layer_attention: config of the variant, by default ``dict(type="MRLALight",
+            head_channels=32)``.
+        attention_drop_path: probability of dropping the layer attention of a block, and nothing
+            else, for a sample in training: 0.2 for ImageNet (App. B.1), 0 for COCO.
+        zero_init_attention: start each branch as an exact identity, so that plain ResNet weights
+            keep their outputs.
+        contract_dilation: halve the dilation of the first block of each stage, as mmseg's
+            ``ResNet`` does.
         multi_grid: dilation of each block of the last stage, as in mmseg's ``ResNet``.
         **kwargs: those of mmdet's ``ResNet``.
 
@@ -162,10 +170,14 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             drop_path=self.attention_drop_path,
             zero_init=self.zero_init_attention,
         )
-        stage = MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": self.block_classes[kwargs["block"]]})
+        stage = MRLAResLayer(
+            make_branch=make_branch, **{**kwargs, "block": self.block_classes[kwargs["block"]]}
+        )
         if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
             if len(self.multi_grid) != len(stage):
-                raise InputError(f"multi_grid={self.multi_grid} for a last stage of {len(stage)} blocks: give one each")
+                raise InputError(
+                    f"multi_grid={self.multi_grid} for a last stage of {len(stage)} blocks: give one each"
+                )
             for block, dilation in zip(stage, self.multi_grid, strict=True):
                 block.set_dilation(dilation)
         elif self.contract_dilation:

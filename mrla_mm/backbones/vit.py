@@ -24,16 +24,19 @@ from mrla_mm.weights import PretrainedBackbone
 class ViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer with what mmpretrain's lacks: distillation token, activation checkpointing, frozen blocks.
 
-    Takes images of any size and aspect ratio, to whose grid the positional embedding is interpolated. Detectors need
-    ``out_type="featmap"``, which returns maps (B, C, H, W).
+    Takes images of any size and aspect ratio, to whose grid the positional embedding is
+    interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W).
 
     Args:
-        arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with `embed_dims`,
-            `num_layers`, `num_heads` and `feedforward_channels`.
-        with_dist_token: add DeiT's distillation token after the class token; "cls_token" then returns both.
+        arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with
+            `embed_dims`, `num_layers`, `num_heads` and `feedforward_channels`.
+        with_dist_token: add DeiT's distillation token after the class token; "cls_token" then
+            returns both.
         with_cp: recompute each block in the backward pass instead of saving its activations.
-        frozen_stages: freeze the embedding and this many blocks; 0 freezes the embedding alone, -1 nothing.
-        out_indices: blocks whose output is returned, in ascending order; negative ones count from the end.
+        frozen_stages: freeze the embedding and this many blocks; 0 freezes the embedding alone, -1
+            nothing.
+        out_indices: blocks whose output is returned, in ascending order; negative ones count from
+            the end.
         **kwargs: those of mmpretrain's ``VisionTransformer``.
     """
 
@@ -51,12 +54,18 @@ class ViT(PretrainedBackbone, VisionTransformer):
     ) -> None:
         if with_dist_token:
             self.num_extra_tokens = 2
-        out_indices = out_indices if isinstance(out_indices, int) else list(out_indices)  # mmpretrain writes to it
+        out_indices = (
+            out_indices if isinstance(out_indices, int) else list(out_indices)
+        )  # mmpretrain writes to it
         super().__init__(arch, out_indices=out_indices, **kwargs)
         for module in self.modules():
             if isinstance(module, DropPath):
-                module.drop_prob = float(module.drop_prob)  # mmpretrain's NumPy number breaks compiled graphs
-        self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
+                module.drop_prob = float(
+                    module.drop_prob
+                )  # mmpretrain's NumPy number breaks compiled graphs
+        self.dist_token = (
+            nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
+        )
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
         self._freeze_stages()
@@ -65,8 +74,9 @@ class ViT(PretrainedBackbone, VisionTransformer):
         """Return one output of type `out_type` for each of `out_indices`.
 
         Shapes:
-            x (B, 3, height, width) -> "featmap" (B, C, H, W), H = ceil(height / patch size); "cls_token" (B, C), or a
-            pair of them with a distillation token; "avg_featmap" (B, C); "raw" (B, E + H * W, C) with E extra tokens.
+            x (B, 3, height, width) -> "featmap" (B, C, H, W), H = ceil(height / patch size);
+            "cls_token" (B, C), or a pair of them with a distillation token; "avg_featmap" (B, C);
+            "raw" (B, E + H * W, C) with E extra tokens.
         """
         x, grid = self.embed(x)
         memory, outs = None, []
@@ -84,7 +94,11 @@ class ViT(PretrainedBackbone, VisionTransformer):
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Embed patches and positions: (B, 3, height, width) -> tokens (B, E + H * W, C) and their grid (H, W)."""
         x, grid = self.patch_embed(x)
-        extra = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.dist_token) if token is not None]
+        extra = [
+            token.expand(x.shape[0], -1, -1)
+            for token in (self.cls_token, self.dist_token)
+            if token is not None
+        ]
         x = torch.cat([*extra, x], dim=1)
         return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
 
@@ -93,12 +107,17 @@ class ViT(PretrainedBackbone, VisionTransformer):
         extra, own = self.num_extra_tokens, self.patch_resolution
         if not is_exporting():
             return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
-        # mmpretrain's asks whether the two grids are equal, which would fix the grid of an exported graph
+        # mmpretrain's asks whether the two grids are equal, which would fix the grid of an exported
+        # graph
         maps = to_map(self.pos_embed[:, extra:].float(), own)
-        patches = to_tokens(F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False))
+        patches = to_tokens(
+            F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)
+        )
         return torch.cat([self.pos_embed[:, :extra], patches.to(self.pos_embed.dtype)], dim=1)
 
-    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+    def run_block(
+        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
+    ) -> tuple[Tensor, Memory]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
         return self.layers[index](x), None
 
@@ -142,7 +161,9 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
     if uniform and stage_blocks > 0:
         return frozenset(range(0, depth, stage_blocks))
     if uniform or min(stage_blocks) < 1 or sum(stage_blocks) != depth:
-        raise InputError(f"stage_blocks={stage_blocks!r} must be positive and, as a list, add up to {depth} blocks")
+        raise InputError(
+            f"stage_blocks={stage_blocks!r} must be positive and, as a list, add up to {depth} blocks"
+        )
     return frozenset(accumulate(stage_blocks[:-1], initial=0))
 
 
@@ -150,13 +171,17 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
 class MRLAViT(ViT):
     """Vision transformer whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
-    The drop path of a block, its checkpointing and its freezing cover its layer attention (Algorithms 2 and 4).
+    The drop path of a block, its checkpointing and its freezing cover its layer attention
+    (Algorithms 2 and 4).
 
     Args:
         arch: see `ViT`.
-        layer_attention: config of the variant, by default ``dict(type="MRLALight", head_channels=16)``.
-        stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of the stages' numbers.
-        zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep their outputs.
+        layer_attention: config of the variant, by default ``dict(type="MRLALight",
+            head_channels=16)``.
+        stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
+            the stages' numbers.
+        zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep
+            their outputs.
         **kwargs: those of `ViT`.
 
     Raises:
@@ -196,7 +221,9 @@ class MRLAViT(ViT):
             )
         self._freeze_stages()
 
-    def run_block(self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]) -> tuple[Tensor, Memory]:
+    def run_block(
+        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
+    ) -> tuple[Tensor, Memory]:
         """Run a block and its layer attention on tokens (B, E + H * W, C)."""
         memory = None if index in self.starts else memory
         out, _ = super().run_block(index, x, None, grid)

@@ -1,7 +1,8 @@
 """Gates on channels: SE, ECA, CBAM and BA, plugins of a residual block.
 
 All but BA go into the blocks of mmdet's ResNet and of MRLAResNet by mmcv's mechanism,
-``plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]``: behind the last convolution and before the shortcut.
+``plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]``: behind the last convolution and
+before the shortcut.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ from mrla_mm.ops import global_average
 def reduced(channels: int, reduction: int) -> int:
     """Channels of a bottleneck, channels // reduction."""
     if not 1 <= reduction <= channels:
-        raise InputError(f"reduction={reduction} must be between 1 and the {channels} channels of the map")
+        raise InputError(
+            f"reduction={reduction} must be between 1 and the {channels} channels of the map"
+        )
     return channels // reduction
 
 
@@ -69,8 +72,8 @@ class ECA(nn.Module):
 class CBAM(nn.Module):
     """Convolutional block attention: a gate on channels, then one on pixels (Woo et al., ECCV 2018).
 
-    Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a convolution of the mean and the
-    maximum over the channels.
+    Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a convolution of
+    the mean and the maximum over the channels.
 
     Args:
         in_channels: C of the map; set by the block.
@@ -83,7 +86,9 @@ class CBAM(nn.Module):
         if kernel_size % 2 == 0:
             raise InputError(f"kernel_size={kernel_size} must be odd")
         hidden = reduced(in_channels, reduction)
-        self.mlp = nn.Sequential(nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, in_channels))
+        self.mlp = nn.Sequential(
+            nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, in_channels)
+        )
         self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -97,8 +102,9 @@ class CBAM(nn.Module):
 class BA(nn.Module):
     """Bridge attention: a gate from all convolutions of the block (Zhao et al., ECCV 2022).
 
-    x sigmoid(W relu(sum_i BN_i(W_i GAP(x_i)))), where x_i are the outputs of the block's convolutions, behind norm and
-    ReLU, and the last of them is x. A plugin of `ComparatorResNet` alone, whose blocks pass the earlier outputs on.
+    x sigmoid(W relu(sum_i BN_i(W_i GAP(x_i)))), where x_i are the outputs of the block's
+    convolutions, behind norm and ReLU, and the last of them is x. A plugin of `ComparatorResNet`
+    alone, whose blocks pass the earlier outputs on.
 
     Args:
         in_channels: C of the map; set by the block.
@@ -110,12 +116,15 @@ class BA(nn.Module):
         hidden = reduced(in_channels, reduction)
         widths = (in_channels // 4, in_channels // 4, in_channels)  # of a bottleneck's convolutions
         self.squeeze = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden)) for width in widths
+            nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden))
+            for width in widths
         )
         self.excite = nn.Linear(hidden, in_channels, bias=False)
 
     def forward(self, x: Tensor, earlier: Sequence[Tensor]) -> Tensor:
         """Weigh the channels of x (B, C, H, W), given the maps of the earlier convolutions (B, C / 4, H', W')."""
         maps = (*earlier, x)
-        bridged = sum(squeeze(global_average(each)) for squeeze, each in zip(self.squeeze, maps, strict=True))
+        bridged = sum(
+            squeeze(global_average(each)) for squeeze, each in zip(self.squeeze, maps, strict=True)
+        )
         return gate(x, self.excite(bridged.relu()))

@@ -17,7 +17,8 @@ class DIALSTM(nn.Module):
         super().__init__()
         inner = reduced(channels, reduction)
         self.from_input, self.from_hidden = (
-            nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, 4 * channels)) for _ in range(2)
+            nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, 4 * channels))
+            for _ in range(2)
         )
 
     def forward(self, pooled: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,8 +41,8 @@ class DIA(nn.Module):
     """Dense and implicit attention, o^t = x^t h^t with h^t, c^t = LSTM(GAP(x^t), h^{t-1}, c^{t-1}) (AAAI 2020).
 
     As the paper has it, x is a block's last convolution, before the shortcut:
-    ``ComparatorResNet(50, layer_attention=dict(type="DIA"))``. In the backbones with MRLA it is a residual branch
-    behind the block.
+    ``ComparatorResNet(50, layer_attention=dict(type="DIA"))``. In the backbones with MRLA it is a
+    residual branch behind the block.
 
     Args:
         channels: C of the feature maps.
@@ -53,7 +54,9 @@ class DIA(nn.Module):
         super().__init__()
         self.lstm = DIALSTM(channels, reduction) if first_in_stage else None
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: DIAMemory | None = None) -> tuple[Tensor, DIAMemory]:
+    def forward(
+        self, x: Tensor, shortcut: Tensor, memory: DIAMemory | None = None
+    ) -> tuple[Tensor, DIAMemory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         pooled = global_average(x)  # (B, C)
         if memory is None:

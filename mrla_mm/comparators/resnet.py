@@ -44,8 +44,9 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
 
     Args:
         depth: 50, 101 or 152.
-        layer_attention: config of a gate with the contract of layer attention, such as ``dict(type="DIA")``. It gets a
-            block's last convolution, and the block adds the shortcut to what it returns.
+        layer_attention: config of a gate with the contract of layer attention, such as
+            ``dict(type="DIA")``. It gets a block's last convolution, and the block adds the
+            shortcut to what it returns.
         **kwargs: those of mmdet's ``ResNet``.
 
     Raises:
@@ -56,7 +57,9 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
 
     def __init__(self, depth: int, layer_attention: dict | None = None, **kwargs: object) -> None:
         if depth not in (50, 101, 152):
-            raise InputError(f"depth={depth!r} must be 50, 101 or 152: other ResNets have no bottlenecks")
+            raise InputError(
+                f"depth={depth!r} must be 50, 101 or 152: other ResNets have no bottlenecks"
+            )
         self.layer_attention = layer_attention
         super().__init__(depth, **kwargs)
 
@@ -68,4 +71,6 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
         """Build the gate of a block."""
         if self.layer_attention is None:
             return None
-        return MODELS.build({**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage})
+        return MODELS.build(
+            {**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage}
+        )

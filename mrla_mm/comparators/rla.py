@@ -25,15 +25,18 @@ class Aggregation(nn.Module):
     """What RLA adds to a block; what a stage shares is in its first block.
 
     Args:
-        conv: the block's first convolution. `read` is its part for the hidden state: together they are the convolution
-            of the concatenation, without the copy, and `conv` keeps the weights of a plain ResNet.
+        conv: the block's first convolution. `read` is its part for the hidden state: together they
+            are the convolution of the concatenation, without the copy, and `conv` keeps the weights
+            of a plain ResNet.
         hidden_channels: K, channels of the hidden state.
-        norm: of the update behind this block; None if nothing reads the state afterwards, since an unused parameter
-            would stop DistributedDataParallel.
+        norm: of the update behind this block; None if nothing reads the state afterwards, since an
+            unused parameter would stop DistributedDataParallel.
         shared_channels: of the stage's maps; 0 for later blocks.
     """
 
-    def __init__(self, conv: nn.Conv2d, hidden_channels: int, norm: nn.Module | None, shared_channels: int) -> None:
+    def __init__(
+        self, conv: nn.Conv2d, hidden_channels: int, norm: nn.Module | None, shared_channels: int
+    ) -> None:
         super().__init__()
         self.read = nn.Conv2d(hidden_channels, conv.out_channels, 1, conv.stride, bias=False)
         self.norm = norm
@@ -47,7 +50,8 @@ class RLAResLayer(ResLayer):
 
     Args:
         hidden_channels: K.
-        update_last: update the state after the last block too: where a later stage or the classifier reads it.
+        update_last: update the state after the last block too: where a later stage or the
+            classifier reads it.
         **kwargs: those of mmdet's ``ResLayer``.
     """
 
@@ -57,13 +61,18 @@ class RLAResLayer(ResLayer):
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
-            block.mrla = Aggregation(block.conv1, hidden_channels, norm, 0 if index else 4 * kwargs["planes"])
+            block.mrla = Aggregation(
+                block.conv1, hidden_channels, norm, 0 if index else 4 * kwargs["planes"]
+            )
 
     def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Run the blocks: x (B, C', H', W') and h (B, K, H', W'), zero in the first stage -> both behind the stage."""
         shared = self[0].mrla
         if not isinstance(inputs, tuple):
-            inputs = inputs, inputs.new_zeros(inputs.shape[0], shared.read.in_channels, *inputs.shape[2:])
+            inputs = (
+                inputs,
+                inputs.new_zeros(inputs.shape[0], shared.read.in_channels, *inputs.shape[2:]),
+            )
         x, hidden = inputs
         for block in self:
             x, y = block(x, hidden)
@@ -78,18 +87,21 @@ class RLAResLayer(ResLayer):
 class RLAResNet(ComparatorResNet):
     """ResNet with recurrent layer aggregation, RLA_g (Zhao et al., NeurIPS 2021).
 
-    A hidden state of a few channels joins the input of each block, h^t = W tanh(BN^t(h^{t-1} + V y^t)) for its last
-    convolution y^t, with V and W shared in the stage. It starts at zero, runs through all stages and is pooled where
-    they are.
+    A hidden state of a few channels joins the input of each block, h^t = W tanh(BN^t(h^{t-1} + V
+    y^t)) for its last convolution y^t, with V and W shared in the stage. It starts at zero, runs
+    through all stages and is pooled where they are.
 
     Args:
         depth: 50, 101 or 152.
         hidden_channels: K, channels of the hidden state.
-        out_hidden: concatenate the last level with the hidden state, behind norm and ReLU: for a classifier.
+        out_hidden: concatenate the last level with the hidden state, behind norm and ReLU: for a
+            classifier.
         **kwargs: those of mmdet's ``ResNet``.
     """
 
-    def __init__(self, depth: int, hidden_channels: int = 32, *, out_hidden: bool = False, **kwargs: object) -> None:
+    def __init__(
+        self, depth: int, hidden_channels: int = 32, *, out_hidden: bool = False, **kwargs: object
+    ) -> None:
         self.hidden_channels, self.out_hidden = hidden_channels, out_hidden
         super().__init__(depth, None, **kwargs)
         if out_hidden:
@@ -101,7 +113,9 @@ class RLAResNet(ComparatorResNet):
     def make_res_layer(self, **kwargs: object) -> RLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
         is_last = kwargs["planes"] == self.base_channels * 2 ** (self.num_stages - 1)
-        options = dict(hidden_channels=self.hidden_channels, update_last=self.out_hidden or not is_last)
+        options = dict(
+            hidden_channels=self.hidden_channels, update_last=self.out_hidden or not is_last
+        )
         return RLAResLayer(**kwargs, **options)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:

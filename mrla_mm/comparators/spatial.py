@@ -17,14 +17,17 @@ class A2(nn.Module):
 
     Args:
         in_channels: C of the map; set by the block.
-        reduction: A has C // reduction channels, and there are as many descriptors. 2 gives a ResNet-50 of 32.9 M, with
-            blocks 0 and 2 of the second stage and 0, 2 and 4 of the third.
+        reduction: A has C // reduction channels, and there are as many descriptors. 2 gives a
+            ResNet-50 of 32.9 M, with blocks 0 and 2 of the second stage and 0, 2 and 4 of the
+            third.
     """
 
     def __init__(self, in_channels: int, reduction: int = 2) -> None:
         super().__init__()
         inner = reduced(in_channels, reduction)
-        self.features, self.gather, self.distribute = (nn.Conv2d(in_channels, inner, 1) for _ in range(3))
+        self.features, self.gather, self.distribute = (
+            nn.Conv2d(in_channels, inner, 1) for _ in range(3)
+        )
         self.out = nn.Conv2d(inner, in_channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,16 +42,20 @@ class A2(nn.Module):
 class AA(nn.Module):
     """Attention-augmented convolution: some output channels come from attention over pixels (Bello et al., ICCV 2019).
 
-    Heads attend with relative positions, softmax(q^T (k + r_rows + r_columns) / sqrt(D)) v. With a stride they attend
-    on the input pooled to the output's grid. It replaces a bottleneck's 3x3 convolution, in mmdet's ResNet, MRLAResNet
-    and ComparatorResNet: ``dcn=dict(type="AA"), stage_with_dcn=(False, True, True, True)``.
+    Heads attend with relative positions, softmax(q^T (k + r_rows + r_columns) / sqrt(D)) v. With a
+    stride they attend on the input pooled to the output's grid. It replaces a bottleneck's 3x3
+    convolution, in mmdet's ResNet, MRLAResNet and ComparatorResNet: ``dcn=dict(type="AA"),
+    stage_with_dcn=(False, True, True, True)``.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, bias: of the convolution; set by the block.
+        in_channels, out_channels, kernel_size, stride, padding, dilation, bias: of the convolution;
+            set by the block.
         heads: number of heads.
         key_ratio: channels of all keys, as a share of the output's; a head has at least 20.
-        value_ratio: channels of all values, which take the place of as many channels of the convolution.
-        max_grid: largest height and width of the output: there are embeddings for the distances on such a grid.
+        value_ratio: channels of all values, which take the place of as many channels of the
+            convolution.
+        max_grid: largest height and width of the output: there are embeddings for the distances on
+            such a grid.
     """
 
     def __init__(
@@ -70,13 +77,19 @@ class AA(nn.Module):
         keys = max(20, int(key_ratio * out_channels / heads))
         values = heads * max(1, int(value_ratio * out_channels / heads))
         if values >= out_channels:
-            raise InputError(f"value_ratio={value_ratio}: {values} of {out_channels} channels leave no convolution")
+            raise InputError(
+                f"value_ratio={value_ratio}: {values} of {out_channels} channels leave no convolution"
+            )
         self.heads, self.stride, self.max_grid = heads, stride, max_grid
         self.sizes = (heads * keys, heads * keys, values)
-        self.conv = nn.Conv2d(in_channels, out_channels - values, kernel_size, stride, padding, dilation, bias=bias)
+        self.conv = nn.Conv2d(
+            in_channels, out_channels - values, kernel_size, stride, padding, dilation, bias=bias
+        )
         self.qkv = nn.Conv2d(in_channels, sum(self.sizes), 1, bias=False)
         self.out = nn.Conv2d(values, values, 1, bias=False)
-        self.rows, self.columns = (nn.Parameter(torch.randn(2 * max_grid - 1, keys) * keys**-0.5) for _ in range(2))
+        self.rows, self.columns = (
+            nn.Parameter(torch.randn(2 * max_grid - 1, keys) * keys**-0.5) for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve and attend: (B, C', H', W') -> (B, C, H, W)."""
@@ -90,8 +103,12 @@ class AA(nn.Module):
         """Attend over pixels: query and key (B, G D, H, W), value (B, C, H, W) -> (B, C, H, W)."""
         height, width = query.shape[2:]
         if max(height, width) > self.max_grid:
-            raise InputError(f"max_grid={self.max_grid} is below the {height} x {width} grid of this map")
-        query, key, value = (each.unflatten(1, (self.heads, -1)) for each in (query, key, value))  # (B, G, D, H, W)
+            raise InputError(
+                f"max_grid={self.max_grid} is below the {height} x {width} grid of this map"
+            )
+        query, key, value = (
+            each.unflatten(1, (self.heads, -1)) for each in (query, key, value)
+        )  # (B, G, D, H, W)
         query = query / query.shape[2] ** 0.5
         content = torch.einsum("bgdyx,bgdvu->bgyxvu", query, key)
         by_row = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))

@@ -1,13 +1,15 @@
 """Loading mmengine's checkpoints with ``weights_only``, torch's restricted unpickler.
 
-torch >= 2.6 loads nothing but tensors and plain containers unless told otherwise. mmengine 0.10 also stores its log
-history (``HistoryBuffer``, numpy arrays) and numpy scalars, so it cannot read its own checkpoints back. Exactly those
-names are allowed here, two of them by a stricter stand-in:
+torch >= 2.6 loads nothing but tensors and plain containers unless told otherwise. mmengine 0.10
+also stores its log history (``HistoryBuffer``, numpy arrays) and numpy scalars, so it cannot read
+its own checkpoints back. Exactly those names are allowed here, two of them by a stricter stand-in:
 
-* ``HistoryBuffer`` pickles a registry of functions with every instance, and its ``__setstate__`` merges that registry
-  into the class for the whole process. The stand-in restores the numbers alone.
-* That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open every attribute of
-  every allowed object, so the name is bound to a function that knows those four methods and nothing else.
+* ``HistoryBuffer`` pickles a registry of functions with every instance, and its ``__setstate__``
+  merges that registry into the class for the whole process. The stand-in restores the numbers
+  alone.
+* That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open
+  every attribute of every allowed object, so the name is bound to a function that knows those four
+  methods and nothing else.
 """
 
 from pickle import UnpicklingError
@@ -31,8 +33,15 @@ class _LogHistory(HistoryBuffer):
     """A HistoryBuffer while it is being unpickled: takes numbers, turns into a plain HistoryBuffer."""
 
     def __setstate__(self, state: dict) -> None:
-        log, count, length = (state.get(key) for key in ("_log_history", "_count_history", "max_length"))
-        if not (_is_numbers(log) and _is_numbers(count) and log.shape == count.shape and type(length) is int):
+        log, count, length = (
+            state.get(key) for key in ("_log_history", "_count_history", "max_length")
+        )
+        if not (
+            _is_numbers(log)
+            and _is_numbers(count)
+            and log.shape == count.shape
+            and type(length) is int
+        ):
             raise UnpicklingError("the checkpoint holds a log history that is not made of numbers")
         self.__class__ = HistoryBuffer
         self.__init__(max_length=length)
@@ -46,7 +55,9 @@ def _is_numbers(values) -> bool:
 def _statistic(owner: type, name: str) -> str:
     """Return what ``getattr`` means in a checkpoint: the name of one of HistoryBuffer's four methods."""
     if owner is not _LogHistory or name not in _STATISTICS:
-        raise UnpicklingError(f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed")
+        raise UnpicklingError(
+            f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed"
+        )
     return name
 
 

@@ -16,7 +16,8 @@ def config_path(name: str) -> str:
     """Return the file of a config of this package, for example ``retinanet_r50_mrla_light_1x.py``.
 
     Args:
-        name: path below the configs folder, with or without the prefix ``mrla_mm::`` and the suffix ``.py``.
+        name: path below the configs folder, with or without the prefix ``mrla_mm::`` and the suffix
+            ``.py``.
 
     Raises:
         InputError: there is no such config; names the nearest.
@@ -36,7 +37,9 @@ def find_config(name: str) -> Path:
     path = folder / relative if separator else Path(name)
     if path.is_file():
         return path
-    known = {each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")}
+    known = {
+        each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")
+    }
     if not separator:
         known |= {each: str(each) for each in path.parent.glob("*.py")}
     stems = {each.stem: shown for each, shown in known.items() if "_base_" not in each.parts}
@@ -56,8 +59,9 @@ def packed_configs(package: str) -> Path:
 def install() -> None:
     """Teach mmengine's ``_base_`` the scope ``mrla_mm::``; every other name goes to mmengine unchanged.
 
-    An entry in mmengine's table of packages would not do: it looks for the metadata of an installed distribution,
-    which a checkout lacks and an editable install has elsewhere, and gives the configs a ``_scope_`` without registry.
+    An entry in mmengine's table of packages would not do: it looks for the metadata of an installed
+    distribution, which a checkout lacks and an editable install has elsewhere, and gives the
+    configs a ``_scope_`` without registry.
     """
     original = Config._get_cfg_path
     if hasattr(original, "__wrapped__"):
@@ -65,6 +69,10 @@ def install() -> None:
 
     @functools.wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
-        return (config_path(cfg_path), None) if cfg_path.startswith(PREFIX) else original(cfg_path, filename)
+        return (
+            (config_path(cfg_path), None)
+            if cfg_path.startswith(PREFIX)
+            else original(cfg_path, filename)
+        )
 
     Config._get_cfg_path = staticmethod(get_cfg_path)

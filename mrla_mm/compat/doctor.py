@@ -1,6 +1,7 @@
 """Print what is installed and what would fail, with the remedy: ``python tools/doctor.py``.
 
-It works even where ``import mrla_mm`` fails, so nothing but the standard library is imported at the top.
+It works even where ``import mrla_mm`` fails, so nothing but the standard library is imported at the
+top.
 """
 
 import importlib
@@ -59,7 +60,10 @@ def main(argv: Sequence[str] = ()) -> int:
             try:
                 check(report)
             except Exception as error:  # a doctor that crashes is of no use
-                report.fail(f"{title.lower()}: {short(error)}", "see the failures above; they usually explain this one")
+                report.fail(
+                    f"{title.lower()}: {short(error)}",
+                    "see the failures above; they usually explain this one",
+                )
     print("\ntraining would NOT work: see FAIL above" if report.failed else "\ntraining would work")
     return int(report.failed)
 
@@ -80,7 +84,9 @@ def check_packages(report: Report) -> None:
             module = importlib.import_module(name)
             report.ok(f"{name} {getattr(module, '__version__', None) or version(name) or ''}")
         except Exception as error:
-            report.fail(f"{name} does not import: {short(error)}", REMEDIES.get(name, f"pip install {name}"))
+            report.fail(
+                f"{name} does not import: {short(error)}", REMEDIES.get(name, f"pip install {name}")
+            )
     if importlib.util.find_spec("pkg_resources") is None:
         report.fail(
             f"no pkg_resources (setuptools {version('setuptools')}): mmengine cannot find `mmdet::` configs",
@@ -106,7 +112,9 @@ def check_ops(report: Report) -> None:
 
     device, stand_in = "cuda" if torch.cuda.is_available() else "cpu", ext.is_stand_in()
     if stand_in:
-        report.ok(f"no compiled mmcv._ext, mrla_mm stands in; for a model that calls an op without: {ext.REMEDY}")
+        report.ok(
+            f"no compiled mmcv._ext, mrla_mm stands in; for a model that calls an op without: {ext.REMEDY}"
+        )
     else:
         report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
     for name, probe in PROBES.items():
@@ -116,7 +124,10 @@ def check_ops(report: Report) -> None:
                 raise ArithmeticError(f"gives {answer} instead of {expected}")
             report.ok(f"{name} on {device}")
         except Exception as error:
-            report.fail(f"{name} on {device}: {short(error)}", REMEDIES["torchvision"] if stand_in else ext.REMEDY)
+            report.fail(
+                f"{name} on {device}: {short(error)}",
+                REMEDIES["torchvision"] if stand_in else ext.REMEDY,
+            )
 
 
 def check_checkpoints(report: Report) -> None:
@@ -127,7 +138,9 @@ def check_checkpoints(report: Report) -> None:
     from mrla_mm.torch_support import has_named_safe_globals
 
     if not has_named_safe_globals:
-        return report.note("this torch executes what a training checkpoint holds: resume from and test your own alone")
+        return report.note(
+            "this torch executes what a training checkpoint holds: resume from and test your own alone"
+        )
     file = io.BytesIO()
     torch.save({"log": HistoryBuffer([0.5], [1])}, file)
     file.seek(0)
@@ -159,7 +172,9 @@ def short(error: Exception) -> str:
 def _probe_nms(torch, device):
     from mmcv.ops import nms
 
-    boxes = torch.tensor([[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device)  # IoU 1/3, or 1/2 with the last pixel counted
+    boxes = torch.tensor(
+        [[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device
+    )  # IoU 1/3, or 1/2 with the last pixel counted
     scores = torch.tensor([0.8, 0.9], device=device)
     return sum(10**i * len(nms(boxes, scores, 0.4, offset=i)[1]) for i in (0, 1)), 12
 
@@ -168,7 +183,9 @@ def _probe_roi_align(torch, device):
     from mmcv.ops import roi_align
 
     ramp = torch.arange(16.0, device=device).expand(1, 1, 16, 16).clone().requires_grad_()
-    out = roi_align(ramp, torch.tensor([[0.0, 2, 2, 10, 10]], device=device), (4, 4), 1.0, 2, "avg", True)
+    out = roi_align(
+        ramp, torch.tensor([[0.0, 2, 2, 10, 10]], device=device), (4, 4), 1.0, 2, "avg", True
+    )
     out.sum().backward()
     return out.mean().item() + ramp.grad.sum().item(), 5.5 + 16
 

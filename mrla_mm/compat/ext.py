@@ -1,7 +1,8 @@
 """A stand-in for ``mmcv._ext``, mmcv's compiled ops, for installations that have none (mmcv-lite).
 
-``mmcv.ops`` looks every op up when it is imported and mmdet imports most of ``mmcv.ops``, so each name must resolve.
-The ops in :data:`mrla_mm.compat.ext_ops.OPS` are real; any other name resolves to a stub that raises when it is called.
+``mmcv.ops`` looks every op up when it is imported and mmdet imports most of ``mmcv.ops``, so each
+name must resolve. The ops in :data:`mrla_mm.compat.ext_ops.OPS` are real; any other name resolves
+to a stub that raises when it is called.
 """
 
 import importlib.machinery
@@ -13,9 +14,7 @@ from collections.abc import Callable
 from mrla_mm.compat.ext_ops import OPS
 
 NAME = "mmcv._ext"
-REMEDY = (
-    "install an mmcv with compiled ops that matches your torch (in place of mmcv-lite), or use a model without this op"
-)
+REMEDY = "install an mmcv with compiled ops that matches your torch (in place of mmcv-lite), or use a model without this op"
 
 
 class StandIn(types.ModuleType):

@@ -16,16 +16,20 @@ from torch import nn
 
 from mrla_mm.errors import InputError
 
-OTHER_HEADS = {"rpn_head", "semantic_head"}  # whose `num_classes` does not count the classes of the data set
+OTHER_HEADS = {
+    "rpn_head",
+    "semantic_head",
+}  # whose `num_classes` does not count the classes of the data set
 
 
 @HOOKS.register_module()
 class DatasetCheckHook(Hook):
     """Check the data sets that a run has built, before its first batch.
 
-    Every image exists and is not empty; a COCO file has every class of the data set (mmdet drops the others, and
-    numbers the rest in the file's order); training and validation number their classes alike; `num_classes` of every
-    head is their number; there is an object to train on. The log gets the number of objects that training skips.
+    Every image exists and is not empty; a COCO file has every class of the data set (mmdet drops
+    the others, and numbers the rest in the file's order); training and validation number their
+    classes alike; `num_classes` of every head is their number; there is an object to train on. The
+    log gets the number of objects that training skips.
 
     Raises:
         InputError: naming the first fault found.
@@ -38,14 +42,19 @@ class DatasetCheckHook(Hook):
         model = getattr(runner.model, "module", runner.model)
         files, first, trained = {}, [], []
         for phase in ("train", "val", "test"):
-            dataset = getattr(getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None)
+            dataset = getattr(
+                getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None
+            )
             for leaf in leaf_datasets(dataset):
                 labels, objects = check_dataset(leaf, model, phase, files, runner.logger)
                 if phase == "train":
                     trained.append(objects)
                 first = first or labels
                 if labels and labels != first:
-                    pair = next((pair for pair in zip(first, labels, strict=False) if pair[0] != pair[1]), ("", ""))
+                    pair = next(
+                        (pair for pair in zip(first, labels, strict=False) if pair[0] != pair[1]),
+                        ("", ""),
+                    )
                     raise InputError(
                         f"the data sets number their classes differently ({len(first)} and {len(labels)} classes, "
                         f"first difference {pair[0]!r} and {pair[1]!r}): give all annotation files the same "
@@ -75,8 +84,8 @@ def check_dataset(
     """Check one data set; `files` keeps what `read_coco` returned.
 
     Returns:
-        Its class names in the order of their labels, and its number of objects to learn, None if it is not for
-        detection.
+        Its class names in the order of their labels, and its number of objects to learn, None if it
+        is not for detection.
     """
     dataset.full_init()
     paths, objects = [], None
@@ -84,7 +93,9 @@ def check_dataset(
         info = dataset.get_data_info(index)
         paths.append(info.get("img_path"))
         if "instances" in info:
-            objects = (objects or 0) + sum(not each.get("ignore_flag") for each in info["instances"])
+            objects = (objects or 0) + sum(
+                not each.get("ignore_flag") for each in info["instances"]
+            )
     check_images(paths, dataset, phase)
     classes = list(dataset.metainfo.get("classes") or ())
     if "thing_classes" not in dataset.metainfo:  # panoptic heads count things and stuff apart
@@ -97,7 +108,9 @@ def check_dataset(
     categories, annotations, skipped = files[path]
     if phase == "train" and skipped:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
-        logger.info(f"{dataset.ann_file}: training skips {skipped.total()} of {annotations} objects: {reasons}")
+        logger.info(
+            f"{dataset.ann_file}: training skips {skipped.total()} of {annotations} objects: {reasons}"
+        )
     return check_categories(categories, classes, dataset.ann_file, logger), objects
 
 
@@ -111,7 +124,11 @@ def is_coco(dataset: BaseDataset) -> bool:
 def check_images(paths: Sequence, dataset: BaseDataset, phase: str) -> None:
     """Raise InputError naming the first image that is missing or empty; of an empty file, OpenCV gives no name."""
     remote = (getattr(dataset, "backend_args", None) or {}).get("backend", "local") != "local"
-    local = [] if remote or not dataset.ann_file else [p for p in paths if isinstance(p, str) and "://" not in p]
+    local = (
+        []
+        if remote or not dataset.ann_file
+        else [p for p in paths if isinstance(p, str) and "://" not in p]
+    )
     with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
         sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), local)
         faulty = [path for path, size in zip(local, sizes, strict=True) if not size]
@@ -124,8 +141,14 @@ def check_images(paths: Sequence, dataset: BaseDataset, phase: str) -> None:
 
 def check_heads(model: nn.Module, classes: int, phase: str) -> None:
     """Raise InputError if a head has another number of classes."""
-    sizes = {name: getattr(module, "num_classes", classes) for name, module in model.named_modules()}
-    heads = {name: size for name, size in sizes.items() if "head" in name and not OTHER_HEADS & set(name.split("."))}
+    sizes = {
+        name: getattr(module, "num_classes", classes) for name, module in model.named_modules()
+    }
+    heads = {
+        name: size
+        for name, size in sizes.items()
+        if "head" in name and not OTHER_HEADS & set(name.split("."))
+    }
     wrong = [f"{name}.num_classes={size}" for name, size in heads.items() if size != classes]
     if classes and wrong:
         raise InputError(
@@ -134,7 +157,9 @@ def check_heads(model: nn.Module, classes: int, phase: str) -> None:
         )
 
 
-def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: str, logger: Logger) -> list[str]:
+def check_categories(
+    names: Sequence[str], classes: Sequence[str], ann_file: str, logger: Logger
+) -> list[str]:
     """Return a file's names of the classes in its order, by which mmdet numbers them."""
     labels = [name for name in names if name in classes]
     missing = [name for name in classes if name not in labels]
@@ -152,7 +177,9 @@ def check_categories(names: Sequence[str], classes: Sequence[str], ann_file: str
     return labels
 
 
-def read_coco(path: str, classes: Sequence[str], min_size: float) -> tuple[list[str], int, Counter[str]]:
+def read_coco(
+    path: str, classes: Sequence[str], min_size: float
+) -> tuple[list[str], int, Counter[str]]:
     """Return the categories of a COCO file, its number of objects, and how many mmdet does not train on, by reason."""
     with open(path, "rb") as file:
         content = json.load(file)
@@ -165,7 +192,9 @@ def read_coco(path: str, classes: Sequence[str], min_size: float) -> tuple[list[
             skipped["on images that are not listed"] += 1
             continue
         x, y, width, height = annotation["bbox"]
-        inside = min(x + width, image["width"]) > max(x, 0) and min(y + height, image["height"]) > max(y, 0)
+        inside = min(x + width, image["width"]) > max(x, 0) and min(
+            y + height, image["height"]
+        ) > max(y, 0)
         if annotation["category_id"] not in wanted:
             skipped["of other categories"] += 1
         elif annotation.get("ignore") or annotation.get("iscrowd"):

@@ -1,7 +1,8 @@
 """The generated quick-start data set: textured shapes on a textured ground, in COCO layout with boxes and masks.
 
-Shapes are inside tests at pixel centres, so that a mask and the pixels painted through it agree exactly. The colour
-of a shape is independent of its class: only the outline tells the classes apart.
+Shapes are inside tests at pixel centres, so that a mask and the pixels painted through it agree
+exactly. The colour of a shape is independent of its class: only the outline tells the classes
+apart.
 """
 
 import json
@@ -90,7 +91,10 @@ def field(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     kind = rng.choice(["noise", "gradient", "stripes", "checker"])
     if kind == "noise":
         cells = [int(rng.integers(3, 9)), int(rng.integers(10, 25))]
-        octaves = [cv2.resize(rng.random((n, n)), (width, height), interpolation=cv2.INTER_CUBIC) for n in cells]
+        octaves = [
+            cv2.resize(rng.random((n, n)), (width, height), interpolation=cv2.INTER_CUBIC)
+            for n in cells
+        ]
         return np.clip(0.65 * octaves[0] + 0.35 * octaves[1], 0, 1)
     angle = rng.uniform(0, np.pi)
     y, x = np.ogrid[:height, :width]
@@ -103,7 +107,9 @@ def field(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     return ((along // period + across // period) % 2).astype(float)
 
 
-def texture(rng: np.random.Generator, height: int, width: int, *, colour: np.ndarray, spread: float) -> np.ndarray:
+def texture(
+    rng: np.random.Generator, height: int, width: int, *, colour: np.ndarray, spread: float
+) -> np.ndarray:
     """Return a colour that varies by `spread` to either side along a random field: (H, W, 3)."""
     change = rng.uniform(-spread, spread, 3)
     return colour + (2 * field(rng, height, width)[..., None] - 1) * change
@@ -119,13 +125,17 @@ def swarm_mask(rng: np.random.Generator, height: int, width: int, *, name: str) 
         turn, distance = rng.uniform(0, 2 * np.pi), np.sqrt(rng.random())
         centre = middle + distance * spread * (np.cos(turn), np.sin(turn))
         radius = max(2.0, scale * rng.uniform(0.014, 0.022))
-        union |= shape_mask(name, height, width, centre=centre, radius=radius, angle=rng.uniform(0, 2 * np.pi))
+        union |= shape_mask(
+            name, height, width, centre=centre, radius=radius, angle=rng.uniform(0, 2 * np.pi)
+        )
     return union
 
 
 def hides_too_much(mask: np.ndarray, instances: list[Instance]) -> bool:
     """Whether a shape would leave too little of an earlier one visible."""
-    left = [(np.count_nonzero(old.visible & ~mask), np.count_nonzero(old.full)) for old in instances]
+    left = [
+        (np.count_nonzero(old.visible & ~mask), np.count_nonzero(old.full)) for old in instances
+    ]
     return any(visible < max(MIN_PIXELS, MIN_VISIBLE * full) for visible, full in left)
 
 
@@ -134,7 +144,8 @@ def draw_scene(
 ) -> tuple[np.ndarray, list[Instance]]:
     """Return a picture (H, W, 3) uint8 and what it shows, in painting order: a later shape covers the earlier ones.
 
-    All randomness is from `rng`; `crowd` adds a crowd of tiny shapes, `empty` leaves out all other shapes.
+    All randomness is from `rng`; `crowd` adds a crowd of tiny shapes, `empty` leaves out all other
+    shapes.
     """
     canvas = texture(rng, height, width, colour=rng.uniform(50, 205, 3), spread=35)
     instances: list[Instance] = []
@@ -144,7 +155,9 @@ def draw_scene(
         while np.linalg.norm(colour - ground) < MIN_CONTRAST:
             colour = rng.uniform(20, 235, 3)
         rows, columns = extent(mask)
-        painted = texture(rng, rows.stop - rows.start, columns.stop - columns.start, colour=colour, spread=15)
+        painted = texture(
+            rng, rows.stop - rows.start, columns.stop - columns.start, colour=colour, spread=15
+        )
         canvas[mask] = painted[mask[rows, columns]]
         for old in instances:
             old.visible = old.visible & ~mask
@@ -154,14 +167,20 @@ def draw_scene(
         label = int(rng.integers(len(CLASSES)))
         paint(label, swarm_mask(rng, height, width, name=CLASSES[label]), is_crowd=True)
     count = 0 if empty else int(rng.integers(2, 8))
-    bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * max(height, width)  # small, medium and large
+    bands = np.array([[0.07, 0.12], [0.12, 0.25], [0.25, 0.5]]) * max(
+        height, width
+    )  # small, medium and large
     low, high = bands[rng.choice(3, count, p=[0.45, 0.35, 0.2])].T
     for radius in np.sort(low * (high / low) ** rng.random(count))[::-1]:
         label = int(rng.integers(len(CLASSES)))
-        for _ in range(12):  # a shape that would bury another is moved; one that finds no place is left out
+        for _ in range(
+            12
+        ):  # a shape that would bury another is moved; one that finds no place is left out
             centre = rng.uniform(0.5 * radius, np.array([width, height]) - 0.5 * radius)
             angle = rng.uniform(-0.35, 0.35)
-            mask = shape_mask(CLASSES[label], height, width, centre=centre, radius=radius, angle=angle)
+            mask = shape_mask(
+                CLASSES[label], height, width, centre=centre, radius=radius, angle=angle
+            )
             if np.count_nonzero(mask) >= MIN_PIXELS and not hides_too_much(mask, instances):
                 paint(label, mask, is_crowd=False)
                 break
@@ -174,19 +193,23 @@ def generate_shapes(
 ) -> bool:
     """Write the data set under `root` unless one of the same parameters is there; return whether it was written.
 
-    The same parameters give the same bytes; `size` is the longer side of the images in pixels, at least 64. The set is
-    built beside `root` and renamed into place.
+    The same parameters give the same bytes; `size` is the longer side of the images in pixels, at
+    least 64. The set is built beside `root` and renamed into place.
 
     Raises:
         InputError: `root` holds something that this function did not write.
     """
     root = Path(root).absolute()
-    manifest = json.dumps(dict(format=FORMAT_VERSION, num_train=num_train, num_val=num_val, size=size, seed=seed))
+    manifest = json.dumps(
+        dict(format=FORMAT_VERSION, num_train=num_train, num_val=num_val, size=size, seed=seed)
+    )
     if (root / MANIFEST).is_file():
         if (root / MANIFEST).read_text() == manifest:
             return False
     elif root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise InputError(f"{root} exists and is not a generated data set: choose another folder, or remove it")
+        raise InputError(
+            f"{root} exists and is not a generated data set: choose another folder, or remove it"
+        )
     staging = root.with_name(f".{root.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     for (split, first_id), count in zip(SPLITS.items(), (num_train, num_val), strict=True):
@@ -207,20 +230,28 @@ def write_split(root: Path, split: str, *, first_id: int, count: int, size: int,
         sides = size, int(size * rng.uniform(0.75, 1))
         width, height = sides if rng.random() < 0.5 else sides[::-1]
         empty = index % 25 == 24
-        picture, instances = draw_scene(height, width, rng=rng, crowd=index % 8 == 4 and not empty, empty=empty)
+        picture, instances = draw_scene(
+            height, width, rng=rng, crowd=index % 8 == 4 and not empty, empty=empty
+        )
         image_id = first_id + index + 1
         name = f"{image_id:012d}.jpg"
         cv2.imwrite(str(root / split / name), picture, [cv2.IMWRITE_JPEG_QUALITY, 92])
         images.append({"id": image_id, "file_name": name, "width": width, "height": height})
-        annotations += [annotation(each, image_id, number) for number, each in enumerate(instances, 1)]
+        annotations += [
+            annotation(each, image_id, number) for number, each in enumerate(instances, 1)
+        ]
     content = {
         "info": {"description": "mrla_mm generated shapes", "version": str(FORMAT_VERSION)},
         "licenses": [],
         "images": images,
         "annotations": annotations,
-        "categories": [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, 1)],
+        "categories": [
+            {"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, 1)
+        ],
     }
-    (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content, separators=(",", ":")))
+    (root / "annotations" / f"instances_{split}.json").write_text(
+        json.dumps(content, separators=(",", ":"))
+    )
 
 
 def annotation(instance: Instance, image_id: int, number: int) -> dict:

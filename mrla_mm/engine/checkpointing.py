@@ -35,7 +35,9 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise InputError(f"{path}: {error}. What was there is intact: make room, and continue with --resume") from error
+        raise InputError(
+            f"{path}: {error}. What was there is intact: make room, and continue with --resume"
+        ) from error
 
 
 class AtomicBackend(LocalBackend):
@@ -66,14 +68,16 @@ register_backend(BACKEND, AtomicBackend)
 class AtomicCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook without its windows for losing work; it takes the same arguments.
 
-    * A checkpoint and `last_checkpoint` are written aside, forced to the disk and renamed; only then are outdated
-      checkpoints removed. The disk must have room for one checkpoint more than `max_keep_ckpts` and the best ones.
-      Folders of mmengine's remote backends are written as mmengine does.
-    * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after at most five) and
-      ends the process with code 143; the next regular checkpoint replaces it. torchrun sends the signal to loaders'
-      workers too, which live through it, except those that a loop by iterations has started before any hook runs.
-    * Resumed, a run by epochs repeats the epoch in progress, unless `ExactResumeHook` is there. During evaluation
-      SIGTERM ends it at once.
+    * A checkpoint and `last_checkpoint` are written aside, forced to the disk and renamed; only
+      then are outdated checkpoints removed. The disk must have room for one checkpoint more than
+      `max_keep_ckpts` and the best ones. Folders of mmengine's remote backends are written as
+      mmengine does.
+    * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after
+      at most five) and ends the process with code 143; the next regular checkpoint replaces it.
+      torchrun sends the signal to loaders' workers too, which live through it, except those that a
+      loop by iterations has started before any hook runs.
+    * Resumed, a run by epochs repeats the epoch in progress, unless `ExactResumeHook` is there.
+      During evaluation SIGTERM ends it at once.
 
     Raises:
         InputError: a checkpoint cannot be written, for example on a full disk.
@@ -101,7 +105,9 @@ class AtomicCheckpointHook(CheckpointHook):
                 for path in Path(self.out_dir).glob(f"*.pth{PART}"):  # of a run that was killed
                     path.unlink(missing_ok=True)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch=None, outputs=None
+    ) -> None:
         """Save if it is time to, or if the run is asked to stop."""
         super().after_train_iter(runner, batch_idx, data_batch, outputs)
         if self.stop.agreed(runner.iter):
@@ -110,10 +116,12 @@ class AtomicCheckpointHook(CheckpointHook):
     def after_val_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         """Stop if asked to and there is nothing to save, or if it can be saved here.
 
-        Processes may evaluate unequal numbers of batches, so they cannot save together; and EMAHook has swapped the
-        weights for the evaluation.
+        Processes may evaluate unequal numbers of batches, so they cannot save together; and EMAHook
+        has swapped the weights for the evaluation.
         """
-        alone = get_world_size() == 1 and not any(isinstance(hook, EMAHook) for hook in runner.hooks)
+        alone = get_world_size() == 1 and not any(
+            isinstance(hook, EMAHook) for hook in runner.hooks
+        )
         if self.stop.received and (alone or self.saved_iter == runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
@@ -158,12 +166,17 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _prune(self) -> None:
         if isinstance(self.file_backend, AtomicBackend):
-            best = [getattr(self, "best_ckpt_path", None), *getattr(self, "best_ckpt_path_dict", {}).values()]
+            best = [
+                getattr(self, "best_ckpt_path", None),
+                *getattr(self, "best_ckpt_path_dict", {}).values(),
+            ]
             self.file_backend.prune(keep={self.last_ckpt, *best})
 
     def _stop(self, runner: Runner, meta: dict) -> None:
         """Save unless this iteration is saved already, and end the process."""
         if self.saved_iter != meta["iter"]:
             self._save_as(runner, INTERRUPTED, meta)
-        runner.logger.warning(f"SIGTERM: the run ends after iteration {meta['iter']}, saved. Continue with --resume")
+        runner.logger.warning(
+            f"SIGTERM: the run ends after iteration {meta['iter']}, saved. Continue with --resume"
+        )
         raise SystemExit(TERMINATED)

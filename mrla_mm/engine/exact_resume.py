@@ -1,11 +1,13 @@
 """Random numbers and data order that a resumed run repeats exactly.
 
-mmengine restores epoch, iteration and seed. After a resume four things differ from the uninterrupted run: the random
-state of the process (what RoI samplers, drop path and mixup draw), that of the loader's workers, the samplers' seed if
-the config names none, and the place within an epoch.
+mmengine restores epoch, iteration and seed. After a resume four things differ from the
+uninterrupted run: the random state of the process (what RoI samplers, drop path and mixup draw),
+that of the loader's workers, the samplers' seed if the config names none, and the place within an
+epoch.
 
-Here nothing random depends on what ran before. Every step starts from random states that are a function of (seed,
-iteration); every batch is loaded from states that are a function of (seed, rank, epoch, number of the batch).
+Here nothing random depends on what ran before. Every step starts from random states that are a
+function of (seed, iteration); every batch is loaded from states that are a function of (seed, rank,
+epoch, number of the batch).
 """
 
 import random
@@ -26,9 +28,9 @@ DATA, STEP = 0, 1  # the two streams of random numbers
 class ExactResumeHook(Hook):
     """Makes a resumed run repeat the uninterrupted one: data order, augmentation and every random number.
 
-    Also from within an epoch, whatever the number of workers. It reseeds all generators at each step and takes over the
-    batch sampler and the data set of the training, so it is for whoever asks for it:
-    ``custom_hooks=[dict(type="ExactResumeHook")]``, in the first run already.
+    Also from within an epoch, whatever the number of workers. It reseeds all generators at each
+    step and takes over the batch sampler and the data set of the training, so it is for whoever
+    asks for it: ``custom_hooks=[dict(type="ExactResumeHook")]``, in the first run already.
     """
 
     def __init__(self) -> None:
@@ -60,15 +62,19 @@ class ExactResumeHook(Hook):
         batches = loader.batch_sampler
         if not hasattr(batches, "replay"):
             batches.replay = self
-            batches.__class__ = replayed(type(batches))  # torch allows no other batch sampler on a loader
+            batches.__class__ = replayed(
+                type(batches)
+            )  # torch allows no other batch sampler on a loader
             dataset = loader.dataset  # whose method torch calls in place of `dataset[index]`
             dataset.__getitems__ = partial(fetch, dataset, getattr(dataset, "__getitems__", None))
         iterator = getattr(loop, "dataloader_iterator", None)
         if iterator is None:
-            # Another number of processes or another batch size goes on at the same share of the epoch.
+            # Another number of processes or another batch size goes on at the same share of the
+            # epoch.
             self.skip = record.get("batches", 0) * len(loader) // record.get("epoch_batches", 1)
             return
-        # A loop by iterations has begun to load before any hook was called, and skips what was done by itself.
+        # A loop by iterations has begun to load before any hook was called, and skips what was done
+        # by itself.
         if hasattr(sampler, "_indices_of_rank"):
             sampler.indices = sampler._indices_of_rank()
         loader._iterator = None
@@ -84,7 +90,9 @@ class ExactResumeHook(Hook):
         """Set the random states that the step starts from."""
         seed_everything(self.seed, STEP, runner.iter)
 
-    def after_train_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch=None, outputs=None
+    ) -> None:
         """Count a batch."""
         self.done += 1
 

@@ -12,8 +12,8 @@ from torch import nn
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
     """Give each block of a backbone its own learning rate, lr * layer_decay_rate ** (blocks behind it).
 
-    mmpretrain's constructor wants a model that knows the depth of its parameters; this one asks a detector's backbone.
-    Heads and necks keep the full rate. Takes the same `paramwise_cfg`.
+    mmpretrain's constructor wants a model that knows the depth of its parameters; this one asks a
+    detector's backbone. Heads and necks keep the full rate. Takes the same `paramwise_cfg`.
     """
 
     def add_params(

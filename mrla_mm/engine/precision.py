@@ -13,7 +13,8 @@ from torch import nn
 class BFloat16OptimWrapper(OptimWrapper):
     """Trains in mixed precision with bfloat16 on whatever device the model is on.
 
-    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's ``OptimWrapper``.
+    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's
+    ``OptimWrapper``.
     """
 
     @contextmanager

@@ -25,7 +25,8 @@ class StopRequest:
     def handle_while_running(self, loop: BaseLoop) -> None:
         """Handle the signal during a loop's next run, however that ends; mmengine calls no hook after an exception.
 
-        A signal that came too late to end the run is then passed on. Only a process's main thread can handle signals.
+        A signal that came too late to end the run is then passed on. Only a process's main thread
+        can handle signals.
         """
         run = loop.run
 
@@ -37,7 +38,9 @@ class StopRequest:
 
             def note(*_: object) -> None:
                 self.received = True
-                if os.getpid() != process:  # a process forked by a metric, for example, has nothing to save
+                if (
+                    os.getpid() != process
+                ):  # a process forked by a metric, for example, has nothing to save
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
                     signal.raise_signal(signal.SIGTERM)
 
@@ -69,7 +72,8 @@ class OutliveSigterm:
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
         self.ended = multiprocessing.RawValue("b", 0)
-        # Before multiprocessing terminates and awaits its children; atexit would be too late in a child of its own.
+        # Before multiprocessing terminates and awaits its children; atexit would be too late in a
+        # child of its own.
         Finalize(None, setattr, (self.ended, "value", 1), exitpriority=0)
 
     def __call__(self, worker: int) -> None:
@@ -81,5 +85,9 @@ class OutliveSigterm:
 
 def outlive_sigterm(loader: object) -> None:
     """Let the workers that a loader will start outlive a SIGTERM."""
-    if isinstance(loader, DataLoader) and loader.num_workers and not isinstance(loader.worker_init_fn, OutliveSigterm):
+    if (
+        isinstance(loader, DataLoader)
+        and loader.num_workers
+        and not isinstance(loader.worker_init_fn, OutliveSigterm)
+    ):
         loader.worker_init_fn = OutliveSigterm(loader.worker_init_fn)

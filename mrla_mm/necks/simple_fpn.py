@@ -12,15 +12,21 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 
 LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
-HALVINGS = {0.25: 2, 0.5: 1, 1: 0, 2: -1}  # of the map's stride, by the ratio of a level's stride to it
+HALVINGS = {
+    0.25: 2,
+    0.5: 1,
+    1: 0,
+    2: -1,
+}  # of the map's stride, by the ratio of a level's stride to it
 
 
 @MODELS.register_module(force=True)
 class SimpleFeaturePyramid(BaseModule):
     """Pyramid of one map, without a top-down path (Li et al., Exploring Plain Vision Transformer Backbones, 2022).
 
-    The level of the map's own stride is the map itself, finer ones are deconvolved by 2 or 4, the next coarser one is
-    its 2x2 maximum; a 1x1 and a 3x3 convolution follow, each with a norm. The rest take every second pixel.
+    The level of the map's own stride is the map itself, finer ones are deconvolved by 2 or 4, the
+    next coarser one is its 2x2 maximum; a 1x1 and a 3x3 convolution follow, each with a norm. The
+    rest take every second pixel.
 
     Args:
         in_channels: C of the map.
@@ -31,7 +37,8 @@ class SimpleFeaturePyramid(BaseModule):
         init_cfg: see mmengine's ``BaseModule``.
 
     Raises:
-        InputError: for strides that do not double, or do not start between in_stride / 4 and 2 in_stride.
+        InputError: for strides that do not double, or do not start between in_stride / 4 and 2
+            in_stride.
 
     Example:
         >>> import torch
@@ -58,11 +65,17 @@ class SimpleFeaturePyramid(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         ratios = [stride / in_stride for stride in strides]
-        if ratios[0] not in HALVINGS or any(b != 2 * a for a, b in zip(ratios, ratios[1:], strict=False)):
-            raise InputError(f"strides={strides} must double, starting between in_stride={in_stride} / 4 and twice it")
+        if ratios[0] not in HALVINGS or any(
+            b != 2 * a for a, b in zip(ratios, ratios[1:], strict=False)
+        ):
+            raise InputError(
+                f"strides={strides} must double, starting between in_stride={in_stride} / 4 and twice it"
+            )
         halvings = [HALVINGS[ratio] for ratio in ratios if ratio in HALVINGS]
         self.extra_levels = len(ratios) - len(halvings)
-        self.levels = ModuleList(make_level(in_channels, out_channels, number, norm_cfg) for number in halvings)
+        self.levels = ModuleList(
+            make_level(in_channels, out_channels, number, norm_cfg) for number in halvings
+        )
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Turn one map (B, C, H, W), the only one of its sequence, into levels (B, out_channels, H', W')."""
@@ -73,7 +86,9 @@ class SimpleFeaturePyramid(BaseModule):
         return tuple(outs)
 
 
-def make_level(in_channels: int, out_channels: int, halvings: int, norm_cfg: dict | None) -> nn.Sequential:
+def make_level(
+    in_channels: int, out_channels: int, halvings: int, norm_cfg: dict | None
+) -> nn.Sequential:
     """Build the layers from the map to a level whose stride is halved 2, 1 or 0 times, or doubled (-1)."""
     layers, channels = [], in_channels
     for step in range(halvings):
@@ -85,5 +100,7 @@ def make_level(in_channels: int, out_channels: int, halvings: int, norm_cfg: dic
     if halvings < 0:
         layers.append(nn.MaxPool2d(2, stride=2, ceil_mode=True))
     layers.append(ConvModule(channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None))
-    layers.append(ConvModule(out_channels, out_channels, 3, padding=1, norm_cfg=norm_cfg, act_cfg=None))
+    layers.append(
+        ConvModule(out_channels, out_channels, 3, padding=1, norm_cfg=norm_cfg, act_cfg=None)
+    )
     return nn.Sequential(*layers)

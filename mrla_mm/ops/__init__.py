@@ -1,7 +1,7 @@
 """The mathematics of layer attention as functions of tensors.
 
-One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D head channels (C = G * D), T depth in
-the stage.
+One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D head channels (C =
+G * D), T depth in the stage.
 """
 
 from mrla_mm.ops.base import base_fused

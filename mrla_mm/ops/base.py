@@ -1,12 +1,13 @@
 """MRLA-base as one autograd Function, with or without the sum, ReLU, norm and residual around it.
 
     x = relu(c + shortcut)              with add_relu, else x = c
-    o = sum_s softmax_s(q . k_s / sqrt(D)) v_s    Eq. 6, over the stage's layers, the last of whose values is dw(x)
-    y = x + keep norm(o)                with a norm, else y = o
+    o = sum_s softmax_s(q . k_s / sqrt(D)) v_s    Eq. 6, over the stage's layers, the last of whose
+    values is dw(x) y = x + keep norm(o)                with a norm, else y = o
 
-Saved for backward are x, the values and small tensors; each value is read once in either direction. The values pass
-through the Function, so that the gradient of each comes back as one map, to which every layer adds in place: what a
-hook on a value is given may change later. A second derivative raises.
+Saved for backward are x, the values and small tensors; each value is read once in either direction.
+The values pass through the Function, so that the gradient of each comes back as one map, to which
+every layer adds in place: what a hook on a value is given may change later. A second derivative
+raises.
 """
 
 from collections.abc import Sequence
@@ -30,21 +31,31 @@ from mrla_mm.ops.light import (
 class BaseFunction(torch.autograd.Function):
     """Autograd of MRLA-base; the module has the equations.
 
-    Tensors: the four of Weights, the five of FrozenNorm or None, the earlier keys (B, T - 1, E) or None, and T - 1
-    earlier values (B, C, H, W).
+    Tensors: the four of Weights, the five of FrozenNorm or None, the earlier keys (B, T - 1, E) or
+    None, and T - 1 earlier values (B, C, H, W).
     """
 
     @staticmethod
     def forward(ctx, path, heads, add_relu, eps, c, shortcut, *tensors):
         """Compute y (B, C, H, W), the keys (B, T, E), and the new value; return the earlier values as they are."""
-        passes, (weights, norm), (earlier, *values) = passes_of(path), unpack(tensors, eps), tensors[9:]
-        x, y, value = torch.empty_like(c) if add_relu else c, torch.empty_like(c), torch.empty_like(c)
+        passes, (weights, norm), (earlier, *values) = (
+            passes_of(path),
+            unpack(tensors, eps),
+            tensors[9:],
+        )
+        x, y, value = (
+            torch.empty_like(c) if add_relu else c,
+            torch.empty_like(c),
+            torch.empty_like(c),
+        )
         states = []
         with disable_autocast(c):
             for samples in passes.chunks(c):
                 part, own = take(x, samples), take(value, samples)
                 if add_relu:
-                    pooled = passes.add_relu(take(c, samples), take(shortcut, samples), out=part, pool=True)
+                    pooled = passes.add_relu(
+                        take(c, samples), take(shortcut, samples), out=part, pool=True
+                    )
                 else:
                     pooled = passes.pool(part)
                 passes.apply(part, None, weights.value, State(), residual=False, out=own)
@@ -84,7 +95,14 @@ class BaseFunction(torch.autograd.Function):
                 )
                 taps = passes.grid_sums(gradients[-1], part, None, value=True, shift=False)
                 constant, found, of_earlier = passes.attention_backward(
-                    part, known, weights, take(norm, samples), taps, sums, take(grad_keys, samples), softmax=True
+                    part,
+                    known,
+                    weights,
+                    take(norm, samples),
+                    taps,
+                    sums,
+                    take(grad_keys, samples),
+                    softmax=True,
                 )
                 passes.apply_backward(
                     gradients[-1], weights.value, State(shift=constant), residual=False,
@@ -93,7 +111,9 @@ class BaseFunction(torch.autograd.Function):
                 )  # fmt: skip
                 partials.append(found)
                 grad_earlier.append(of_earlier)
-        grad_earlier = torch.cat(grad_earlier) if len(grad_earlier) > 1 and values[1:] else grad_earlier[0]
+        grad_earlier = (
+            torch.cat(grad_earlier) if len(grad_earlier) > 1 and values[1:] else grad_earlier[0]
+        )
         for gradient in grad_values:
             gradient.is_accumulator = True
         gradients = cast_gradients(sum_partials(partials), tensors[:6])
@@ -124,11 +144,12 @@ def base_fused(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
 
-    Args as for `light_fused`, but earlier are keys (B, T - 1, E), None for T = 1, and values (B, C, H, W) of the
-    stage's earlier layers.
+    Args as for `light_fused`, but earlier are keys (B, T - 1, E), None for T = 1, and values (B, C,
+    H, W) of the stage's earlier layers.
 
     Shapes:
-        c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values (B, C, H, W).
+        c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values (B,
+        C, H, W).
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if add_relu else None

@@ -1,15 +1,16 @@
 """Layer attention as linear functions of the maps: their coefficients, and how gradients follow from grid sums.
 
-With the scores A of a layer, the drop-path factor k, and a frozen batch norm of scale s and offset t, the residual
-branch is
+With the scores A of a layer, the drop-path factor k, and a frozen batch norm of scale s and offset
+t, the residual branch is
 
     light   y = x + k (s (A dw(x; W) + lambda p) + t) = x + gain dw(x; W) + slope p + shift
     base    y = x + k (s sum_s A_s v_s + t)           = x + gain sum_s A_s v_s + shift
 
     gain = k s [A],  slope = k s lambda,  shift = k t           per sample and channel
 
-where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of grad times each
-shifted x, or times each value, of grad times p, and of grad. Everything here is small and at least in single precision.
+where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of
+grad times each shifted x, or times each value, of grad times p, and of grad. Everything here is
+small and at least in single precision.
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,9 @@ from mrla_mm.ops.reference import at_least_float32, frozen_bn_affine, light_gate
 class FrozenNorm(NamedTuple):
     """What the residual branch does with an attention's output o: y = x + keep norm(o).
 
-    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and variance (C,) take no
-    gradient. keep (B,) is the drop-path factor of each sample, or None for 1, and takes none either.
+    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and
+    variance (C,) take no gradient. keep (B,) is the drop-path factor of each sample, or None for 1,
+    and takes none either.
     """
 
     weight: Tensor | None
@@ -40,8 +42,8 @@ class FrozenNorm(NamedTuple):
 class Weights(NamedTuple):
     """Parameters of an attention; None stands for what a variant lacks.
 
-    query and key (1, 1, k) or (E, C), without which the gate is 1; value (C, 1, 3, 3), without which v = x;
-    history_scale (C,), without which lambda = 1.
+    query and key (1, 1, k) or (E, C), without which the gate is 1; value (C, 1, 3, 3), without
+    which v = x; history_scale (C,), without which lambda = 1.
     """
 
     query: Tensor | None = None
@@ -53,8 +55,9 @@ class Weights(NamedTuple):
 class State(NamedTuple):
     """Coefficients of a layer's attention, and what its backward needs.
 
-    pooled (B, C); query (B, E); keys of the stage's layers so far (B, T, E), T = 1 for light; scores (B, T, G); gain,
-    slope and shift (B, C). None stands for what is absent: a gain or slope of 1, a shift of 0.
+    pooled (B, C); query (B, E); keys of the stage's layers so far (B, T, E), T = 1 for light;
+    scores (B, T, G); gain, slope and shift (B, C). None stands for what is absent: a gain or slope
+    of 1, a shift of 0.
     """
 
     pooled: Tensor | None = None
@@ -74,20 +77,28 @@ class GridSums(NamedTuple):
     shift: Tensor | None = None
 
 
-def take(tensors: Tensor | State | FrozenNorm | None, samples: slice | None) -> Tensor | State | FrozenNorm | None:
+def take(
+    tensors: Tensor | State | FrozenNorm | None, samples: slice | None
+) -> Tensor | State | FrozenNorm | None:
     """Some samples of a tensor, of each of several, or of a norm's drop-path factors; samples=None: all of them."""
     if tensors is None or samples is None:
         return tensors
     if isinstance(tensors, FrozenNorm):
         return tensors._replace(keep=take(tensors.keep, samples))
-    return State(*(take(tensor, samples) for tensor in tensors)) if isinstance(tensors, State) else tensors[samples]
+    return (
+        State(*(take(tensor, samples) for tensor in tensors))
+        if isinstance(tensors, State)
+        else tensors[samples]
+    )
 
 
 def cat_chunks(chunks: Sequence[State]) -> State:
     """Tensors of all samples from those of parts of the batch."""
     if len(chunks) == 1:
         return chunks[0]
-    return State(*(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True)))
+    return State(
+        *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))
+    )
 
 
 def product(*factors: Tensor | None) -> Tensor | None:
@@ -164,7 +175,13 @@ def attention_state(
             gates = expand_scores(scores, x.shape[1]).squeeze(1)
     slope = product(at_least_float32(weights.history_scale), scale, keep) if has_history else None
     factors = product(gates, scale, keep), slope, product(offset, keep)
-    return State(pooled, query, keys, scores, *(None if f is None else f.expand(x.shape[:2]) for f in factors))
+    return State(
+        pooled,
+        query,
+        keys,
+        scores,
+        *(None if f is None else f.expand(x.shape[:2]) for f in factors),
+    )
 
 
 def attention_backward(
@@ -184,22 +201,31 @@ def attention_backward(
         softmax: the scores are those of base, else of light.
 
     Returns:
-        What the scores add to the gradient of every position of x (B, C); the gradients of the four weights and of the
-        norm's weight and bias, summed over the samples; the gradient of the earlier keys. None for what is absent.
+        What the scores add to the gradient of every position of x (B, C); the gradients of the four
+        weights and of the norm's weight and bias, summed over the samples; the gradient of the
+        earlier keys. None for what is absent.
     """
     (scale, _, keep), scores, keys = unpack_norm(norm), state.scores, state.keys
     constant = grad_query = grad_key = grad_value = grad_history = None
-    by_score = taps.taps[..., :1].transpose(1, 2) if sums is None else sums[:, :-1]  # (B, T, C), gradient of gain
+    by_score = (
+        taps.taps[..., :1].transpose(1, 2) if sums is None else sums[:, :-1]
+    )  # (B, T, C), gradient of gain
     if weights.value is not None:
         gain = None if softmax or state.gain is None else state.gain.unsqueeze(-1)
         grad_value = product(taps.taps, gain).sum(0).view_as(weights.value)
         if sums is None:
             by_score = (taps.taps * at_least_float32(weights.value).flatten(1)).sum(-1).unsqueeze(1)
-    grad_factor = by_score.squeeze(1) if scores is None else (by_score * expand_scores(scores, x.shape[1])).sum(1)
+    grad_factor = (
+        by_score.squeeze(1)
+        if scores is None
+        else (by_score * expand_scores(scores, x.shape[1])).sum(1)
+    )
     if scores is not None:
         heads, width = scores.shape[2], keys.shape[2] // scores.shape[2]
         factor = product(scale, keep)  # (C,), (B, C), or None
-        by_score = product(by_score, factor if factor is None or factor.dim() == 1 else factor.unsqueeze(1))
+        by_score = product(
+            by_score, factor if factor is None or factor.dim() == 1 else factor.unsqueeze(1)
+        )
         grad_scores = by_score.unflatten(2, (heads, -1)).sum(-1)  # (B, T, G)
         if softmax:
             grad_scores = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
@@ -222,10 +248,14 @@ def attention_backward(
     return constant, [grad_query, grad_key, grad_value, grad_history, *of_norm], earlier
 
 
-def norm_backward(norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor) -> tuple[Tensor | None, ...]:
+def norm_backward(
+    norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor
+) -> tuple[Tensor | None, ...]:
     """Gradients of a norm's weight and bias (C,) from those of scale times keep and of shift, (B, C) each."""
     if norm is None:
         return None, None
     keep = None if norm.keep is None else norm.keep.unsqueeze(1)
     grad_scale, grad_bias = (product(part, keep).sum(0) for part in (grad_factor, grad_sum))
-    return torch.rsqrt(at_least_float32(norm.variance) + norm.eps) * (grad_scale - norm.mean * grad_bias), grad_bias
+    return torch.rsqrt(at_least_float32(norm.variance) + norm.eps) * (
+        grad_scale - norm.mean * grad_bias
+    ), grad_bias

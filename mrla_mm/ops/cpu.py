@@ -1,8 +1,9 @@
 """The passes over feature maps of fused layer attention in plain PyTorch.
 
-One depthwise convolution over B * C channels, with weights of each sample, does gate, value, norm and residual; the
-history is one more operation. `light` and `base` call the passes for a few samples at a time (`chunks`), which stay in
-the cache of a CPU from one pass to the next. The passes write into the tensors they are given.
+One depthwise convolution over B * C channels, with weights of each sample, does gate, value, norm
+and residual; the history is one more operation. `light` and `base` call the passes for a few
+samples at a time (`chunks`), which stay in the cache of a CPU from one pass to the next. The passes
+write into the tensors they are given.
 """
 
 import math
@@ -22,7 +23,10 @@ from mrla_mm.ops.coefficients import (  # noqa: F401  the first two belong to th
 from mrla_mm.ops.reference import at_least_float32, global_average
 
 CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
-EXACT = (torch.float32, torch.float64)  # in less precision a weight of 1 for the residual would swallow small weights
+EXACT = (
+    torch.float32,
+    torch.float64,
+)  # in less precision a weight of 1 for the residual would swallow small weights
 
 
 def chunks(x: Tensor) -> Iterator[slice | None]:
@@ -32,7 +36,11 @@ def chunks(x: Tensor) -> Iterator[slice | None]:
     """
     step = batch = x.shape[0]
     if x.device.type == "cpu":
-        step = math.ceil(batch / math.ceil(x.numel() * x.element_size() / CHUNK_BYTES)) if x.is_contiguous() else 1
+        step = (
+            math.ceil(batch / math.ceil(x.numel() * x.element_size() / CHUNK_BYTES))
+            if x.is_contiguous()
+            else 1
+        )
     if step == batch:
         yield None
         return
@@ -77,11 +85,19 @@ def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor 
 
 
 def apply(
-    x: Tensor, history: Tensor | None, weight: Tensor | None, state: State, *, residual: bool, out: Tensor | None = None
+    x: Tensor,
+    history: Tensor | None,
+    weight: Tensor | None,
+    state: State,
+    *,
+    residual: bool,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return [x +] gain dw(x; weight) + slope history + shift, all (B, C, H, W); written into out if it is given."""
     *_, gain, slope, shift = state
-    taps = at_least_float32(x.new_ones(1, 1) if weight is None else weight.flatten(1))  # (C or 1, 9 or 1)
+    taps = at_least_float32(
+        x.new_ones(1, 1) if weight is None else weight.flatten(1)
+    )  # (C or 1, 9 or 1)
     if gain is not None:
         taps = gain.unsqueeze(-1) * taps
     taps = taps.expand(*x.shape[:2], -1)
@@ -99,7 +115,9 @@ def apply(
     return torch.add(x, part, out=out) if last else part
 
 
-def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool) -> GridSums:
+def grid_sums(
+    grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool
+) -> GridSums:
     """Sums over the grid that all gradients of weights follow from: 9 taps, or 1 without value; of grad if asked."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     grad_slope = None if history is None else grid_sum(grad.to(dtype) * history)
@@ -108,14 +126,18 @@ def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, s
         return GridSums(taps, grad_slope, grid_sum(grad) if shift else None)
     groups, with_bias = x.shape[0] * x.shape[1], shift and x.dtype in EXACT
     stacked = (1, groups, *x.shape[2:])
-    weight = x.new_empty(groups, 1, 3, 3)  # only its shape matters for the gradient of the weight and bias
+    weight = x.new_empty(
+        groups, 1, 3, 3
+    )  # only its shape matters for the gradient of the weight and bias
     _, grad_taps, grad_shift = torch.ops.aten.convolution_backward(
         grad.reshape(stacked), x.reshape(stacked), weight,
         [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
     )  # fmt: skip
     if shift:
         grad_shift = grad_shift.view(x.shape[:2]) if with_bias else grid_sum(grad)
-    return GridSums(grad_taps.to(dtype).view(*x.shape[:2], 9), grad_slope, grad_shift if shift else None)
+    return GridSums(
+        grad_taps.to(dtype).view(*x.shape[:2], 9), grad_slope, grad_shift if shift else None
+    )
 
 
 def apply_backward(
@@ -130,7 +152,8 @@ def apply_backward(
         state: that of `apply`, but as shift what is added to every position of grad_x.
         residual: whether `apply` added x.
         grad_x: gradient of x, or with `positive` of c.
-        grad_history: gradient of the history; with `positive`, where the history is the shortcut, also that of the sum.
+        grad_history: gradient of the history; with `positive`, where the history is the shortcut,
+            also that of the sum.
         positive: x = relu(c + shortcut), through which the gradient goes on to c.
         added: what else is added to the gradient of x.
     """
@@ -177,12 +200,16 @@ def weighted_sum_backward(
 ) -> Tensor:
     """Add weights_s grad to the gradient of each value; return sums over the grid, (B, T + 1, C).
 
-    They are of grad times each value and, last, where there is a norm, of grad. With `fresh` the gradients are written,
-    whatever they were before.
+    They are of grad times each value and, last, where there is a norm, of grad. With `fresh` the
+    gradients are written, whatever they were before.
     """
-    sums = torch.empty(grad.shape[0], len(values) + 1, grad.shape[1], dtype=state.scores.dtype, device=grad.device)
+    sums = torch.empty(
+        grad.shape[0], len(values) + 1, grad.shape[1], dtype=state.scores.dtype, device=grad.device
+    )
     products = torch.empty_like(grad)
-    for index, (value, weight, gradient) in enumerate(zip(values, value_weights(state, grad), grads, strict=True)):
+    for index, (value, weight, gradient) in enumerate(
+        zip(values, value_weights(state, grad), grads, strict=True)
+    ):
         sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
         if fresh:
             torch.mul(grad, weight, out=gradient)

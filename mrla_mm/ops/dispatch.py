@@ -4,8 +4,9 @@
     fused    plain PyTorch too, in few passes over memory (`cpu`)
     triton   the same passes as Triton kernels
 
-CUDA tensors take Triton where it works, all others the fused path. The environment variable MRLA_OPS forces one of the
-three. Under tracers and compilers the naive path runs: torch.compile does its own fusing.
+CUDA tensors take Triton where it works, all others the fused path. The environment variable
+MRLA_OPS forces one of the three. Under tracers and compilers the naive path runs: torch.compile
+does its own fusing.
 """
 
 import os
@@ -74,8 +75,8 @@ class UntriedError(Exception):
 def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> str:
     """Launch one kernel and return why that fails, or an empty string; once per device, dtype and layout.
 
-    Triton builds its launchers while the program runs, which needs a C compiler and a driver that it knows. A lack of
-    memory is no such reason: it is raised, and the next call tries again.
+    Triton builds its launchers while the program runs, which needs a C compiler and a driver that
+    it knows. A lack of memory is no such reason: it is raised, and the next call tries again.
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton does not run on {device.type} (TRITON_INTERPRET=1 interprets it there)"
@@ -89,7 +90,9 @@ def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> st
         raise
     except Exception as error:  # whatever a compiler, a driver or Triton itself may raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        warnings.warn(f"layer attention runs without Triton on {device} in {dtype} ({reason})", stacklevel=2)
+        warnings.warn(
+            f"layer attention runs without Triton on {device} in {dtype} ({reason})", stacklevel=2
+        )
         return reason
     return ""
 
@@ -102,7 +105,9 @@ def choose_path(x: Tensor) -> Choice:
     """
     forced = os.environ.get(ENVIRONMENT, "")
     if forced and forced not in PATHS:
-        raise InputError(f"{ENVIRONMENT}={forced!r} is unknown; use one of {', '.join(PATHS)}, or unset it")
+        raise InputError(
+            f"{ENVIRONMENT}={forced!r} is unknown; use one of {', '.join(PATHS)}, or unset it"
+        )
     if forced == "naive":
         return Choice("naive", f"{ENVIRONMENT} asks for it")
     obstacle = why_not_fused(x)
@@ -111,10 +116,16 @@ def choose_path(x: Tensor) -> Choice:
     if forced == "triton" or (not forced and x.device.type == "cuda"):
         obstacle = obstacle or why_not_triton(x)
         if not forced:
-            return Choice("fused", obstacle) if obstacle else Choice("triton", "the tensor is on a GPU")
+            return (
+                Choice("fused", obstacle)
+                if obstacle
+                else Choice("triton", "the tensor is on a GPU")
+            )
     if obstacle:
         raise InputError(f"{ENVIRONMENT}={forced} cannot run here: {obstacle}; unset {ENVIRONMENT}")
-    return Choice(forced or "fused", f"{ENVIRONMENT} asks for it" if forced else "the tensor is not on a GPU")
+    return Choice(
+        forced or "fused", f"{ENVIRONMENT} asks for it" if forced else "the tensor is not on a GPU"
+    )
 
 
 def passes_of(path: str) -> ModuleType:

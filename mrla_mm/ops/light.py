@@ -4,8 +4,8 @@
     o = gate dw(x) + lambda p   Eq. 8; the history p is the shortcut, or the last layer's o
     y = x + keep norm(o)        with a norm, else y = o
 
-Saved for backward are two maps, x and the history, and small tensors; `coefficients` derives the gradients. A second
-derivative raises.
+Saved for backward are two maps, x and the history, and small tensors; `coefficients` derives the
+gradients. A second derivative raises.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,15 @@ def disable_autocast(x: Tensor) -> AbstractContextManager:
 def dense_format(x: Tensor) -> torch.memory_format:
     """Layout that the maps are computed in: that of x where it is one of the two dense ones.
 
-    The patches behind a class token are channels-last but for the gap between samples: they are copied, not transposed,
-    except on a CPU, whose passes are several times as fast on contiguous maps.
+    The patches behind a class token are channels-last but for the gap between samples: they are
+    copied, not transposed, except on a CPU, whose passes are several times as fast on contiguous
+    maps.
     """
-    last = x.is_contiguous(memory_format=torch.channels_last) or x.device.type != "cpu" and x.stride(1) == 1
+    last = (
+        x.is_contiguous(memory_format=torch.channels_last)
+        or x.device.type != "cpu"
+        and x.stride(1) == 1
+    )
     return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
 
 
@@ -43,33 +48,44 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
         InputError: it is of another shape than x.
     """
     if tensor.shape != x.shape:
-        raise InputError(f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}")
+        raise InputError(
+            f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}"
+        )
     tensor = tensor if tensor.dtype == x.dtype else tensor.to(x.dtype)
     return tensor.contiguous(memory_format=dense_format(x))
 
 
-def cast_gradients(gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+def cast_gradients(
+    gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """Gradients in the precision of their tensors; None where there is no tensor."""
     pairs = zip(gradients, tensors, strict=True)
-    return [None if grad is None or tensor is None else grad.to(tensor.dtype) for grad, tensor in pairs]
+    return [
+        None if grad is None or tensor is None else grad.to(tensor.dtype) for grad, tensor in pairs
+    ]
 
 
 def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:
     """Gradients of parameters, summed over parts of the batch."""
-    return [None if parts[0] is None else sum(parts[1:], parts[0]) for parts in zip(*partials, strict=True)]
+    return [
+        None if parts[0] is None else sum(parts[1:], parts[0])
+        for parts in zip(*partials, strict=True)
+    ]
 
 
 def refuse_second_derivative() -> None:
     """Raise RuntimeError if autograd records a backward pass, whose gradient would silently be zero."""
     if torch.is_grad_enabled():
-        raise RuntimeError("fused layer attention has no second derivative; set MRLA_OPS=naive in the environment")
+        raise RuntimeError(
+            "fused layer attention has no second derivative; set MRLA_OPS=naive in the environment"
+        )
 
 
 class LightFunction(torch.autograd.Function):
     """Autograd of MRLA-light; the module has the equations.
 
-    Tensors: the four of Weights, then the five of FrozenNorm or None. Saved: x, the history, the seven of State, and
-    the tensors.
+    Tensors: the four of Weights, then the five of FrozenNorm or None. Saved: x, the history, the
+    seven of State, and the tensors.
     """
 
     @staticmethod
@@ -81,11 +97,19 @@ class LightFunction(torch.autograd.Function):
             for samples in passes.chunks(c):
                 part, history, pooled = take(x, samples), take(shortcut, samples), None
                 if add_relu:
-                    pooled = passes.add_relu(take(c, samples), history, out=part, pool=weights.query is not None)
+                    pooled = passes.add_relu(
+                        take(c, samples), history, out=part, pool=weights.query is not None
+                    )
                 elif weights.query is not None:
                     pooled = passes.pool(part)
                 state = passes.attention_state(
-                    part, pooled, weights, take(norm, samples), heads=heads, softmax=False, has_history=has_history
+                    part,
+                    pooled,
+                    weights,
+                    take(norm, samples),
+                    heads=heads,
+                    softmax=False,
+                    has_history=has_history,
                 )
                 passes.apply(
                     part, history if has_history else None, weights.value, state,
@@ -110,7 +134,11 @@ class LightFunction(torch.autograd.Function):
             for samples in passes.chunks(x):
                 part, grad_part, known = take(x, samples), take(grad, samples), take(state, samples)
                 sums = passes.grid_sums(
-                    grad_part, part, take(history, samples), value=weights.value is not None, shift=norm is not None
+                    grad_part,
+                    part,
+                    take(history, samples),
+                    value=weights.value is not None,
+                    shift=norm is not None,
                 )
                 constant, gradients, _ = passes.attention_backward(
                     part, known, weights, take(norm, samples), sums, softmax=False
@@ -161,4 +189,6 @@ def light_fused(
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if has_history or add_relu else None
     *of_norm, eps = norm or (None,) * 6
-    return LightFunction.apply(path, heads, has_history, add_relu, eps, c, shortcut, *weights, *of_norm)
+    return LightFunction.apply(
+        path, heads, has_history, add_relu, eps, c, shortcut, *weights, *of_norm
+    )

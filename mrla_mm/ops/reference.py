@@ -1,15 +1,17 @@
 """Layer attention in plain PyTorch: the equations of the paper, in the paper's order.
 
     y = GAP(x)                                     (B, C)
-    q = project(y, W_q),  k = project(y, W_k)      (B, C)       f_Q and f_K of Sec. 4, cut into G heads of D channels
-    v = depthwise 3x3 convolution of x             (B, C, H, W) f_V
+    q = project(y, W_q),  k = project(y, W_k)      (B, C)       f_Q and f_K of Sec. 4, cut into G
+    heads of D channels v = depthwise 3x3 convolution of x             (B, C, H, W) f_V
 
     light   o = sigmoid(q . k / sqrt(D)) v + lambda o'          Eq. 8, Algorithm 3
-    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA) with other k and v
-    linear  o = phi(q) U / (phi(q) Z), U = sum phi(k) v, Z = sum phi(k)                     App. A.3
+    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA) with
+    other k and v linear  o = phi(q) U / (phi(q) Z), U = sum phi(k) v, Z = sum phi(k)
+         App. A.3
 
-Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is computed in at
-least single precision, autocast or not: it is tiny, and its scores decide about whole feature maps.
+Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is
+computed in at least single precision, autocast or not: it is tiny, and its scores decide about
+whole feature maps.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,11 @@ def global_average(x: Tensor) -> Tensor:
 
 def at_least_float32(tensor: Tensor | None) -> Tensor | None:
     """Tensor in at least single precision."""
-    return tensor.float() if tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return (
+        tensor.float()
+        if tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16)
+        else tensor
+    )
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
@@ -38,7 +44,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 def project(pooled: Tensor, weight: Tensor) -> Tensor:
     """Query or key projection of pooled channels.
 
-    A (1, 1, k) weight slides along the channels (odd k, zero padding); an (E, C) weight is a full linear layer.
+    A (1, 1, k) weight slides along the channels (odd k, zero padding); an (E, C) weight is a full
+    linear layer.
 
     Shapes:
         pooled (B, C), weight (1, 1, k) or (E, C) -> (B, C) or (B, E).
@@ -47,7 +54,9 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
     with without_autocast(pooled):
         if weight.dim() == 2:
             return F.linear(pooled, weight)  # (B, E)
-        return F.conv1d(pooled.unsqueeze(1), weight, padding=(weight.shape[-1] // 2,)).squeeze(1)  # (B, C)
+        return F.conv1d(pooled.unsqueeze(1), weight, padding=(weight.shape[-1] // 2,)).squeeze(
+            1
+        )  # (B, C)
 
 
 def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -82,12 +91,14 @@ def light_gate(query: Tensor, key: Tensor) -> Tensor:
     return torch.sigmoid((query * key).sum(-1) * query.shape[-1] ** -0.5)
 
 
-def light_attention(value: Tensor, gate: Tensor | None, previous: Tensor | None, scale: Tensor | None) -> Tensor:
+def light_attention(
+    value: Tensor, gate: Tensor | None, previous: Tensor | None, scale: Tensor | None
+) -> Tensor:
     """MRLA-light, o^t = gate v^t + lambda o^{t-1} (Eq. 8, Algorithm 3).
 
     Shapes:
-        value (B, C, H, W); gate (B, G) or None for 1; previous (B, C, H, W) or None for no history; scale (C,) or
-        None for lambda = 1 -> (B, C, H, W).
+        value (B, C, H, W); gate (B, G) or None for 1; previous (B, C, H, W) or None for no history;
+        scale (C,) or None for lambda = 1 -> (B, C, H, W).
     """
     out = value if gate is None else expand_heads(gate, value) * value  # (B, C, H, W)
     if previous is None:
@@ -112,7 +123,8 @@ def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
 def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     """Sum over layers of score times value, reading each value once and concatenating none.
 
-    Backward needs the values themselves and nothing of their size besides, so memory grows linearly with depth.
+    Backward needs the values themselves and nothing of their size besides, so memory grows linearly
+    with depth.
 
     Shapes:
         scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
@@ -138,7 +150,9 @@ def frozen_bn_affine(
     return scale, -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
 
 
-def affine_residual(x: Tensor, out: Tensor, scale: Tensor, offset: Tensor, keep: Tensor | None = None) -> Tensor:
+def affine_residual(
+    x: Tensor, out: Tensor, scale: Tensor, offset: Tensor, keep: Tensor | None = None
+) -> Tensor:
     """Residual branch with frozen statistics, y = x + keep (scale o + offset).
 
     Shapes:
@@ -156,7 +170,8 @@ def feature_map(pooled: Tensor) -> Tensor:
 def linear_state(key: Tensor, value: Tensor) -> Tensor:
     """What one layer adds to the memory of linearised layer attention, phi(k)^T v (App. A.3).
 
-    In the precision of the key, at least single: phi falls to 1e-9 and its sums divide by each other.
+    In the precision of the key, at least single: phi falls to 1e-9 and its sums divide by each
+    other.
 
     Shapes:
         key (B, G, E), value (B, C, H, W) -> (B, G, E, D, H, W), E times the value's size.
@@ -169,13 +184,14 @@ def linear_state(key: Tensor, value: Tensor) -> Tensor:
 def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor:
     """Linearised layer attention, phi(q) U / (phi(q) Z), per head (App. A.3).
 
-    Where every key of a head so far is below about -43, phi(q) Z leaves what float32 can divide by (float64: -354), and
-    the result fades to 0.
+    Where every key of a head so far is below about -43, phi(q) Z leaves what float32 can divide by
+    (float64: -354), and the result fades to 0.
 
     Shapes:
         query (B, G, E), state U (B, G, E, D, H, W), normaliser Z (B, G, E) -> (B, C, H, W).
     """
-    # A common factor of phi(q) cancels; taken out, the sum is that of Z alone, held where its square is above 0.
+    # A common factor of phi(q) cancels; taken out, the sum is that of Z alone, held where its
+    # square is above 0.
     shift = query.amax(-1, keepdim=True).clamp(max=0)  # (B, G, 1)
     phi = torch.where(query > 0, query + 1, (query.clamp(max=0) - shift).exp())  # (B, G, E)
     phi = phi / phi.sum(-1, keepdim=True)

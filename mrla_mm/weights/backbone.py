@@ -12,17 +12,20 @@ from mrla_mm.weights.states import type_name
 class PretrainedBackbone:
     """Mixin of the backbones, first in their bases, for modules of mmengine (`BaseModule`).
 
-    ``init_cfg=dict(type="Pretrained", checkpoint=...)`` loads strictly and prints what was loaded; mmengine's own
-    initializer, which it leaves alone, loads whatever matches, be it nothing. Besides mmengine's `prefix` it takes
+    ``init_cfg=dict(type="Pretrained", checkpoint=...)`` loads strictly and prints what was loaded;
+    mmengine's own initializer, which it leaves alone, loads whatever matches, be it nothing.
+    Besides mmengine's `prefix` it takes
 
     * ``strict=False``: load what matches and report the rest;
     * ``entry="model_ema"``: take this entry of the file.
 
-    State dicts in the layout of published files (torchvision's, timm's, the authors') are renamed as they are loaded,
-    whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint`` or torch's ``load_state_dict``.
+    State dicts in the layout of published files (torchvision's, timm's, the authors') are renamed
+    as they are loaded, whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint``
+    or torch's ``load_state_dict``.
 
     Attributes:
-        key_layout: name of that layout, a key of `mrla_mm.weights.layouts.LAYOUTS`; None if there is none but ours.
+        key_layout: name of that layout, a key of `mrla_mm.weights.layouts.LAYOUTS`; None if there
+            is none but ours.
     """
 
     key_layout: str | None = None
@@ -41,13 +44,21 @@ class PretrainedBackbone:
             return
         init_cfg, files = self.init_cfg, pretrained_entries(self)
         if files:
-            self.init_cfg = [] if isinstance(init_cfg, dict) else [entry for entry in init_cfg if entry not in files]
-            BaseModule.init_weights(self)  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
+            self.init_cfg = (
+                []
+                if isinstance(init_cfg, dict)
+                else [entry for entry in init_cfg if entry not in files]
+            )
+            BaseModule.init_weights(
+                self
+            )  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
             self.init_cfg, self.is_init = init_cfg, False  # until the files are loaded
         else:
             self.init_random()
         for entry in files:
-            options = {key: value for key, value in entry.items() if key not in ("type", "map_location")}
+            options = {
+                key: value for key, value in entry.items() if key not in ("type", "map_location")
+            }
             report = load_weights(self, options.pop("checkpoint"), **options)
             print_log(report.table(), logger="current")
         for module in self.modules():
@@ -59,9 +70,15 @@ class PretrainedBackbone:
         super().train(mode)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: object) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *args: object
+    ) -> None:
         """Rename what is of a published layout, then load as torch does."""
-        state = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        state = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
         renamed = layout_of(self).renamed(state)
         if renamed.keys() != state.keys():
             for key in state:
@@ -74,4 +91,6 @@ def pretrained_entries(module: object) -> list[dict]:
     """Return the entries of a module's `init_cfg` that name a weight file, by mmengine's class or its name."""
     init_cfg = getattr(module, "init_cfg", None) or []
     entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
-    return [entry for entry in entries if type_name(entry["type"]) in ("Pretrained", "PretrainedInit")]
+    return [
+        entry for entry in entries if type_name(entry["type"]) in ("Pretrained", "PretrainedInit")
+    ]

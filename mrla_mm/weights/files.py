@@ -30,7 +30,8 @@ CATALOGUES = {  # mmengine's schemes for tables of URLs
     "openmmlab": get_external_models,
     "mmcls": get_mmcls_models,
 }
-# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256, which are not a date.
+# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256, which
+# are not a date.
 NAMED_DIGEST = re.compile(r"-(?!(?:19|20)\d{6}\.)([0-9a-f]{8,64})\.[a-z]+$")
 
 
@@ -40,8 +41,9 @@ def read_checkpoint(location: str | Path) -> Mapping:
     Other schemes of mmengine, such as s3://, are left to its backends.
 
     Raises:
-        InputError: it is not there, cannot be fetched, is damaged, is not the file that its name's SHA-256 promises,
-            or holds anything but tensors and plain values, of which nothing is executed.
+        InputError: it is not there, cannot be fetched, is damaged, is not the file that its name's
+            SHA-256 promises, or holds anything but tensors and plain values, of which nothing is
+            executed.
     """
     scheme, separator, name = str(location).partition("://")
     url = from_catalogue(scheme, name) if separator and scheme in CATALOGUES else str(location)
@@ -89,23 +91,34 @@ def read_file(path: Path) -> Mapping:
     """Read a local checkpoint; `read_checkpoint` has what it raises."""
     with path.open("rb") as file:
         head = file.read(512).lstrip()
-    for start, found in (b"<", "a web page, of a login perhaps"), (b"version https://git-lfs", "a Git LFS pointer"):
+    for start, found in (
+        (b"<", "a web page, of a login perhaps"),
+        (b"version https://git-lfs", "a Git LFS pointer"),
+    ):
         if head.startswith(start):
             raise InputError(f"weights {path} are {found}; get the file itself")
     named = NAMED_DIGEST.search(path.name)
     if named and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(named[1]):
-        raise InputError(f"weights {path} do not have the SHA-256 that their name promises; get the file again")
+        raise InputError(
+            f"weights {path} do not have the SHA-256 that their name promises; get the file again"
+        )
     try:
         with safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file can make the unpickler raise anything
         called = re.search(r"(?:GLOBAL|function|class) ([\w.]+)", str(error))
         if called is None or not isinstance(error, pickle.UnpicklingError):
-            raise InputError(f"weights {path} are damaged or not a PyTorch checkpoint; get the file again") from error
+            raise InputError(
+                f"weights {path} are damaged or not a PyTorch checkpoint; get the file again"
+            ) from error
         raise InputError(
             f"weights {path} hold more than weights: reading them would call {called[1]}. They were refused, nothing "
             "was executed. If you trust the file, load it where it comes from and save its state dict alone"
-            + ("" if has_named_safe_globals else "; torch 2.6 and newer reads checkpoints of mmengine as they are")
+            + (
+                ""
+                if has_named_safe_globals
+                else "; torch 2.6 and newer reads checkpoints of mmengine as they are"
+            )
         ) from error
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")

@@ -17,9 +17,10 @@ from mrla_mm.weights.states import BACKBONE, compare_attention, find_state, trai
 class CheckpointCheckHook(Hook):
     """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
 
-    What is tested or resumed must match its model entirely. A training that starts from a checkpoint may have other
-    heads, but its backbone must match; plain weights for a backbone with layer attention do. A training whose backbone
-    starts from random weights and keeps part of them gets a warning.
+    What is tested or resumed must match its model entirely. A training that starts from a
+    checkpoint may have other heads, but its backbone must match; plain weights for a backbone with
+    layer attention do. A training whose backbone starts from random weights and keeps part of them
+    gets a warning.
 
     Raises:
         InputError: before anything is loaded; names the first keys that do not match.
@@ -28,10 +29,16 @@ class CheckpointCheckHook(Hook):
     def before_train(self, runner: Runner) -> None:
         """Warn of layers that start from random weights and never learn."""
         backbone = getattr(bare(runner.model), "backbone", None)
-        starts = [runner._has_loaded, *pretrained_entries(bare(runner.model)), *pretrained_entries(backbone)]
+        starts = [
+            runner._has_loaded,
+            *pretrained_entries(bare(runner.model)),
+            *pretrained_entries(backbone),
+        ]
         if backbone is None or any(starts):
             return
-        evaluated = getattr(backbone, "norm_eval", False) and any(isinstance(m, _BatchNorm) for m in backbone.modules())
+        evaluated = getattr(backbone, "norm_eval", False) and any(
+            isinstance(m, _BatchNorm) for m in backbone.modules()
+        )
         if evaluated or not all(parameter.requires_grad for parameter in backbone.parameters()):
             runner.logger.warning(
                 "THE BACKBONE STARTS FROM RANDOM WEIGHTS AND KEEPS PART OF THEM AS IT IS. Give pretrained weights "

@@ -1,7 +1,7 @@
 """Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name what our backbones hold.
 
-A backbone's `key_layout` names the layout of its published files. Renaming is one-to-one and leaves our own names
-alone, so a file of the release converts to ours and back to the same bytes.
+A backbone's `key_layout` names the layout of its published files. Renaming is one-to-one and leaves
+our own names alone, so a file of the release converts to ours and back to the same bytes.
 """
 
 import re
@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 
 EDGE_RESIDUAL = 1  # kind of a block in mmdet's layer_setting, the last entry of its row
-CONVOLUTION = {"conv.": "0.", "bn.": "1."}  # of mmdet's EfficientNet and torchvision's, as the next two
+CONVOLUTION = {
+    "conv.": "0.",
+    "bn.": "1.",
+}  # of mmdet's EfficientNet and torchvision's, as the next two
 SQUEEZE = {"conv1.conv.": "fc1.", "conv2.conv.": "fc2."}
-BLOCK = {"expand_conv": CONVOLUTION, "depthwise_conv": CONVOLUTION, "se": SQUEEZE, "linear_conv": CONVOLUTION}
+BLOCK = {
+    "expand_conv": CONVOLUTION,
+    "depthwise_conv": CONVOLUTION,
+    "se": SQUEEZE,
+    "linear_conv": CONVOLUTION,
+}
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = "mrla.attention.history_scale"
 PROJECTIONS = {
@@ -32,13 +40,25 @@ class KeyLayout:
 
     block: str = r"(?!)"  # pattern of a block's prefix, ours or theirs
     parts: Mapping[str, str] = field(default_factory=dict)  # within a block
-    others: Mapping[str, str] = field(default_factory=dict)  # outside blocks, and the blocks' own prefixes
-    heads: Mapping[str, str] = field(default_factory=dict)  # of the classifier, ours with the model's `head.`
+    others: Mapping[str, str] = field(
+        default_factory=dict
+    )  # outside blocks, and the blocks' own prefixes
+    heads: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of the classifier, ours with the model's `head.`
     scale_shape: tuple[int, ...] = (-1,)  # of lambda in the release
     entry: str = "state_dict"  # of a released file, with its state dict
-    base_stages: bool = False  # whether the release's base models have `stages.0.` in place of `layer1.`
-    variants: tuple[str | None, ...] = (None, "MRLALight", "MRLABase")  # published so; None is a plain backbone
-    trunk: str | None = None  # first name of all their keys; one left with it belongs to a model of another size
+    base_stages: bool = (
+        False  # whether the release's base models have `stages.0.` in place of `layer1.`
+    )
+    variants: tuple[str | None, ...] = (
+        None,
+        "MRLALight",
+        "MRLABase",
+    )  # published so; None is a plain backbone
+    trunk: str | None = (
+        None  # first name of all their keys; one left with it belongs to a model of another size
+    )
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier, by our names."""
@@ -50,7 +70,10 @@ class KeyLayout:
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict of any accepted layout with our names for the backbone's tensors."""
         ours = {key: self.our_name(key) for key in state}
-        return {name: state[key].flatten() if name.endswith(LAMBDA) else state[key] for key, name in ours.items()}
+        return {
+            name: state[key].flatten() if name.endswith(LAMBDA) else state[key]
+            for key, name in ours.items()
+        }
 
     def to_release(
         self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
@@ -61,7 +84,9 @@ class KeyLayout:
             InputError: the release has no such variant.
         """
         if variant not in self.variants:
-            raise InputError(f"the authors' layout has no backbone of this kind with layer attention {variant}")
+            raise InputError(
+                f"the authors' layout has no backbone of this kind with layer attention {variant}"
+            )
         released = {}
         for key, tensor in backbone.items():
             name = self.rename_block(key, self.parts, self.others)
@@ -80,7 +105,11 @@ class KeyLayout:
     def rename_block(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
         """Rename a block's prefix and the part behind it, or the prefix of a key that is in no block."""
         block = re.match(self.block, key)
-        return rename(block[0], others) + rename(key[block.end() :], parts) if block else rename(key, others)
+        return (
+            rename(block[0], others) + rename(key[block.end() :], parts)
+            if block
+            else rename(key, others)
+        )
 
 
 class PVTv2Layout(KeyLayout):
@@ -88,11 +117,15 @@ class PVTv2Layout(KeyLayout):
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
-        from mmdet.models.backbones.pvt import pvt_convert  # not at the top: mmdet takes seconds to import
+        from mmdet.models.backbones.pvt import (
+            pvt_convert,
+        )  # not at the top: mmdet takes seconds to import
 
         if "patch_embed1.proj.weight" not in state:
             return dict(state)
-        return pvt_convert(state) | {key: tensor for key, tensor in state.items() if key.startswith("head.")}
+        return pvt_convert(state) | {
+            key: tensor for key, tensor in state.items() if key.startswith("head.")
+        }
 
 
 def rename(key: str, names: Mapping[str, str]) -> str:
@@ -110,16 +143,19 @@ def layout_of(module: nn.Module) -> KeyLayout:
     name = getattr(module, "key_layout", None)
     if name == "efficientnet":
         others = torchvision_names(module.layer_setting)
-        return KeyLayout(others=others, heads={"head.fc.": "classifier.1."}, variants=(None,), trunk="features")
+        return KeyLayout(
+            others=others, heads={"head.fc.": "classifier.1."}, variants=(None,), trunk="features"
+        )
     return LAYOUTS[name]
 
 
 def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
     """Return mmdet's key prefixes with torchvision's; empty for the EdgeTPU models, which torchvision lacks.
 
-    torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where the width changes at
-    the same resolution, a layer holds two stages, so the names of its later blocks depend on how deep the first is.
-    A row of mmdet's `layer_setting` is a block's kernel size, channels, squeeze ratio, stride, expansion and kind.
+    torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where
+    the width changes at the same resolution, a layer holds two stages, so the names of its later
+    blocks depend on how deep the first is. A row of mmdet's `layer_setting` is a block's kernel
+    size, channels, squeeze ratio, stride, expansion and kind.
     """
     if any(row[-1] == EDGE_RESIDUAL for rows in layer_setting for row in rows):
         return {}
@@ -133,9 +169,13 @@ def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[
             parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
             for place, part in enumerate(parts):
                 names |= with_prefixes(
-                    f"layers.{layer}.{index}.{part}.", f"features.{stage}.{block}.block.{place}.", BLOCK[part]
+                    f"layers.{layer}.{index}.{part}.",
+                    f"features.{stage}.{block}.block.{place}.",
+                    BLOCK[part],
                 )
-    return names | with_prefixes(f"layers.{len(layer_setting) - 1}.", f"features.{stage + 1}.", CONVOLUTION)
+    return names | with_prefixes(
+        f"layers.{len(layer_setting) - 1}.", f"features.{stage + 1}.", CONVOLUTION
+    )
 
 
 def with_prefixes(ours: str, theirs: str, names: dict[str, str]) -> dict[str, str]:
@@ -163,7 +203,11 @@ LAYOUTS = {
             "ffn.layers.0.0.": "mlp.fc1.",
             "ffn.layers.1.": "mlp.fc2.",
         },
-        others={"layers.": "blocks.", "patch_embed.projection.": "patch_embed.proj.", "ln1.": "norm."},
+        others={
+            "layers.": "blocks.",
+            "patch_embed.projection.": "patch_embed.proj.",
+            "ln1.": "norm.",
+        },
         heads={"head.layers.head.": "head.", "head.layers.head_dist.": "head_dist."},
         entry="model",
     ),

@@ -10,9 +10,19 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, layout_of
-from mrla_mm.weights.states import BACKBONE, by_part, compare_attention, find_state, sample, trained_attention
+from mrla_mm.weights.states import (
+    BACKBONE,
+    by_part,
+    compare_attention,
+    find_state,
+    sample,
+    trained_attention,
+)
 
-OPTIONAL = {"num_batches_tracked", "conv_offset"}  # counters that old files lack; offsets of deformable convolutions
+OPTIONAL = {
+    "num_batches_tracked",
+    "conv_offset",
+}  # counters that old files lack; offsets of deformable convolutions
 
 
 @dataclass
@@ -23,12 +33,18 @@ class LoadReport:
     location: str  # the file, as the user named it
     origin: str  # the entry and prefix the weights had in it
     matched: list[str] = field(default_factory=list)
-    fresh: list[str] = field(default_factory=list)  # of layer attention, which a plain file cannot have
+    fresh: list[str] = field(
+        default_factory=list
+    )  # of layer attention, which a plain file cannot have
     additional: list[str] = field(default_factory=list)  # what else a file may lack
     missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)  # of the model's parts, but not in the model
+    unexpected: list[str] = field(
+        default_factory=list
+    )  # of the model's parts, but not in the model
     unused: list[str] = field(default_factory=list)  # of parts that the model does not have
-    heads: list[str] = field(default_factory=list)  # of classifiers and other parts outside the backbone
+    heads: list[str] = field(
+        default_factory=list
+    )  # of classifiers and other parts outside the backbone
     mismatched: list[str] = field(default_factory=list)  # with both shapes, as in `resized`
     unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
     resized: list[str] = field(default_factory=list)  # positional embeddings
@@ -51,7 +67,8 @@ class LoadReport:
         }
         lines = [f"{self.target} loads {self.location} ({self.origin})"]
         lines += [
-            f"  {name:<24}{len(keys):>5}  {shown if keys else ''}".rstrip() for name, (keys, shown) in rows.items()
+            f"  {name:<24}{len(keys):>5}  {shown if keys else ''}".rstrip()
+            for name, (keys, shown) in rows.items()
         ]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
@@ -68,12 +85,16 @@ class LoadReport:
             "tensors have another shape": self.mismatched,
             "tensors have values that the model cannot use, such as NaN": self.unusable,
         }
-        below = {words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()}
+        below = {
+            words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()
+        }
         return [f"{len(keys)} {words}: {sample(keys, 2)}" for words, keys in below.items() if keys]
 
     def refusal(self, faults: list[str]) -> InputError:
         """Return the error for a file that does not fit: how much matches, what does not, and what it probably is."""
-        total = len(self.matched) + sum(map(len, (self.fresh, self.additional, self.missing, self.mismatched)))
+        total = len(self.matched) + sum(
+            map(len, (self.fresh, self.additional, self.missing, self.mismatched))
+        )
         return InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was loaded: "
             f"{len(self.matched)} of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}. "
@@ -87,7 +108,9 @@ class LoadReport:
             return "It is another kind of model, or its keys have a prefix: name it as prefix= beside the checkpoint"
         if wrong and all(ATTENTION in key for key in wrong):
             return f"Only layer attention (keys with {ATTENTION}) differs: a plain model, another variant or arguments"
-        if not any(key.startswith(BACKBONE) for key in wrong) and any(key.startswith(BACKBONE) for key in self.matched):
+        if not any(key.startswith(BACKBONE) for key in wrong) and any(
+            key.startswith(BACKBONE) for key in self.matched
+        ):
             return "The backbone matches: to start a training from it, name the file as model.backbone.init_cfg"
         return "Probably it is of another depth, width or model; give the file of this architecture"
 
@@ -102,8 +125,8 @@ def load_weights(
 ) -> LoadReport:
     """Load a weight file into a backbone of this package or a whole model: all that should match, or nothing.
 
-    A backbone may have layer attention that a plain file lacks, and ignores what the file has besides it; a whole
-    model must match entirely.
+    A backbone may have layer attention that a plain file lacks, and ignores what the file has
+    besides it; a whole model must match entirely.
 
     Args:
         module: backbone or model.
@@ -118,7 +141,9 @@ def load_weights(
     checkpoint = read_checkpoint(location)
     whole = not hasattr(module, "key_layout")
     try:
-        source = find_state(checkpoint, entry=entry, prefix="" if whole and prefix is None else prefix)
+        source = find_state(
+            checkpoint, entry=entry, prefix="" if whole and prefix is None else prefix
+        )
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
     report, loadable = match(module, source.state, location=str(location), origin=source.origin)
@@ -126,7 +151,9 @@ def load_weights(
     report.meta = checkpoint.get("meta") or {}
     if whole:
         report.require_all()
-    differences = compare_attention(getattr(module, "backbone", module), trained_attention(checkpoint))
+    differences = compare_attention(
+        getattr(module, "backbone", module), trained_attention(checkpoint)
+    )
     faults = [*report.faults(), *differences]
     if not report.matched or (strict and faults):
         raise report.refusal(faults)
@@ -145,7 +172,9 @@ def match(
     report.heads += head
     own = module.state_dict()
     parts = {key.partition(".")[0] for key in own} | {layout.trunk}
-    unbuilt = tuple(getattr(module, "unbuilt_parts", ()))  # prefixes of the layers of a list that are not built
+    unbuilt = tuple(
+        getattr(module, "unbuilt_parts", ())
+    )  # prefixes of the layers of a list that are not built
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
@@ -159,7 +188,9 @@ def match(
             loadable[key] = tensor
             report.resized.append(f"{key} {tuple(tensor.shape)} to {tuple(own[key].shape)}")
         else:
-            report.mismatched.append(f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model")
+            report.mismatched.append(
+                f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
+            )
     report.matched = list(loadable)
     optional = OPTIONAL | plugin_names(module)
     plain = not any(ATTENTION in key for key in state)
@@ -172,16 +203,26 @@ def match(
             report.missing.append(key)
     if report.fresh:
         scales = [own[key] for key in report.fresh if key.endswith("norm.weight")]
-        start = "from random weights" if not scales or any(map(torch.any, scales)) else "as an exact identity"
+        start = (
+            "from random weights"
+            if not scales or any(map(torch.any, scales))
+            else "as an exact identity"
+        )
         report.notes.append(f"plain weights: layer attention starts {start}")
     return report, loadable
 
 
-def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def to_ours(
+    module: nn.Module, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors of a backbone, or of a model with one, by our names, and those of a published file's head."""
     if hasattr(module, "key_layout"):
         return layout_of(module).to_ours(state)
-    below = {key.removeprefix(BACKBONE): value for key, value in state.items() if key.startswith(BACKBONE)}
+    below = {
+        key.removeprefix(BACKBONE): value
+        for key, value in state.items()
+        if key.startswith(BACKBONE)
+    }
     renamed = layout_of(getattr(module, "backbone", None)).renamed(below)
     others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
     return {f"{BACKBONE}{key}": value for key, value in renamed.items()} | others, {}
@@ -206,7 +247,9 @@ def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
 def plugin_names(module: nn.Module) -> set[str]:
     """Return the names of the plugins that mmdet's ResNet adds to its blocks, which no published file has."""
     kinds = [f"after_conv{number}_plugin_names" for number in (1, 2, 3)]
-    return {name for block in module.modules() for kind in kinds for name in getattr(block, kind, ())}
+    return {
+        name for block in module.modules() for kind in kinds for name in getattr(block, kind, ())
+    }
 
 
 def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
@@ -214,10 +257,14 @@ def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     layout, found = layout_of(module), []
     if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
         if (module.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
-            found.append("torchvision's weights, but the model pads differently: set conv_cfg.type=Conv2d")
+            found.append(
+                "torchvision's weights, but the model pads differently: set conv_cfg.type=Conv2d"
+            )
         eps = 1e-3 if module.arch in ("b5", "b6", "b7") else 1e-5
         if module.norm_cfg.get("eps", 1e-5) != eps:
-            found.append(f"torchvision's weights, but the model has norms with another eps: set norm_cfg.eps={eps}")
+            found.append(
+                f"torchvision's weights, but the model has norms with another eps: set norm_cfg.eps={eps}"
+            )
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
     if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
         found.append(

@@ -13,9 +13,24 @@ from mrla_mm.version import __version__
 from mrla_mm.weights.files import NAMED_DIGEST, read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, layout_of
 from mrla_mm.weights.loading import LoadReport, load_weights
-from mrla_mm.weights.states import BACKBONE, enter, find_state, sample, trained_attention, type_name, unwrap
+from mrla_mm.weights.states import (
+    BACKBONE,
+    enter,
+    find_state,
+    sample,
+    trained_attention,
+    type_name,
+    unwrap,
+)
 
-KEPT = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")  # of a checkpoint's metadata
+KEPT = (
+    "epoch",
+    "iter",
+    "experiment_name",
+    "mmengine_version",
+    "dataset_meta",
+    "cfg",
+)  # of a checkpoint's metadata
 
 
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
@@ -34,10 +49,16 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
     return pack(state, checkpoint), [name for name in others if name not in (*entries, "meta")]
 
 
-def pack(state: Mapping[str, Tensor], checkpoint: Mapping, attention: Mapping | None = None) -> dict:
+def pack(
+    state: Mapping[str, Tensor], checkpoint: Mapping, attention: Mapping | None = None
+) -> dict:
     """Return a checkpoint of these weights with another's plain metadata and its layer attention."""
     found = checkpoint.get("meta")
-    meta = {key: plain(found[key]) for key in KEPT if key in found} if isinstance(found, Mapping) else {}
+    meta = (
+        {key: plain(found[key]) for key in KEPT if key in found}
+        if isinstance(found, Mapping)
+        else {}
+    )
     if attention := attention or trained_attention(checkpoint):
         meta["layer_attention"] = plain(attention)
     # A copy of each tensor: a view would take its whole storage along.
@@ -58,7 +79,9 @@ def plain(value: object) -> object:
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
     """Write a checkpoint as `<stem>-<first 8 digits of its SHA-256>.pth`, whole or not at all; return its path."""
-    buffer = io.BytesIO()  # a name given to torch.save would be stored in the file and change its hash
+    buffer = (
+        io.BytesIO()
+    )  # a name given to torch.save would be stored in the file and change its hash
     torch.save(dict(checkpoint), buffer)
     path = Path(folder) / f"{stem}-{hashlib.sha256(buffer.getbuffer()).hexdigest()[:8]}.pth"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,10 +109,11 @@ def convert(
 ) -> tuple[Path, LoadReport, list[str]]:
     """Convert a weight file for a backbone; return the new file, how it loaded, and the keys that were left out.
 
-    A classifier's head goes along; other parts of a model have no place in either layout. `location`, `prefix` and
-    `entry` are those of `load_weights`, the backbone is freshly built, and the target is "mrla_mm" for our names,
-    `backbone.` before them, or "release" for those of the authors' code. `stem` is the new file's name before its hash,
-    by default the old one's and the target.
+    A classifier's head goes along; other parts of a model have no place in either layout.
+    `location`, `prefix` and `entry` are those of `load_weights`, the backbone is freshly built, and
+    the target is "mrla_mm" for our names, `backbone.` before them, or "release" for those of the
+    authors' code. `stem` is the new file's name before its hash, by default the old one's and the
+    target.
 
     Raises:
         InputError: the file does not fit the backbone, or the authors' layout has no such model.
@@ -99,9 +123,17 @@ def convert(
     source, layout = find_state(checkpoint, prefix=prefix, entry=entry), layout_of(backbone)
     state, head = layout.to_ours(source.state)
     state = {key: tensor for key, tensor in state.items() if key not in report.unused}
-    head |= {key: value for key, value in source.heads.items() if key.startswith(tuple(layout.heads) or ("head.",))}
+    head |= {
+        key: value
+        for key, value in source.heads.items()
+        if key.startswith(tuple(layout.heads) or ("head.",))
+    }
     left_out = [key for key in source.heads if key not in head] + report.unused
-    attention = getattr(backbone, "layer_attention", None) if any(ATTENTION in key for key in state) else None
+    attention = (
+        getattr(backbone, "layer_attention", None)
+        if any(ATTENTION in key for key in state)
+        else None
+    )
     if target == "release":
         names = layout.to_release(state, head, attention and type_name(attention["type"]))
     else:
@@ -112,8 +144,14 @@ def convert(
     written = find_state(read_checkpoint(path))
     found, heads = layout.to_ours(written.state)
     found |= heads | written.heads
-    differing = [k for k, tensor in (state | head).items() if k not in found or not torch.equal(tensor, found[k])]
+    differing = [
+        k
+        for k, tensor in (state | head).items()
+        if k not in found or not torch.equal(tensor, found[k])
+    ]
     if differing:
         path.unlink()
-        raise InputError(f"{path} does not hold what the original does and was removed; differing: {sample(differing)}")
+        raise InputError(
+            f"{path} does not hold what the original does and was removed; differing: {sample(differing)}"
+        )
     return path, report, left_out

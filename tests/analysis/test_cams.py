@@ -22,10 +22,19 @@ def classifier():
 
     init_default_scope("mmpretrain")
     torch.manual_seed(0)
-    backbone = dict(type="MRLAResNet", depth=18, base_channels=4, stem_channels=8, out_indices=(3,), norm_eval=False)
+    backbone = dict(
+        type="MRLAResNet",
+        depth=18,
+        base_channels=4,
+        stem_channels=8,
+        out_indices=(3,),
+        norm_eval=False,
+    )
     backbone["layer_attention"] = dict(type="MRLALight", head_channels=4)
     head = dict(type="LinearClsHead", num_classes=5, in_channels=32)
-    model = dict(type="ImageClassifier", backbone=backbone, neck=dict(type="GlobalAveragePooling"), head=head)
+    model = dict(
+        type="ImageClassifier", backbone=backbone, neck=dict(type="GlobalAveragePooling"), head=head
+    )
     return randomize_zero_init(MODELS.build(model)).eval()
 
 
@@ -42,7 +51,9 @@ def images():
     return torch.randn(1, 3, *SIZE, generator=torch.Generator().manual_seed(1))
 
 
-SAMPLE = DetDataSample(metainfo=dict(img_shape=SIZE, ori_shape=SIZE, pad_shape=SIZE, scale_factor=(1.0, 1.0)))
+SAMPLE = DetDataSample(
+    metainfo=dict(img_shape=SIZE, ori_shape=SIZE, pad_shape=SIZE, scale_factor=(1.0, 1.0))
+)
 
 
 def normalised(cam):
@@ -74,11 +85,15 @@ def test_scorecam_masks_the_image_with_each_map(classifier, images, limit):
     if limit:
         maps = maps[maps.flatten(1).var(1).topk(limit).indices.sort().values]
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
-    masks = F.interpolate(((maps - low) / (high - low))[:, None].nan_to_num(), size=SIZE, mode="bilinear")
+    masks = F.interpolate(
+        ((maps - low) / (high - low))[:, None].nan_to_num(), size=SIZE, mode="bilinear"
+    )
     scores = classifier(masks * images, mode="tensor")[:, 2]
     weights = (scores - classifier(images, mode="tensor")[0, 2]).softmax(0)
     assert weights.std() > 1e-3, "equal weights would prove nothing"
-    torch.testing.assert_close(found, normalised(torch.einsum("k,khw->hw", weights, maps)), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found, normalised(torch.einsum("k,khw->hw", weights, maps)), rtol=1e-3, atol=1e-3
+    )
     with pytest.raises(InputError):  # no map
         cams.score_cam(classifier, classifier.neck, images, cams.Target(0))
 
@@ -94,4 +109,6 @@ def test_the_detectors_score_by_its_definition(detector, images):
     assert cams.choose_target(detector, images, SAMPLE, other).label == other
     assert cams.choose_target(detector, images, SAMPLE, 99) is None
     elsewhere = target._replace(box=torch.tensor([200.0, 200, 210, 210]))
-    assert float(cams.score(detector, images, elsewhere, SAMPLE)) == pytest.approx(np.log(0.001 / 0.999), rel=1e-4)
+    assert float(cams.score(detector, images, elsewhere, SAMPLE)) == pytest.approx(
+        np.log(0.001 / 0.999), rel=1e-4
+    )

@@ -35,7 +35,11 @@ class Call(nn.Module):
         (nn.Conv1d(1, 1, 5, padding=2, bias=False), [(3, 1, C)], 3 * C * 5),
         (nn.Linear(C, 7, bias=False), [(2, 5, C)], 10 * C * 7),
         (Call(torch.matmul), [(2, 3, 4, 5), (2, 3, 5, 6)], 6 * 4 * 5 * 6),
-        (Call(F.scaled_dot_product_attention), [(1, 2, 5, 8), (1, 2, 9, 8), (1, 2, 9, 3)], 2 * 5 * 9 * (8 + 3 + 2)),
+        (
+            Call(F.scaled_dot_product_attention),
+            [(1, 2, 5, 8), (1, 2, 9, 8), (1, 2, 9, 3)],
+            2 * 5 * 9 * (8 + 3 + 2),
+        ),
         (Call(lambda a, b: a.mul_(b).add_(a)), [(1, C, H, W), (1, C, H, W)], MAP),
         (Call(lambda a, b: torch.cat([a, b]).relu() + 1), [(1, C, H, W), (1, C, H, W)], 0),
         (nn.BatchNorm2d(C), [(1, C, H, W)], MAP),
@@ -69,8 +73,13 @@ def test_the_rule_names_every_operator_of_our_backbones(backbone, monkeypatch):
     assert not found.unknown and found == measure(MODELS.build(backbone), (64, 96), device="cpu")
     assert found.by_module()[""] == (sum(found.parameters.values()), found.total)
     parts = [operations for name, (_, operations) in found.by_module(1).items() if name]
-    assert sum(parts) + sum(count for (name, _), count in found.operations.items() if not name) == found.total
-    assert sum(found.by_kind().values()) == found.total > found.by_kind()["depthwise convolutions"] > 0
+    assert (
+        sum(parts) + sum(count for (name, _), count in found.operations.items() if not name)
+        == found.total
+    )
+    assert (
+        sum(found.by_kind().values()) == found.total > found.by_kind()["depthwise convolutions"] > 0
+    )
 
 
 def test_mask_rcnn_at_the_papers_size():

@@ -12,11 +12,18 @@ from mrla_mm.errors import InputError
 
 
 def train_record(step, loss, epoch=1):
-    return dict(lr=1e-3 / step, loss=loss, loss_cls=0.6 * loss, loss_bbox=0.4 * loss, epoch=epoch, step=step)
+    return dict(
+        lr=1e-3 / step, loss=loss, loss_cls=0.6 * loss, loss_bbox=0.4 * loss, epoch=epoch, step=step
+    )
 
 
 def val_record(epoch, ap50):
-    return {"coco/bbox_mAP": ap50 / 2, "coco/bbox_mAP_50": ap50, "coco/segm_mAP_50": ap50 - 0.1, "step": epoch}
+    return {
+        "coco/bbox_mAP": ap50 / 2,
+        "coco/bbox_mAP_50": ap50,
+        "coco/segm_mAP_50": ap50 - 0.1,
+        "step": epoch,
+    }
 
 
 def write_log(work_dir, stamp, records, tail=""):
@@ -28,13 +35,20 @@ def write_log(work_dir, stamp, records, tail=""):
 
 def test_a_resumed_run_reads_as_one(tmp_path):
     """Epoch 2 was interrupted, and is done again from its start."""
-    first = [train_record(10, 3.0), val_record(1, 0.2), train_record(20, 2.0, epoch=2), train_record(30, 9.0, epoch=2)]
+    first = [
+        train_record(10, 3.0),
+        val_record(1, 0.2),
+        train_record(20, 2.0, epoch=2),
+        train_record(30, 9.0, epoch=2),
+    ]
     second = [train_record(20, 1.5, epoch=2), val_record(2, 0.6), train_record(40, 1.0, epoch=3)]
     write_log(tmp_path, "20260101_000000", first, tail='{"loss": 1.0, "st')
     write_log(tmp_path, "20260101_000100", second)
     write_log(tmp_path, "20260101_000200", [])  # a test of a checkpoint logs nothing here
     train, val = read_scalars(training_logs(tmp_path))
-    assert [(r["step"], r["loss"]) for r in train] == [(10, 3.0), (20, 1.5), (40, 1.0)], "30 was undone"
+    assert [(r["step"], r["loss"]) for r in train] == [(10, 3.0), (20, 1.5), (40, 1.0)], (
+        "30 was undone"
+    )
     assert [(r["step"], r["coco/bbox_mAP_50"]) for r in val] == [(1, 0.2), (2, 0.6)]
     with pytest.raises(InputError, match="scalars"):
         read_scalars([write_log(tmp_path, "20260101_000300", [val_record(1, 0.5)])])
@@ -52,4 +66,7 @@ def test_the_picture_holds_curves(tmp_path):
     validation = picture[:, int(0.7 * picture.shape[1]) :]
     for colour in ((180, 119, 31), (14, 127, 255)):  # BGR, box AP and mask AP
         assert (np.abs(validation - colour).max(-1) < 12).sum() > 50
-    draw([write_log(tmp_path, "20260101_000100", [dict(loss=math.inf, step=10)])], tmp_path / "odd.png")
+    draw(
+        [write_log(tmp_path, "20260101_000100", [dict(loss=math.inf, step=10)])],
+        tmp_path / "odd.png",
+    )

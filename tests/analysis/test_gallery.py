@@ -17,7 +17,9 @@ def detections(scores=(0.9, 0.2)):
     masks[0, 25:50, 5:30] = True
     masks[1, 25:50, 45:70] = True
     boxes = torch.tensor([[5.0, 25, 30, 50], [45, 25, 70, 50]])
-    return InstanceData(bboxes=boxes, labels=torch.tensor([0, 1]), scores=torch.tensor(scores), masks=masks)
+    return InstanceData(
+        bboxes=boxes, labels=torch.tensor([0, 1]), scores=torch.tensor(scores), masks=masks
+    )
 
 
 def inner(picture, x1, x2, *, factor=1):
@@ -47,7 +49,9 @@ def test_truth_is_left_and_prediction_right():
 
 
 def test_contact_sheet_holds_every_picture():
-    pictures = [np.full((40 + 20 * number, 100, 3), 50 * number + 50, np.uint8) for number in range(3)]
+    pictures = [
+        np.full((40 + 20 * number, 100, 3), 50 * number + 50, np.uint8) for number in range(3)
+    ]
     sheet = contact_sheet(pictures, columns=2, width=50)
     areas = [np.count_nonzero((sheet == value).all(-1)) for value in (50, 100, 150)]
     assert areas == [50 * 20, 50 * 30, 50 * 40]

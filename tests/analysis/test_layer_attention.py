@@ -15,7 +15,9 @@ from tests.analysis.small_models import resnet, vit
 def record(model, picture):
     """Run a model; return the recorder, and what each branch took and its attention took and gave, by name."""
     given, outs, handles = {}, {}, []
-    branches = {name: m for name, m in model.named_modules() if isinstance(m, LayerAttentionResidual)}
+    branches = {
+        name: m for name, m in model.named_modules() if isinstance(m, LayerAttentionResidual)
+    }
     for name, branch in branches.items():
 
         def keep(branch, args, kwargs, result, name=name):
@@ -58,7 +60,9 @@ def test_softmax_rows_sum_to_one_and_give_the_output(build, variant, picture):
         assert stage.weights.isnan().equal(torch.ones_like(stage.weights).triu(1).bool())
         assert stage.weights[:, -1].std() > 1e-3, "uniform weights would prove nothing"
         for index, name in enumerate(stage.layers):
-            found = applied(recorder, branches, outs, stage.layers, index, from_own=variant == "MLA")
+            found = applied(
+                recorder, branches, outs, stage.layers, index, from_own=variant == "MLA"
+            )
             torch.testing.assert_close(found, outs[name][1])
 
 
@@ -69,7 +73,9 @@ def test_implied_weights_of_light_give_its_output(build, previous, picture):
     recorder, branches, _, outs = record(build("MRLALight", previous=previous), picture)
     for stage in recorder.stages():
         for index, name in enumerate(stage.layers):
-            torch.testing.assert_close(applied(recorder, branches, outs, stage.layers, index), outs[name][1])
+            torch.testing.assert_close(
+                applied(recorder, branches, outs, stage.layers, index), outs[name][1]
+            )
     earlier = stage.weights[:, -1, :-1]
     assert (earlier.abs().max() > 1e-3) == (previous == "output")
 
@@ -79,7 +85,9 @@ def test_implied_weights_through_the_shortcut_of_a_resnet(picture):
     recorder, branches, given, outs = record(resnet("MRLALight"), picture)
     for stage in recorder.stages():
         shortcut = given[stage.layers[0]][1]
-        for index, name in enumerate(stage.layers):  # the rest is the output if all values were zero
+        for index, name in enumerate(
+            stage.layers
+        ):  # the rest is the output if all values were zero
             rest = branches[name].attention.history_scale[:, None, None] * shortcut
             shortcut = given[name][0] + branches[name].norm(rest)
             found = applied(recorder, branches, outs, stage.layers, index) + rest
@@ -111,7 +119,9 @@ def test_group_norm_passes_on_with_its_own_statistics(picture):
     groups = out.unflatten(1, (norm.num_groups, -1))
     centred = (groups - groups.mean((2, 3, 4), keepdim=True)).flatten(1, 2)
     slope = (plain / centred).mean((2, 3)) * norm.weight * branches[second].attention.history_scale
-    torch.testing.assert_close(recorder.last[second][0], slope[:, :, None, None] * recorder.last[first][0])
+    torch.testing.assert_close(
+        recorder.last[second][0], slope[:, :, None, None] * recorder.last[first][0]
+    )
 
 
 @torch.no_grad()
@@ -148,6 +158,9 @@ def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
     own = resnet(Own)
     with pytest.raises(InputError, match="record"), pytest.warns(UserWarning, match="Own"):
         LayerAttentionRecorder(own)
-    with pytest.warns(UserWarning, match="Own"), LayerAttentionRecorder(nn.ModuleList([own, resnet("MLA")])) as both:
+    with (
+        pytest.warns(UserWarning, match="Own"),
+        LayerAttentionRecorder(nn.ModuleList([own, resnet("MLA")])) as both,
+    ):
         own(picture)
     assert both.stages() == []

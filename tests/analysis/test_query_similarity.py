@@ -24,13 +24,20 @@ def record(model, pictures):
 
 @pytest.mark.parametrize(
     ("build", "variant", "depths"),
-    [(resnet, "MRLABase", (2, 2)), (vit, "MRLALight", (3, 3)), (resnet, "LinearRLA", (2, 2)), (vit, "MLA", (3, 3))],
+    [
+        (resnet, "MRLABase", (2, 2)),
+        (vit, "MRLALight", (3, 3)),
+        (resnet, "LinearRLA", (2, 2)),
+        (vit, "MLA", (3, 3)),
+    ],
 )
 def test_similarities_are_those_of_the_queries(build, variant, depths, pictures):
     model, queries, handles = build(variant), [], []
     for module in model.modules():
         if isinstance(module, LayerAttention):
-            keep = lambda module, args, out: queries.append(module.project_query(global_average(args[0])))  # noqa: E731
+            keep = lambda module, args, out: queries.append(
+                module.project_query(global_average(args[0]))
+            )  # noqa: E731
             handles.append(module.register_forward_hook(keep))
     with torch.no_grad():
         model(pictures)

@@ -1,11 +1,13 @@
 """The paper's layer attention, one elementary step after another, for a whole stage at once.
 
-Written from the equations alone and on purpose naive: loops over images, heads, layers, kernel taps; sums, products and
-exponentials spelled out. It shares no code with the package and keeps no recurrent state: every layer looks at the list
-of all layers, as the equations do. Tensors serve as float64 arrays whose gradient autograd can take.
+Written from the equations alone and on purpose naive: loops over images, heads, layers, kernel
+taps; sums, products and exponentials spelled out. It shares no code with the package and keeps no
+recurrent state: every layer looks at the list of all layers, as the equations do. Tensors serve as
+float64 arrays whose gradient autograd can take.
 
-A block is a dict of its parameters: `query`, `key`: (1, 1, k) taps or a (rows, C) matrix; `value`: (C, 1, 3, 3), absent
-where v = x; `history_scale`: (C,), absent where lambda = 1. Feature maps are (B, C, H, W), one per layer in a list.
+A block is a dict of its parameters: `query`, `key`: (1, 1, k) taps or a (rows, C) matrix; `value`:
+(C, 1, 3, 3), absent where v = x; `history_scale`: (C,), absent where lambda = 1. Feature maps are
+(B, C, H, W), one per layer in a list.
 """
 
 import math
@@ -67,7 +69,16 @@ def score(query, key):
     return (query * key).sum() / math.sqrt(len(query))
 
 
-def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=True, activation=lambda value: value):
+def light(
+    xs,
+    shortcuts,
+    blocks,
+    *,
+    head_channels,
+    previous="shortcut",
+    gated=True,
+    activation=lambda value: value,
+):
     """Algorithm 3, Eq. 9: o^t = sigmoid(q^t . k^t / sqrt(d_k)) v^t + lambda^t o^(t-1), head by head."""
     outputs = []
     for t, (x, block) in enumerate(zip(xs, blocks, strict=True)):
@@ -88,7 +99,9 @@ def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=Tr
                 history = outputs[t - 1][b]
             if history is not None:
                 scale = block.get("history_scale", torch.ones(len(history), dtype=x.dtype))
-                attended = attended + torch.stack([scale[c] * history[c] for c in range(len(history))])
+                attended = attended + torch.stack(
+                    [scale[c] * history[c] for c in range(len(history))]
+                )
             images.append(attended)
         outputs.append(torch.stack(images))
     return outputs
@@ -103,7 +116,9 @@ def softmax_attention(query, keys, values, count):
     for h in range(count):
         weights = [torch.exp(score(query[h], key[h])) for key in keys]
         total = sum(weights)
-        out.append(sum(weight / total * value[h] for weight, value in zip(weights, values, strict=True)))
+        out.append(
+            sum(weight / total * value[h] for weight, value in zip(weights, values, strict=True))
+        )
     return torch.cat(out)
 
 

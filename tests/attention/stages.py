@@ -16,7 +16,10 @@ VARIANTS = {
     "light, linear (d)": ("MRLALight", {"projection": "linear"}),
     "light, linear reduced": ("MRLALight", {"projection": "linear", "reduction": 4}),
     "light, lambda 1 (e)": ("MRLALight", {"learnable_lambda": False}),
-    "light, last output, lambda 1": ("MRLALight", {"previous": "output", "learnable_lambda": False}),
+    "light, last output, lambda 1": (
+        "MRLALight",
+        {"previous": "output", "learnable_lambda": False},
+    ),
     "light, ungated": ("MRLALight", {"gated": False}),
     "light, depthwise alone (g)": ("MRLALight", {"gated": False, "previous": "none"}),
     "light, kernel 7": ("MRLALight", {"kernel_size": 7}),
@@ -39,7 +42,9 @@ def build_blocks(name, depth, channels, head_channels, **arguments):
     """One module per block of a stage, float64, every parameter drawn anew."""
     cls = getattr(attention, name)
     blocks = [
-        cls(channels, head_channels=head_channels, first_in_stage=t == 0, **arguments).to(torch.float64)
+        cls(channels, head_channels=head_channels, first_in_stage=t == 0, **arguments).to(
+            torch.float64
+        )
         for t in range(depth)
     ]
     for block in blocks:
@@ -59,7 +64,10 @@ def run(blocks, xs, shortcuts):
 
 def random_maps(depth, shape):
     """Maps whose channels have means of about 1, so that pooling does not make every score vanish."""
-    return [(torch.randn(shape[:2]).double()[..., None, None] + torch.randn(shape).double()) for _ in range(depth)]
+    return [
+        (torch.randn(shape[:2]).double()[..., None, None] + torch.randn(shape).double())
+        for _ in range(depth)
+    ]
 
 
 def named(block):
@@ -72,10 +80,17 @@ def assert_same(actual, expected, leaves, tolerance=1e-10):
     cotangents, found = [torch.randn_like(out) for out in actual], []
     for outs in (actual, expected):
         grads = torch.autograd.grad(outs, list(leaves.values()), cotangents, allow_unused=True)
-        grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves.values(), grads, strict=True)]
+        grads = [
+            torch.zeros_like(x) if grad is None else grad
+            for x, grad in zip(leaves.values(), grads, strict=True)
+        ]
         found.append([*outs, *grads])
-    for name, *pair in zip([*(f"output {t}" for t in range(len(actual))), *leaves], *found, strict=True):
-        torch.testing.assert_close(*pair, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+    for name, *pair in zip(
+        [*(f"output {t}" for t in range(len(actual))), *leaves], *found, strict=True
+    ):
+        torch.testing.assert_close(
+            *pair, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
     return dict(zip(leaves, grads, strict=True))
 
 
@@ -114,7 +129,15 @@ class Stage:
     def run_reference(self):
         parameters = [named(block) for block in self.blocks]
         if self.name == "MRLALight":
-            options = {key: self.arguments[key] for key in ("previous", "gated") if key in self.arguments}
-            return reference.light(self.xs, self.shortcuts, parameters, head_channels=self.head_channels, **options)
-        equations = {"MRLABase": reference.base, "MLA": reference.mla, "LinearRLA": reference.linear_rla}
+            options = {
+                key: self.arguments[key] for key in ("previous", "gated") if key in self.arguments
+            }
+            return reference.light(
+                self.xs, self.shortcuts, parameters, head_channels=self.head_channels, **options
+            )
+        equations = {
+            "MRLABase": reference.base,
+            "MLA": reference.mla,
+            "LinearRLA": reference.linear_rla,
+        }
         return equations[self.name](self.xs, parameters, head_channels=self.head_channels)

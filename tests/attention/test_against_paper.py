@@ -26,7 +26,9 @@ def test_values_and_gradients(variant, size):
 @pytest.mark.parametrize("head_channels", [1, 16, 64])
 @pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)", "linear RLA"])
 def test_head_channels_of_table_4f(variant, head_channels):
-    stage = Stage.draw(variant, depth=2, batch=1, channels=64, head_channels=head_channels, grid=(2, 3))
+    stage = Stage.draw(
+        variant, depth=2, batch=1, channels=64, head_channels=head_channels, grid=(2, 3)
+    )
     assert_matches_paper(stage)
 
 
@@ -44,5 +46,9 @@ def test_every_parameter_receives_a_gradient(variant):
     """DistributedDataParallel stops with an error at parameters that the loss does not reach."""
     stage = Stage.draw(variant, **STAGES["single pixel"])
     sum(out.sum() for out in stage.run()).backward()
-    unreached = [name for name, leaf in stage.leaves().items() if name.startswith("block") and leaf.grad is None]
+    unreached = [
+        name
+        for name, leaf in stage.leaves().items()
+        if name.startswith("block") and leaf.grad is None
+    ]
     assert not unreached

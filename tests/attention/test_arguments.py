@@ -28,8 +28,14 @@ def shapes(module):
         ({"value": "identity"}, PROJECTIONS | SCALE),
         ({"gated": False, "previous": "none"}, VALUE),
         ({"kernel_size": 9}, {"query.weight": (1, 1, 9), "key.weight": (1, 1, 9)} | VALUE | SCALE),
-        ({"projection": "linear"}, {"query.weight": (24, 24), "key.weight": (24, 24)} | VALUE | SCALE),
-        ({"projection": "linear", "reduction": 4}, {"query.weight": (6, 24), "key.weight": (6, 24)} | VALUE | SCALE),
+        (
+            {"projection": "linear"},
+            {"query.weight": (24, 24), "key.weight": (24, 24)} | VALUE | SCALE,
+        ),
+        (
+            {"projection": "linear", "reduction": 4},
+            {"query.weight": (6, 24), "key.weight": (6, 24)} | VALUE | SCALE,
+        ),
     ],
 )
 def test_parameters_of_light(arguments, wanted):
@@ -45,7 +51,10 @@ def test_parameters_of_light(arguments, wanted):
         ({}, PROJECTIONS | VALUE),
         ({"first_in_stage": True}, PROJECTIONS | VALUE),
         ({"value": "identity"}, PROJECTIONS),
-        ({"projection": "linear", "reduction": 2}, {"query.weight": (12, 24), "key.weight": (12, 24)} | VALUE),
+        (
+            {"projection": "linear", "reduction": 2},
+            {"query.weight": (12, 24), "key.weight": (12, 24)} | VALUE,
+        ),
     ],
 )
 def test_parameters_of_the_other_classes(name, arguments, wanted):
@@ -60,7 +69,10 @@ BAD = [
     ({"kernel_size": 4}, "kernel_size=4"),
     ({"reduction": 2}, "reduction=2"),  # the 1D convolution keeps every channel
     ({"projection": "linear", "kernel_size": 3}, "kernel_size=3"),  # a matrix has no kernel
-    ({"projection": "linear", "reduction": 3}, "reduction=3"),  # 24 / 3 is whole, a head of 8 / 3 is not
+    (
+        {"projection": "linear", "reduction": 3},
+        "reduction=3",
+    ),  # 24 / 3 is whole, a head of 8 / 3 is not
 ]
 
 BAD_FOR_LIGHT = [
@@ -73,7 +85,8 @@ BAD_FOR_LIGHT = [
 
 @pytest.mark.parametrize(
     ("name", "arguments", "named"),
-    [(name, *case) for name in CLASSES for case in BAD] + [("MRLALight", *case) for case in BAD_FOR_LIGHT],
+    [(name, *case) for name in CLASSES for case in BAD]
+    + [("MRLALight", *case) for case in BAD_FOR_LIGHT],
     ids=str,
 )
 def test_bad_arguments_are_named(name, arguments, named):

@@ -33,7 +33,8 @@ def assert_map(got, wanted):
 
 
 def test_light_gate_divides_by_the_root_of_the_head_width():
-    # A head of four ones: q . k = 4 (ln 3 / 2), over sqrt(4): ln 3, gate 3/4. With the key's sign turned: gate 1/4.
+    # A head of four ones: q . k = 4 (ln 3 / 2), over sqrt(4): ln 3, gate 3/4. With the key's sign
+    # turned: gate 1/4.
     module = block("MRLALight", 8, query=LN3 / 2, key=1, tap=4, head_channels=4, previous="none")
     out, _ = module(pixel(1, -1, 1, 1, 0, 0, 0, 0), pixel(*[99] * 8), None)
     assert_map(out, [3, -3, 3, 3, 0, 0, 0, 0])
@@ -66,11 +67,24 @@ def test_linear_rla_feature_map_and_normaliser():
     assert_map(outputs[0], [4, 8])
     assert_map(outputs[1], [1 + 18, 2 + 21])
     with torch.no_grad():
-        blocks[1].query.weight.fill_(1)  # phi(q) = (7, 8): weights 7*2 + 8*3 = 38 and 49 + 64 = 113 of 151
+        blocks[1].query.weight.fill_(
+            1
+        )  # phi(q) = (7, 8): weights 7*2 + 8*3 = 38 and 49 + 64 = 113 of 151
     assert_map(run(blocks, xs, xs)[1], [(38 * 4 + 113 * 24) / 151, (38 * 8 + 113 * 28) / 151])
 
 
-SIZES = {4: 1, 8: 3, 64: 3, 96: 3, 128: 5, 256: 5, 1280: 5, 2048: 7, 8192: 7, 32768: 9}  # 8: 4 / 2 = 2, raised to 3
+SIZES = {
+    4: 1,
+    8: 3,
+    64: 3,
+    96: 3,
+    128: 5,
+    256: 5,
+    1280: 5,
+    2048: 7,
+    8192: 7,
+    32768: 9,
+}  # 8: 4 / 2 = 2, raised to 3
 
 
 @pytest.mark.parametrize(("channels", "size"), SIZES.items())

@@ -31,7 +31,11 @@ def memories_of(stage):
 
 def full_maps(memory, like):
     """Data pointers of the memory's tensors that are as large as a feature map or larger, and their sizes."""
-    return [(tensor.data_ptr(), tensor.numel()) for tensor in tensors_of(memory) if tensor.numel() >= like.numel()]
+    return [
+        (tensor.data_ptr(), tensor.numel())
+        for tensor in tensors_of(memory)
+        if tensor.numel() >= like.numel()
+    ]
 
 
 @pytest.mark.parametrize("variant", ["base (a)", "base, identity value", "MLA (a)"])
@@ -46,7 +50,9 @@ def test_each_earlier_layer_is_kept_once_and_not_copied(variant):
             assert set(pointers) > {pointer for pointer, _ in kept[t - 1]}
 
 
-@pytest.mark.parametrize("variant", ["light", "light, last output", "light, no history (b)", "linear RLA"])
+@pytest.mark.parametrize(
+    "variant", ["light", "light, last output", "light, no history (b)", "linear RLA"]
+)
 def test_recurrent_variants_carry_a_memory_of_constant_size(variant):
     stage = Stage.draw(variant, **SIZE)
     sizes = {sum(tensor.numel() for tensor in tensors_of(memory)) for memory in memories_of(stage)}

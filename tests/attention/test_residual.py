@@ -43,7 +43,10 @@ def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop
     torch.manual_seed(0)
     options = dict(norm_cfg=NORMS[norm], drop_path=drop_path, zero_init=zero_init)
     attention = VARIANTS[variant] if isinstance(variant, str) else variant
-    stage = nn.ModuleList(LayerAttentionResidual(attention, 12, first_in_stage=t == 0, **options) for t in range(depth))
+    stage = nn.ModuleList(
+        LayerAttentionResidual(attention, 12, first_in_stage=t == 0, **options)
+        for t in range(depth)
+    )
     for name, parameter in stage.named_parameters():
         if not (zero_init and name.endswith("norm.weight")):
             nn.init.normal_(parameter)
@@ -76,7 +79,9 @@ def gradients(stage, *, path, monkeypatch, call=call):
     """Output of a stage and the gradients of its inputs and parameters."""
     monkeypatch.setenv("MRLA_OPS", path)
     torch.manual_seed(1)
-    x, shortcut = (torch.randn(4, 12, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    x, shortcut = (
+        torch.randn(4, 12, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
     stage = copy.deepcopy(stage)
     out = run(stage, x, shortcut, call)
     (out**2).sum().backward()
@@ -87,12 +92,16 @@ def gradients(stage, *, path, monkeypatch, call=call):
 @pytest.mark.parametrize(("call", "drop_path"), [(call, 0.0), (recompute, 0.5)])
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fusing_and_checkpointing_change_no_value_and_no_gradient(variant, norm, call, drop_path, monkeypatch):
+def test_fusing_and_checkpointing_change_no_value_and_no_gradient(
+    variant, norm, call, drop_path, monkeypatch
+):
     stage = make_stage(variant, norm, drop_path=drop_path)
     expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
     found = gradients(stage, path="fused", monkeypatch=monkeypatch, call=call)
     for name, wanted in expected.items():
-        torch.testing.assert_close(found[name], wanted, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[name], wanted, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @LIGHT_AND_BASE
@@ -110,12 +119,22 @@ def test_a_fresh_branch_is_the_identity_to_the_bit_and_learns_its_scale(variant)
 
 def test_the_scale_learns_whatever_the_config_says():
     """A scale that starts at zero and stays there would make the branch dead weight."""
-    of_maps = LayerAttentionResidual(VARIANTS["light"], 12, norm_cfg=dict(type="BN", requires_grad=False))
-    of_tokens = TokenAttentionResidual(VARIANTS["light"], 12, norm_cfg=dict(type="LN", requires_grad=False))
-    assert all(parameter.requires_grad for branch in (of_maps, of_tokens) for parameter in branch.parameters())
+    of_maps = LayerAttentionResidual(
+        VARIANTS["light"], 12, norm_cfg=dict(type="BN", requires_grad=False)
+    )
+    of_tokens = TokenAttentionResidual(
+        VARIANTS["light"], 12, norm_cfg=dict(type="LN", requires_grad=False)
+    )
+    assert all(
+        parameter.requires_grad
+        for branch in (of_maps, of_tokens)
+        for parameter in branch.parameters()
+    )
 
 
-@pytest.mark.parametrize(("variant", "norm"), [("light", "frozen"), ("base", "frozen"), ("light", "batch statistics")])
+@pytest.mark.parametrize(
+    ("variant", "norm"), [("light", "frozen"), ("base", "frozen"), ("light", "batch statistics")]
+)
 def test_compilers_and_function_transforms_see_plain_operators(variant, norm, monkeypatch):
     torch.compiler.reset()
     stage = make_stage(variant, norm, depth=2)
@@ -150,7 +169,10 @@ def test_mixed_precision_and_a_loss_scale(variant, dtype, monkeypatch):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
             out = run(stage, x.requires_grad_(), shortcut)
         (scale * out.float().square().mean()).backward()
-        assert all(p.grad.dtype == dtype for p in stage.parameters()) and x.grad.dtype == out.dtype == torch.bfloat16
+        assert (
+            all(p.grad.dtype == dtype for p in stage.parameters())
+            and x.grad.dtype == out.dtype == torch.bfloat16
+        )
         found.append(torch.cat([p.grad.flatten().double() for p in stage.parameters()]) / scale)
     assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
 
@@ -187,7 +209,11 @@ def test_other_activations_and_dtypes_are_not_fused_away():
     branch, x = make_stage()[0], torch.randn(2, 12, 5, 6, dtype=torch.float64)
     relu = nn.ReLU()
     assert extent(branch, shortcut=x, relu=relu) == "all"
-    assert extent(branch, shortcut=x, relu=nn.ReLU6()) == extent(branch, shortcut=x.float(), relu=relu) == "branch"
+    assert (
+        extent(branch, shortcut=x, relu=nn.ReLU6())
+        == extent(branch, shortcut=x.float(), relu=relu)
+        == "branch"
+    )
     expected = branch(nn.ReLU6()(x + x), x)[0]
     torch.testing.assert_close(branch.forward_add_relu(x, x, nn.ReLU6())[0], expected)
 
@@ -211,7 +237,10 @@ def test_replaced_parts_run(variant):
 
 
 def test_forward_mode_differentiation():
-    branch, x = make_stage(depth=1)[0].requires_grad_(False), torch.randn(2, 12, 5, 6, dtype=torch.float64)
+    branch, x = (
+        make_stage(depth=1)[0].requires_grad_(False),
+        torch.randn(2, 12, 5, 6, dtype=torch.float64),
+    )
     with forward_ad.dual_level():
         y, _ = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
         found = forward_ad.unpack_dual(y).tangent
@@ -235,7 +264,9 @@ def test_a_subclass_of_batch_norm(training):
     out, _ = branch(x, x)
     expected = x + branch.norm(branch.attention(x, x)[0])
     torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected)))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected))
+    )
 
 
 class NegatedLight(MRLALight):
@@ -291,7 +322,9 @@ def test_users_variants_compute_what_they_say(kind, norm, training):
     found = run(stage, x, x)
     torch.testing.assert_close(found, expected)
     if own:
-        assert not torch.allclose(found, run(make_stage(dict(type=kind.__bases__[-1], **own), norm), x, x))
+        assert not torch.allclose(
+            found, run(make_stage(dict(type=kind.__bases__[-1], **own), norm), x, x)
+        )
 
 
 def test_variants_of_any_registry_and_scope():
@@ -300,6 +333,8 @@ def test_variants_of_any_registry_and_scope():
     by_scope = dict(type="MeanAttention", _scope_="mmdet")
     for cfg in (dict(type="mmdet.MeanAttention"), by_scope, dict(type=MeanAttention)):
         assert isinstance(make_stage(cfg)[0].attention, MeanAttention)
-    assert isinstance(make_stage(dict(type="NegatedLight", head_channels=4))[0].attention, NegatedLight)
+    assert isinstance(
+        make_stage(dict(type="NegatedLight", head_channels=4))[0].attention, NegatedLight
+    )
     with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
         make_stage(dict(type="MRLAHeavy"))

@@ -19,7 +19,10 @@ CHANNELS, HEAD_CHANNELS, DEPTH = 32, 16, 3
 def normalise(tokens, branch, name):
     """LayerNorm of each token, eps 1e-6."""
     norm, centred = getattr(branch, name), tokens - tokens.mean(-1, keepdim=True)
-    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * norm.weight + norm.bias
+    return (
+        centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * norm.weight
+        + norm.bias
+    )
 
 
 def gelu(z):
@@ -30,24 +33,35 @@ def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
     """Base and light on maps in which patch i * W + j stands at row i, column j; extra tokens keep their norm."""
     normed = [normalise(x, branch, "norm") for x, branch in zip(outputs, branches, strict=True)]
     maps = [x[:, extra:].transpose(1, 2).unflatten(2, grid) for x in normed]
-    blocks, options = [named(branch.attention) for branch in branches], dict(head_channels=HEAD_CHANNELS)
+    blocks, options = (
+        [named(branch.attention) for branch in branches],
+        dict(head_channels=HEAD_CHANNELS),
+    )
     if type(branches[0].attention) is MRLALight:
         options |= dict(previous=previous, activation=gelu)
         if previous == "shortcut":  # the block's input
-            inputs = [normalise(s, branch, "history_norm") for s, branch in zip(inputs, branches, strict=True)]
+            inputs = [
+                normalise(s, branch, "history_norm")
+                for s, branch in zip(inputs, branches, strict=True)
+            ]
         histories = [s[:, extra:].transpose(1, 2).unflatten(2, grid) for s in inputs]
         attended = reference.light(maps, histories, blocks, **options)
     else:
         attended = reference.base(maps, blocks, **options)
     patches = [out.flatten(2).transpose(1, 2) for out in attended]
-    return [x + torch.cat([n[:, :extra], p], 1) for x, n, p in zip(outputs, normed, patches, strict=True)]
+    return [
+        x + torch.cat([n[:, :extra], p], 1)
+        for x, n, p in zip(outputs, normed, patches, strict=True)
+    ]
 
 
 def draw_stage(attention, grid, extra, seed=0):
     """A stage of float64 branches with random parameters, and the output and input tokens of each of its blocks."""
     torch.manual_seed(seed)
     branches = [
-        TokenAttentionResidual(attention, CHANNELS, extra_tokens=extra, first_in_stage=t == 0).double()
+        TokenAttentionResidual(
+            attention, CHANNELS, extra_tokens=extra, first_in_stage=t == 0
+        ).double()
         for t in range(DEPTH)
     ]
     for branch in branches:
@@ -55,9 +69,13 @@ def draw_stage(attention, grid, extra, seed=0):
             torch.nn.init.normal_(parameter, std=0.7)
         for norm in (branch.norm, branch.history_norm):
             if norm is not None:
-                torch.nn.init.normal_(norm.bias)  # else pooled features, hence all scores, are close to zero
+                torch.nn.init.normal_(
+                    norm.bias
+                )  # else pooled features, hence all scores, are close to zero
     shape = (2, extra + grid[0] * grid[1], CHANNELS)
-    outputs, inputs = ([torch.randn(shape).double().requires_grad_() for _ in range(DEPTH)] for _ in range(2))
+    outputs, inputs = (
+        [torch.randn(shape).double().requires_grad_() for _ in range(DEPTH)] for _ in range(2)
+    )
     return branches, outputs, inputs
 
 
@@ -71,22 +89,37 @@ def run(branches, outputs, inputs, grid):
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7)], ids=["square", "3x7"])
-@pytest.mark.parametrize("attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=["light", "light-output", "base"])
+@pytest.mark.parametrize(
+    "attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=["light", "light-output", "base"]
+)
 def test_values_and_gradients_follow_the_algorithms(attention, grid, extra):
     branches, outputs, inputs = draw_stage(attention, grid, extra)
     previous = attention.get("previous", "shortcut")
     expected = algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous)
-    leaves = {f"x{t}": x for t, x in enumerate(outputs)} | {f"s{t}": s for t, s in enumerate(inputs)}
-    leaves |= {f"{t}.{name}": p for t, branch in enumerate(branches) for name, p in branch.named_parameters()}
-    for name, gradient in assert_same(run(branches, outputs, inputs, grid), expected, leaves, 1e-8).items():
+    leaves = {f"x{t}": x for t, x in enumerate(outputs)} | {
+        f"s{t}": s for t, s in enumerate(inputs)
+    }
+    leaves |= {
+        f"{t}.{name}": p
+        for t, branch in enumerate(branches)
+        for name, p in branch.named_parameters()
+    }
+    for name, gradient in assert_same(
+        run(branches, outputs, inputs, grid), expected, leaves, 1e-8
+    ).items():
         if name.startswith(f"{DEPTH - 1}."):  # base's first query has one layer to choose from
             assert gradient.abs().sum() > 0, f"the comparison does not reach {name}"
 
 
-@pytest.mark.parametrize("attention", [LIGHT, LIGHT_OUTPUT, dict(LIGHT, previous="none"), BASE, MLA, LINEAR], ids=str)
+@pytest.mark.parametrize(
+    "attention", [LIGHT, LIGHT_OUTPUT, dict(LIGHT, previous="none"), BASE, MLA, LINEAR], ids=str
+)
 def test_a_fresh_branch_is_an_exact_identity_that_can_learn(attention):
     """Gradients reach every parameter: DistributedDataParallel stops with an error at others."""
-    branches = [TokenAttentionResidual(attention, CHANNELS, extra_tokens=2, first_in_stage=t == 0) for t in range(2)]
+    branches = [
+        TokenAttentionResidual(attention, CHANNELS, extra_tokens=2, first_in_stage=t == 0)
+        for t in range(2)
+    ]
     for branch in branches:
         branch.init_weights()
     tokens = [torch.randn(2, 14, CHANNELS) for _ in range(2)]
@@ -120,7 +153,12 @@ def test_drop_path_drops_extra_and_patch_tokens_together():
     changed = (branch(tokens, torch.randn_like(tokens), grid=(2, 3))[0] != tokens).flatten(1)
     assert 0 < changed.any(1).sum() < 64
     assert ((changed.float().mean(1) < 0.01) | (changed.float().mean(1) > 0.99)).all()
-    assert (branch.eval()(tokens, torch.randn_like(tokens), grid=(2, 3))[0] != tokens).flatten(1).any(1).all()
+    assert (
+        (branch.eval()(tokens, torch.randn_like(tokens), grid=(2, 3))[0] != tokens)
+        .flatten(1)
+        .any(1)
+        .all()
+    )
 
 
 def test_a_norm_without_scale_cannot_start_at_zero():

@@ -45,7 +45,9 @@ def randomize(backbone: nn.Module) -> nn.Module:
 def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tensor | None]:
     backbone.zero_grad()
     sum((level**2).sum() for level in backbone(image)).backward()
-    return {name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()}
+    return {
+        name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()
+    }
 
 
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
@@ -76,7 +78,9 @@ def efficientnet_by_hand(backbone, plain, image):
     x, outs = image, []
     for index, (layer, ours) in enumerate(zip(plain.layers, backbone.layers, strict=True)):
         memory = None
-        for block, our_block in () if isinstance(layer, ConvModule) else zip(layer, ours, strict=True):
+        for block, our_block in (
+            () if isinstance(layer, ConvModule) else zip(layer, ours, strict=True)
+        ):
             shortcut = getattr(block, "with_res_shortcut", getattr(block, "with_residual", None))
             x, memory = our_block.mrla(block(x), x, memory) if shortcut else (block(x), None)
         x = layer(x) if isinstance(layer, ConvModule) else x
@@ -87,7 +91,9 @@ def efficientnet_by_hand(backbone, plain, image):
 
 def pvt_by_hand(backbone, plain, image):
     x, outs = image, []
-    for (embed, blocks, norm), (_, our_blocks, _) in zip(plain.layers, backbone.layers, strict=True):
+    for (embed, blocks, norm), (_, our_blocks, _) in zip(
+        plain.layers, backbone.layers, strict=True
+    ):
         (x, grid), memory = embed(x), None
         for block, ours in zip(blocks, our_blocks, strict=True):
             x, memory = ours.mrla(block(x, grid), x, memory, grid=grid)
@@ -127,7 +133,9 @@ class Family:
 class OwnAttention(nn.Module):
     """A variant of a user's own, with nothing of ours; its memory is the last output."""
 
-    uses_shortcut = True  # asks for a norm of the history where branches have their norms first, on tokens
+    uses_shortcut = (
+        True  # asks for a norm of the history where branches have their norms first, on tokens
+    )
 
     def __init__(self, channels: int, head_channels: int, first_in_stage: bool) -> None:
         super().__init__()
@@ -172,14 +180,18 @@ FAMILIES = {
     "resnet50": resnet(50),
     "vit": Family(
         plain=lambda **kw: ViT(**{**VIT, **kw}),
-        build=lambda attention, **kw: MRLAViT(layer_attention=attention, **{**VIT, "stage_blocks": 2, **kw}),
+        build=lambda attention, **kw: MRLAViT(
+            layer_attention=attention, **{**VIT, "stage_blocks": 2, **kw}
+        ),
         by_hand=vit_by_hand,
         head_channels=16,
         frozen=TOKENS,
     ),
     "ceit": Family(
         plain=lambda **kw: CeiT(**{**CEIT, **kw}),
-        build=lambda attention, **kw: MRLACeiT(layer_attention=attention, **{**CEIT, "stage_blocks": 2, **kw}),
+        build=lambda attention, **kw: MRLACeiT(
+            layer_attention=attention, **{**CEIT, "stage_blocks": 2, **kw}
+        ),
         by_hand=vit_by_hand,
         head_channels=16,
         frozen=(*TOKENS, "stem."),
@@ -193,15 +205,17 @@ FAMILIES = {
     ),
     "efficientnet": Family(
         plain=lambda **kw: EfficientNet("b1", out_indices=(1, 2, 4), **kw),
-        build=lambda attention, **kw: MRLAEfficientNet("b1", attention, out_indices=(1, 2, 4), **kw),
+        build=lambda attention, **kw: MRLAEfficientNet(
+            "b1", attention, out_indices=(1, 2, 4), **kw
+        ),
         by_hand=efficientnet_by_hand,
         head_channels=8,
         frozen=STAGES,
     ),
 }
-# By family and size: width of the classifier of 1000 classes, and the parameters with it of the plain model, with
-# MRLA-light and with MRLA-base (0: not in the paper). Tables 1 and 2 of the paper and the plain models' papers have
-# them in millions, the paper's PVTv2-B0 without the classifier.
+# By family and size: width of the classifier of 1000 classes, and the parameters with it of the
+# plain model, with MRLA-light and with MRLA-base (0: not in the paper). Tables 1 and 2 of the paper
+# and the plain models' papers have them in millions, the paper's PVTv2-B0 without the classifier.
 PARAMETERS = {
     ("ResNet", 50): (2048, 25_557_032, 25_738_452, 25_723_348),
     ("ResNet", 101): (2048, 44_549_160, 44_939_646, 44_907_134),

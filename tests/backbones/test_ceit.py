@@ -14,7 +14,9 @@ SMALL = dict(arch=ARCH, img_size=64, stem_channels=8)
 
 
 def batch_norm(x, module):
-    return F.batch_norm(x, module.running_mean, module.running_var, module.weight, module.bias, eps=module.eps)
+    return F.batch_norm(
+        x, module.running_mean, module.running_var, module.weight, module.bias, eps=module.eps
+    )
 
 
 def layer_norm(tokens, module):
@@ -29,7 +31,9 @@ def attend(queries, tokens, attention):
         for source, weight, bias in zip((queries, tokens, tokens), weights, biases, strict=True)
     )
     scores = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1)
-    return F.linear((scores @ value).transpose(1, 2).flatten(2), attention.proj.weight, attention.proj.bias)
+    return F.linear(
+        (scores @ value).transpose(1, 2).flatten(2), attention.proj.weight, attention.proj.bias
+    )
 
 
 def plain_block(x, layer, grid):
@@ -77,26 +81,41 @@ def transcribe(backbone, image, grid, mrla):
 def test_the_whole_model_agrees_with_the_paper(size, variant):
     torch.manual_seed(0)
     backbone = (
-        CeiT(**SMALL) if variant is None else MRLACeiT(layer_attention=dict(type=variant), stage_blocks=2, **SMALL)
+        CeiT(**SMALL)
+        if variant is None
+        else MRLACeiT(layer_attention=dict(type=variant), stage_blocks=2, **SMALL)
     )
     backbone = randomize(backbone).double().eval()
     image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
     expected = transcribe(backbone, image, (size[0] // 16, size[1] // 16), variant is not None)
     # mmpretrain interpolates positions in single precision
-    assert_same_with_gradients(list(backbone(image)), [expected], [image, *backbone.parameters()], tolerance=1e-6)
+    assert_same_with_gradients(
+        list(backbone(image)), [expected], [image, *backbone.parameters()], tolerance=1e-6
+    )
 
 
 def test_every_parameter_learns_whatever_is_returned():
-    for options in (dict(), dict(out_type="featmap"), dict(out_type="avg_featmap"), dict(final_norm=False)):
+    for options in (
+        dict(),
+        dict(out_type="featmap"),
+        dict(out_type="avg_featmap"),
+        dict(final_norm=False),
+    ):
         backbone = MRLACeiT(**SMALL, **options)
-        missing = [key for key, gradient in gradients(backbone, torch.randn(2, 3, 32, 48)).items() if gradient is None]
+        missing = [
+            key
+            for key, gradient in gradients(backbone, torch.randn(2, 3, 32, 48)).items()
+            if gradient is None
+        ]
         assert not missing, (options, missing)
         assert (backbone.lca is None) is ("out_type" in options)
 
 
 def test_a_model_without_a_class_token_returns_maps():
     backbone = MRLACeiT(with_cls_token=False, out_type="featmap", **SMALL).eval()
-    assert backbone.cls_token is None and {branch.extra_tokens for branch in branches(backbone)} == {0}
+    assert backbone.cls_token is None and {
+        branch.extra_tokens for branch in branches(backbone)
+    } == {0}
     assert backbone(torch.randn(1, 3, 48, 112))[0].shape == (1, 32, 3, 7)
 
 
@@ -111,7 +130,9 @@ def test_layer_attention_and_feed_forward_share_the_blocks_drop_path_probability
 def test_freezing_every_block_freezes_all():
     backbone = MRLACeiT(frozen_stages=4, **SMALL).train()
     assert not any(p.requires_grad for p in backbone.parameters())
-    assert not any(m.training for m in (backbone.stem, backbone.lca, backbone.ln1, *backbone.layers))
+    assert not any(
+        m.training for m in (backbone.stem, backbone.lca, backbone.ln1, *backbone.layers)
+    )
     embedding = MRLACeiT(frozen_stages=0, **SMALL).train()
     frozen = {key.split(".")[0] for key, p in embedding.named_parameters() if not p.requires_grad}
     assert frozen == {"stem", "patch_embed", "cls_token", "pos_embed"}

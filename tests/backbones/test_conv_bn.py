@@ -56,7 +56,9 @@ def in_steps(conv, norm, x):
 def test_values_and_gradients(kind, affine):
     conv, norm, x = draw(CONVOLUTIONS[kind], affine=affine)
     assert can_fold_bn(conv, norm, x)
-    for found, expected in zip(outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x), strict=True):
+    for found, expected in zip(
+        outcome(conv_bn, conv, norm, x), outcome(in_steps, conv, norm, x), strict=True
+    ):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -139,7 +141,12 @@ def test_where_it_saves_nothing(monkeypatch):
 def test_downsample():
     conv, norm, x = draw()
     pool = nn.AvgPool2d(2)
-    for modules in (nn.Sequential(conv, norm), nn.Sequential(pool, conv, norm), nn.Sequential(conv), pool):
+    for modules in (
+        nn.Sequential(conv, norm),
+        nn.Sequential(pool, conv, norm),
+        nn.Sequential(conv),
+        pool,
+    ):
         torch.testing.assert_close(run_downsample(modules, x), modules(x))
 
 
@@ -147,16 +154,32 @@ def test_downsample():
 def backbone():
     """A ResNet-50 whose norms are frozen, so that everything is fused that can be."""
     attention = dict(type="MRLALight", head_channels=16)
-    options = dict(base_channels=16, norm_eval=True, attention_drop_path=0.5, zero_init_attention=False)
+    options = dict(
+        base_channels=16, norm_eval=True, attention_drop_path=0.5, zero_init_attention=False
+    )
     return MRLAResNet(50, attention, **options).double().train()
 
 
 @pytest.mark.parametrize(
-    "name", ["conv2", "bn3", "downsample", "relu", "mrla", "mrla.norm", "mrla.drop_path", "mrla.attention.value"]
+    "name",
+    [
+        "conv2",
+        "bn3",
+        "downsample",
+        "relu",
+        "mrla",
+        "mrla.norm",
+        "mrla.drop_path",
+        "mrla.attention.value",
+    ],
 )
 def test_hooks_and_replaced_forwards_are_called(name, backbone):
     """mmengine's activation_checkpointing, for example, replaces a forward."""
-    module, calls, image = backbone.layer1[0].get_submodule(name), [], torch.randn(2, 3, 64, 64).double()
+    module, calls, image = (
+        backbone.layer1[0].get_submodule(name),
+        [],
+        torch.randn(2, 3, 64, 64).double(),
+    )
     forward = module.forward
 
     def run():
@@ -164,7 +187,9 @@ def test_hooks_and_replaced_forwards_are_called(name, backbone):
         return backbone(image)
 
     expected = run()
-    handle = module.register_forward_hook(lambda module, inputs, out: calls.append(inputs[0].shape[2:]))
+    handle = module.register_forward_hook(
+        lambda module, inputs, out: calls.append(inputs[0].shape[2:])
+    )
     torch.testing.assert_close(run(), expected)
     handle.remove()
     module.forward = lambda x, *more: calls.append(x.shape[2:]) or forward(x, *more)
@@ -174,7 +199,9 @@ def test_hooks_and_replaced_forwards_are_called(name, backbone):
 
 def test_a_hook_on_all_modules_is_called_for_all(backbone):
     called = set()
-    handle = nn.modules.module.register_module_forward_hook(lambda module, *rest: called.add(module))
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, *rest: called.add(module)
+    )
     try:
         backbone(torch.randn(1, 3, 64, 64).double())
     finally:

@@ -16,7 +16,9 @@ def test_layer_attention_follows_the_blocks_with_a_shortcut_and_only_those(arch)
     for layer, plain_layer in zip(backbone.layers[1:-1], plain.layers[1:-1], strict=True):
         first_in_stage = True
         for block, plain_block in zip(layer, plain_layer, strict=True):
-            shortcut = getattr(plain_block, "with_res_shortcut", getattr(plain_block, "with_residual", None))
+            shortcut = getattr(
+                plain_block, "with_res_shortcut", getattr(plain_block, "with_residual", None)
+            )
             assert (block.mrla is not None) is shortcut
             if shortcut:
                 assert block.mrla.attention.first_in_stage is first_in_stage

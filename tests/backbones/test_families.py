@@ -77,7 +77,9 @@ def test_fresh_branches_leave_plain_weights_their_outputs(family, variant):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (48, 80)], ids=["square", "48x80"])
-def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_stage(family, variant, size):
+def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_stage(
+    family, variant, size
+):
     backbone, plain = randomize_zero_init(family.mrla(variant)).double(), family.plain().double()
     for module in backbone.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -87,7 +89,9 @@ def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_st
     backbone.eval()(torch.randn(1, 3, 64, 64).double())  # leaves no memory for the next call
     image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
     leaves = [image, *(p for branch in branches(backbone) for p in branch.parameters())]
-    assert_same_with_gradients(list(backbone(image)), family.by_hand(backbone, plain, image), leaves)
+    assert_same_with_gradients(
+        list(backbone(image)), family.by_hand(backbone, plain, image), leaves
+    )
 
 
 def test_checkpointing_gives_the_same_gradients_to_every_parameter(family, variant):
@@ -116,14 +120,18 @@ def test_checkpointing_saves_fewer_tensors(family):
 def test_frozen_stages_cover_layer_attention_from_construction(family, variant):
     backbone = randomize_zero_init(family.mrla(variant, frozen_stages=2, with_cp=True))
     frozen = {name for name, p in backbone.named_parameters() if not p.requires_grad}
-    assert frozen == {name for name, _ in backbone.named_parameters() if name.startswith(family.frozen)}
+    assert frozen == {
+        name for name, _ in backbone.named_parameters() if name.startswith(family.frozen)
+    }
     assert any(".mrla." in name for name in frozen)
     assert backbone.train() is backbone
     modes = (_BatchNorm, nn.LayerNorm, DropPath, LayerAttentionResidual)
     for name, module in backbone.named_modules():
         if isinstance(module, modes):
             assert module.training is not f"{name}.".startswith(family.frozen), name
-    for name, gradient in gradients(backbone, torch.randn(2, 3, 64, 64)).items():  # DDP: no parameter is unused
+    for name, gradient in gradients(
+        backbone, torch.randn(2, 3, 64, 64)
+    ).items():  # DDP: no parameter is unused
         assert (gradient is None) == (name in frozen), name
 
 
@@ -138,7 +146,9 @@ def test_channels_last_gives_the_same_values(family):
     backbone = randomize_zero_init(family.mrla()).double().eval()
     image = torch.randn(2, 3, 64, 96, dtype=torch.float64)
     expected = backbone(image)
-    actual = backbone.to(memory_format=torch.channels_last)(image.to(memory_format=torch.channels_last))
+    actual = backbone.to(memory_format=torch.channels_last)(
+        image.to(memory_format=torch.channels_last)
+    )
     for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -152,10 +162,20 @@ class LayoutChanges(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        source = args[1] if func.overloadpacket is torch.ops.aten.copy_ else args[0] if args else None
+        source = (
+            args[1] if func.overloadpacket is torch.ops.aten.copy_ else args[0] if args else None
+        )
         if isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor) and source.dim() == 4:
-            copied = func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.clone, torch.ops.aten._to_copy)
-            if copied and (out.stride(1) == 1) != (source.stride(1) == 1) and min(out.shape[1:]) > 1:
+            copied = func.overloadpacket in (
+                torch.ops.aten.copy_,
+                torch.ops.aten.clone,
+                torch.ops.aten._to_copy,
+            )
+            if (
+                copied
+                and (out.stride(1) == 1) != (source.stride(1) == 1)
+                and min(out.shape[1:]) > 1
+            ):
                 self.found.append(tuple(out.shape))
         return out
 
@@ -184,7 +204,11 @@ def test_a_channels_last_step_changes_no_layout(name, variant, path, device, mon
     monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
     monkeypatch.setenv("MRLA_OPS", path)
     attention = dict(type=VARIANTS[variant][0], head_channels=16, value="dwconv")
-    backbone = FAMILIES[name].build(attention, zero_init_attention=False).to(device, memory_format=torch.channels_last)
+    backbone = (
+        FAMILIES[name]
+        .build(attention, zero_init_attention=False)
+        .to(device, memory_format=torch.channels_last)
+    )
     image = torch.randn(2, 3, 64, 96, device=device).contiguous(memory_format=torch.channels_last)
     with LayoutChanges() as changes:
         outs = backbone.eval()(image)

@@ -24,9 +24,12 @@ OPTIONS = {
     "group_norm": dict(norm_cfg=dict(type="GN", num_groups=4)),
     "in_channels": dict(in_channels=1),
     "stem_channels": dict(stem_channels=32),
-    "plugins": dict(plugins=[dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]),
+    "plugins": dict(
+        plugins=[dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]
+    ),
     "dcn": dict(
-        dcn=dict(type="DCN", deform_groups=1, fallback_on_stride=False), stage_with_dcn=(False, True, True, True)
+        dcn=dict(type="DCN", deform_groups=1, fallback_on_stride=False),
+        stage_with_dcn=(False, True, True, True),
     ),
 }
 
@@ -38,7 +41,9 @@ def test_resnet_options_work_as_in_mmdet(name, norm_eval):
     backbone, plain = MRLAResNet(layer_attention=LIGHT, **copy.deepcopy(options)), ResNet(**options)
     plain.load_state_dict(backbone.state_dict(), strict=False)
     plain.train()
-    size = (96, 128) if name == "dcn" else (64, 96)  # compiled DCN takes no map smaller than its kernel
+    size = (
+        (96, 128) if name == "dcn" else (64, 96)
+    )  # compiled DCN takes no map smaller than its kernel
     image = torch.randn(2, options.get("in_channels", 3), *size)
     for ours, theirs in zip(backbone.train()(image), plain(image), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
@@ -48,8 +53,12 @@ def test_resnet_options_work_as_in_mmdet(name, norm_eval):
 def test_dilation_of_each_block(multi_grid, last):
     """As mmseg's ResNet has it."""
     options = dict(contract_dilation=True, multi_grid=multi_grid)
-    backbone = MRLAResNet(50, base_channels=16, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), **options)
-    found = [[block.conv2.dilation[0] for block in layer] for layer in (backbone.layer3, backbone.layer4)]
+    backbone = MRLAResNet(
+        50, base_channels=16, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), **options
+    )
+    found = [
+        [block.conv2.dilation[0] for block in layer] for layer in (backbone.layer3, backbone.layer4)
+    ]
     assert found == [[1, 2, 2, 2, 2, 2], last]
     with pytest.raises(InputError, match="multi_grid"):
         MRLAResNet(50, multi_grid=(1, 2))
@@ -65,7 +74,9 @@ def test_zero_init_residual_reaches_our_blocks():
 @pytest.mark.parametrize("norm_eval", [False, True])
 def test_drop_path_drops_the_branch_alone(norm_eval):
     options = {**SMALL, "norm_eval": norm_eval}
-    backbone = randomize_zero_init(MRLAResNet(layer_attention=LIGHT, attention_drop_path=0.99, **options))
+    backbone = randomize_zero_init(
+        MRLAResNet(layer_attention=LIGHT, attention_drop_path=0.99, **options)
+    )
     plain = ResNet(**options)
     plain.load_state_dict(backbone.state_dict(), strict=False)
     plain.train()
@@ -79,7 +90,9 @@ def test_drop_path_drops_the_branch_alone(norm_eval):
 @pytest.mark.parametrize("drop_path", [0.0, 0.5])
 @pytest.mark.parametrize("attention", [LIGHT, dict(LIGHT, previous="none"), BASE, MLA], ids=str)
 @pytest.mark.parametrize("depth", [18, 50])
-def test_the_fused_and_the_naive_path_have_the_same_gradients(depth, attention, drop_path, monkeypatch):
+def test_the_fused_and_the_naive_path_have_the_same_gradients(
+    depth, attention, drop_path, monkeypatch
+):
     monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
     options = dict(depth=depth, base_channels=16, attention_drop_path=drop_path)
     backbone = randomize(MRLAResNet(layer_attention=attention, **options)).double().train()
@@ -92,7 +105,9 @@ def test_the_fused_and_the_naive_path_have_the_same_gradients(depth, attention, 
         torch.testing.assert_close(found["fused"][name], expected, msg=name)
 
 
-@pytest.mark.parametrize(("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=["light", "base"])
+@pytest.mark.parametrize(
+    ("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=["light", "base"]
+)
 def test_what_is_saved_for_backward_with_frozen_statistics(attention, ratio, monkeypatch):
     """Light saves less than a plain ResNet, which saves the inputs of its norms; base saves its values besides."""
     monkeypatch.setenv("MRLA_OPS", "fused")

@@ -16,7 +16,11 @@ SMALL = dict(arch=ARCH, img_size=64, stage_blocks=2)
 @pytest.mark.parametrize("size", [(64, 64), (48, 112), (50, 33), (15, 64)])
 @pytest.mark.parametrize("dist", [False, True])
 def test_weights_of_mmpretrain_keep_their_outputs(dist, size):
-    host = randomize((DistilledVisionTransformer if dist else VisionTransformer)(ARCH, img_size=64, out_indices=[1, 5]))
+    host = randomize(
+        (DistilledVisionTransformer if dist else VisionTransformer)(
+            ARCH, img_size=64, out_indices=[1, 5]
+        )
+    )
     host.eval()
     image = torch.randn(2, 3, *size)
     options = dict(img_size=64, out_indices=(1, -1), with_dist_token=dist)
@@ -29,13 +33,20 @@ def test_weights_of_mmpretrain_keep_their_outputs(dist, size):
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 def test_output_shapes(extra):
-    expected = {"raw": (2, extra + 3 * 7, 32), "featmap": (2, 32, 3, 7), "avg_featmap": (2, 32), "cls_token": (2, 32)}
+    expected = {
+        "raw": (2, extra + 3 * 7, 32),
+        "featmap": (2, 32, 3, 7),
+        "avg_featmap": (2, 32),
+        "cls_token": (2, 32),
+    }
     for out_type, shape in expected.items() if extra else list(expected.items())[:3]:
         tokens = dict(with_cls_token=extra > 0, with_dist_token=extra > 1)
         backbone = MRLAViT(**tokens, out_type=out_type, out_indices=(1, 5), **SMALL)
         assert {branch.extra_tokens for branch in branches(backbone)} == {extra}
         for out in (outs := backbone(torch.randn(2, 3, 48, 112))):
-            assert {tensor.shape for tensor in (out if isinstance(out, tuple) else (out,))} == {shape}
+            assert {tensor.shape for tensor in (out if isinstance(out, tuple) else (out,))} == {
+                shape
+            }
         assert len(outs) == 2
 
 
@@ -47,11 +58,14 @@ def test_tokens_and_positions_are_drawn():
 
 
 @pytest.mark.parametrize(
-    ("stage_blocks", "starts"), [(4, {0, 4}), (1, {0, 1, 2, 3, 4, 5}), (9, {0}), ((1, 3, 2), {0, 1, 4}), ([6], {0})]
+    ("stage_blocks", "starts"),
+    [(4, {0, 4}), (1, {0, 1, 2, 3, 4, 5}), (9, {0}), ((1, 3, 2), {0, 1, 4}), ([6], {0})],
 )
 def test_stages(stage_blocks, starts):
     backbone = MRLAViT(**{**SMALL, "stage_blocks": stage_blocks})
-    assert {i for i, branch in enumerate(branches(backbone)) if branch.attention.first_in_stage} == starts
+    assert {
+        i for i, branch in enumerate(branches(backbone)) if branch.attention.first_in_stage
+    } == starts
 
 
 @pytest.mark.parametrize("stage_blocks", [0, -1, (2, 2), (0, 6), (7, -1)])
@@ -63,7 +77,9 @@ def test_stages_that_do_not_add_up_are_named(stage_blocks):
 def test_drop_path_is_the_blocks_own():
     backbone = MRLAViT(drop_path_rate=0.5, **SMALL)
     assert isinstance(backbone.layers[0].mrla.drop_path, nn.Identity)
-    assert [layer.mrla.drop_path.drop_prob for layer in backbone.layers[1:]] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert [layer.mrla.drop_path.drop_prob for layer in backbone.layers[1:]] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.5]
+    )
 
 
 @pytest.mark.parametrize("stages", [-1, 0, 2, 6])
@@ -72,21 +88,33 @@ def test_frozen_stages(stages):
     for _ in range(2):
         for index, layer in enumerate(backbone.layers):
             assert all(p.requires_grad is (index >= stages) for p in layer.parameters())
-        embedding = [backbone.cls_token, backbone.dist_token, backbone.pos_embed, *backbone.patch_embed.parameters()]
+        embedding = [
+            backbone.cls_token,
+            backbone.dist_token,
+            backbone.pos_embed,
+            *backbone.patch_embed.parameters(),
+        ]
         assert all(p.requires_grad is (stages < 0) for p in embedding)
         assert all(p.requires_grad is (stages < 6) for p in backbone.ln1.parameters())
         backbone.train()
-    assert [layer.mrla.training for layer in backbone.layers] == [index >= stages for index in range(6)]
+    assert [layer.mrla.training for layer in backbone.layers] == [
+        index >= stages for index in range(6)
+    ]
 
 
 def test_depths_for_layer_decay():
     backbone = MRLAViT(with_dist_token=True, **SMALL)
     depths = {
-        name: backbone.get_layer_depth(f"backbone.{name}", "backbone.") for name, _ in backbone.named_parameters()
+        name: backbone.get_layer_depth(f"backbone.{name}", "backbone.")
+        for name, _ in backbone.named_parameters()
     }
     assert {total for _, total in depths.values()} == {6 + 2}
     for name in ("cls_token", "dist_token", "pos_embed", "patch_embed.projection.weight"):
         assert depths[name][0] == 0
     assert depths["layers.0.mrla.norm.weight"][0] == depths["layers.0.ln1.weight"][0] == 1
     assert depths["layers.5.mrla.attention.value.weight"][0] == 6
-    assert depths["ln1.weight"][0] == backbone.get_layer_depth("bbox_head.fc.weight", "backbone.")[0] == 7
+    assert (
+        depths["ln1.weight"][0]
+        == backbone.get_layer_depth("bbox_head.fc.weight", "backbone.")[0]
+        == 7
+    )

@@ -26,14 +26,31 @@ def se(module, x):
 def eca(module, x):
     """A channel sees those at most two away."""
     weight, y = module.conv.weight.flatten(), x.mean((2, 3))
-    logits = [sum(weight[n - c + 2] * y[:, n] for n in range(c - 2, c + 3) if 0 <= n < 8) for c in range(8)]
+    logits = [
+        sum(weight[n - c + 2] * y[:, n] for n in range(c - 2, c + 3) if 0 <= n < 8)
+        for c in range(8)
+    ]
     return gated(x, torch.stack(logits, 1))
 
 
 def cbam(module, x):
-    x = gated(x, sum(two_layers(y, module.mlp[0], module.mlp[2]) for y in (x.mean((2, 3)), x.flatten(2).max(2)[0])))
-    maps, weight = F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [1] * 4), module.conv.weight[0]
-    logits = sum(maps[:, m, i : i + 3, j : j + 5] * weight[m, i, j] for m in (0, 1) for i in range(3) for j in range(3))
+    x = gated(
+        x,
+        sum(
+            two_layers(y, module.mlp[0], module.mlp[2])
+            for y in (x.mean((2, 3)), x.flatten(2).max(2)[0])
+        ),
+    )
+    maps, weight = (
+        F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [1] * 4),
+        module.conv.weight[0],
+    )
+    logits = sum(
+        maps[:, m, i : i + 3, j : j + 5] * weight[m, i, j]
+        for m in (0, 1)
+        for i in range(3)
+        for j in range(3)
+    )
     return x / (1 + (-logits[:, None]).exp())
 
 
@@ -46,14 +63,24 @@ def a2(module, x):
 def aa(module, x):
     """One query pixel after the other."""
     pooled = F.avg_pool2d(x, 3, module.stride, padding=1) if module.stride > 1 else x
-    heads = zip(*(each.chunk(2, 1) for each in module.qkv(pooled).split(module.sizes, 1)), strict=True)
+    heads = zip(
+        *(each.chunk(2, 1) for each in module.qkv(pooled).split(module.sizes, 1)), strict=True
+    )
     pixels, outs = [(i, j) for i in range(pooled.shape[2]) for j in range(pooled.shape[3])], []
     for q, k, v in heads:
         out, zero = torch.zeros_like(v), module.max_grid - 1
         for i, j in pixels:
-            keys = [k[..., y, u] + module.rows[y - i + zero] + module.columns[u - j + zero] for y, u in pixels]
-            weights = torch.stack([(q[..., i, j] * key).sum(1) / q.shape[1] ** 0.5 for key in keys]).softmax(0)
-            out[..., i, j] = sum(weight[:, None] * v[..., y, u] for weight, (y, u) in zip(weights, pixels, strict=True))
+            keys = [
+                k[..., y, u] + module.rows[y - i + zero] + module.columns[u - j + zero]
+                for y, u in pixels
+            ]
+            weights = torch.stack(
+                [(q[..., i, j] * key).sum(1) / q.shape[1] ** 0.5 for key in keys]
+            ).softmax(0)
+            out[..., i, j] = sum(
+                weight[:, None] * v[..., y, u]
+                for weight, (y, u) in zip(weights, pixels, strict=True)
+            )
         outs.append(out)
     return torch.cat([module.conv(x), module.out(torch.cat(outs, 1))], 1)
 
@@ -64,7 +91,10 @@ CASES = {
     "CBAM": (lambda: CBAM(8, reduction=2, kernel_size=3), cbam),
     "A2": (lambda: A2(8), a2),
     "AA": (lambda: AA(8, 16, 3, padding=1, heads=2, value_ratio=0.25, max_grid=5), aa),
-    "AA, stride": (lambda: AA(8, 16, 3, stride=2, padding=1, heads=2, value_ratio=0.25, max_grid=3), aa),
+    "AA, stride": (
+        lambda: AA(8, 16, 3, stride=2, padding=1, heads=2, value_ratio=0.25, max_grid=3),
+        aa,
+    ),
 }
 
 
@@ -85,18 +115,31 @@ def test_bridge_attention():
         s = (s - s.mean(0)) / (s.var(0, unbiased=False) + norm.eps) ** 0.5
         bridged = bridged + s * norm.weight + norm.bias
     expected = gated(maps[2], bridged.clamp(min=0) @ module.excite.weight.T)
-    assert_same_with_gradients([module(maps[2], maps[:2])], [expected], [*maps, *module.parameters()])
+    assert_same_with_gradients(
+        [module(maps[2], maps[:2])], [expected], [*maps, *module.parameters()]
+    )
 
 
 def test_dia_is_an_lstm_along_the_stage():
     layers = [DIA(6, reduction=2, first_in_stage=t == 0).double() for t in range(3)]
-    lstm, maps = randomize(layers[0].lstm), [torch.randn(2, 6, 3, 4).double().requires_grad_() for _ in layers]
+    lstm, maps = (
+        randomize(layers[0].lstm),
+        [torch.randn(2, 6, 3, 4).double().requires_grad_() for _ in layers],
+    )
     assert [len(list(layer.parameters())) for layer in layers] == [8, 0, 0]
-    outs, expected, memory, hidden, cell = [], [], None, torch.zeros(2, 6).double(), torch.zeros(2, 6).double()
+    outs, expected, memory, hidden, cell = (
+        [],
+        [],
+        None,
+        torch.zeros(2, 6).double(),
+        torch.zeros(2, 6).double(),
+    )
     for layer, x in zip(layers, maps, strict=True):
         out, memory = layer(x, None, memory)
         outs.append(out)
-        gates = two_layers(x.mean((2, 3)), *lstm.from_input[::2]) + two_layers(hidden, *lstm.from_hidden[::2])
+        gates = two_layers(x.mean((2, 3)), *lstm.from_input[::2]) + two_layers(
+            hidden, *lstm.from_hidden[::2]
+        )
         i, f, g, o = gates.unflatten(1, (4, 6)).unbind(1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.sigmoid()

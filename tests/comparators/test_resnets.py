@@ -26,7 +26,9 @@ KINDS = {
     "AA": dict(dcn=dict(type="AA", max_grid=40), stage_with_dcn=(False, True, True, True)),
     "DIA": dict(layer_attention=dict(type="DIA", reduction=4)),
     "RLA": dict(type="RLAResNet"),
-    "MRLA": dict(type="MRLAResNet", layer_attention=dict(type="DIA", reduction=4), plugins=[plugin("SE")]),
+    "MRLA": dict(
+        type="MRLAResNet", layer_attention=dict(type="DIA", reduction=4), plugins=[plugin("SE")]
+    ),
 }
 
 
@@ -42,7 +44,10 @@ def run_by_hand(kind, stage, x, hidden):
     for block in stage:
         weight, inputs = block.conv1.weight, x
         if kind == "RLA":
-            weight, inputs = torch.cat([weight, block.mrla.read.weight], 1), torch.cat([x, hidden], 1)
+            weight, inputs = (
+                torch.cat([weight, block.mrla.read.weight], 1),
+                torch.cat([x, hidden], 1),
+            )
         first = block.norm1(F.conv2d(inputs, weight)).relu()
         second = block.norm2(block.conv2(first)).relu()
         y = out = block.norm3(block.conv3(second))
@@ -54,7 +59,9 @@ def run_by_hand(kind, stage, x, hidden):
         x = (shortcut + out).relu()
         hidden = hidden if y.shape[2:] == hidden.shape[2:] else F.avg_pool2d(hidden, 2)
         if kind == "RLA" and block.mrla.norm is not None:
-            hidden = stage[0].mrla.recurrent(block.mrla.norm(hidden + stage[0].mrla.write(y)).tanh())
+            hidden = stage[0].mrla.recurrent(
+                block.mrla.norm(hidden + stage[0].mrla.write(y)).tanh()
+            )
     return x, hidden
 
 
@@ -82,7 +89,9 @@ def test_the_classifier_reads_the_hidden_state(tmp_path):
     init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "c.pth"))
     detector = build("RLA", plugins=[plugin("ECA")], init_cfg=init_cfg)
     detector.init_weights()
-    assert all(torch.equal(net.state_dict()[key], value) for key, value in detector.state_dict().items())
+    assert all(
+        torch.equal(net.state_dict()[key], value) for key, value in detector.state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("norm_eval", [False, True])
@@ -114,12 +123,23 @@ def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
 
 @pytest.mark.parametrize("kind", ["ComparatorResNet", "MRLAResNet"])
 def test_plugins_go_into_the_blocks_named(kind):
-    chosen = [plugin("A2", THIRD, blocks=(0, 2)), plugin("SE", THIRD, blocks=(-1,)), plugin("ECA", THIRD)]
+    chosen = [
+        plugin("A2", THIRD, blocks=(0, 2)),
+        plugin("SE", THIRD, blocks=(-1,)),
+        plugin("ECA", THIRD),
+    ]
     net = build("", type=kind, plugins=chosen)
     assert net.eval() is net
     found = [block.after_conv3_plugin_names for block in net.layer3]
     assert found == [["a2", "eca"], ["eca"], ["a2", "eca"], ["eca"], ["eca"], ["se", "eca"]]
-    assert [hasattr(block, "a2") for block in net.layer3] == [True, False, True, False, False, False]
+    assert [hasattr(block, "a2") for block in net.layer3] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
     with pytest.raises(InputError, match="block 6"):
         build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
     with pytest.raises(InputError, match="depth=18"):

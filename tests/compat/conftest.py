@@ -4,7 +4,9 @@ from torch.testing import assert_close
 
 from mrla_mm import compat
 
-needs_stand_in = pytest.mark.skipif(not compat.ext.is_stand_in(), reason="a compiled mmcv is installed")
+needs_stand_in = pytest.mark.skipif(
+    not compat.ext.is_stand_in(), reason="a compiled mmcv is installed"
+)
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -24,8 +26,13 @@ def check_op(op, reference, inputs, atol=2e-3):
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     out, expected = op(*inputs), reference(*exact)
     assert out.dtype == inputs[0].dtype
-    tolerance = {} if out.dtype == torch.float64 else dict(atol=atol, rtol=2 * torch.finfo(out.dtype).eps)
+    tolerance = (
+        {} if out.dtype == torch.float64 else dict(atol=atol, rtol=2 * torch.finfo(out.dtype).eps)
+    )
     assert_close(out.double(), expected, **tolerance)
     grad = torch.randn_like(out)
-    found, wanted = torch.autograd.grad(out, inputs, grad), torch.autograd.grad(expected, exact, grad.double())
+    found, wanted = (
+        torch.autograd.grad(out, inputs, grad),
+        torch.autograd.grad(expected, exact, grad.double()),
+    )
     assert_close([each.double() for each in found], list(wanted), **tolerance)

@@ -42,8 +42,8 @@ def soft_nms(boxes, scores, *, threshold, sigma, min_score, method, offset=0):
 def interpolate(plane, y, x, *, beyond):
     """The maps ``plane`` (C, H, W) at one point, differentiable by the maps and by y and x.
 
-    ``beyond='edge'`` extends the border values one cell outwards (RoIAlign), ``'zero'`` fades to zero (deformable
-    convolution); both are zero farther out.
+    ``beyond='edge'`` extends the border values one cell outwards (RoIAlign), ``'zero'`` fades to
+    zero (deformable convolution); both are zero farther out.
     """
     height, width = plane.shape[1:]
     y, x = (torch.as_tensor(v, dtype=plane.dtype) for v in (y, x))
@@ -82,7 +82,9 @@ def roi_align(maps, rois, shape, scale, ratio, mode, aligned):
     return torch.stack(pooled).view(len(rois), *shape, maps.shape[1]).permute(0, 3, 1, 2)
 
 
-def deform_conv(maps, offset, weight, *, stride, padding, dilation, groups, deform_groups, mask=None, bias=None):
+def deform_conv(
+    maps, offset, weight, *, stride, padding, dilation, groups, deform_groups, mask=None, bias=None
+):
     """Deformable convolution, one output cell and kernel tap at a time."""
     batch, channels = maps.shape[:2]
     taps = [(a, b) for a in range(weight.shape[2]) for b in range(weight.shape[3])]
@@ -97,13 +99,22 @@ def deform_conv(maps, offset, weight, *, stride, padding, dilation, groups, defo
                     for g in range(deform_groups):
                         k = g * len(taps) + t
                         y = i * stride[0] - padding[0] + a * dilation[0] + offset[n, 2 * k, i, j]
-                        x = j * stride[1] - padding[1] + b * dilation[1] + offset[n, 2 * k + 1, i, j]
+                        x = (
+                            j * stride[1]
+                            - padding[1]
+                            + b * dilation[1]
+                            + offset[n, 2 * k + 1, i, j]
+                        )
                         plane = maps[n, g * per_offset : (g + 1) * per_offset]
                         value = interpolate(plane, y, x, beyond="zero")
                         parts.append(value if mask is None else value * mask[n, k, i, j])
                     sampled.append(torch.cat(parts))
-                column = torch.stack(sampled, 1).view(groups, per_group, -1)  # (groups, C/groups, taps)
-                kernels = weight.flatten(2).unflatten(0, (groups, -1))  # (groups, O/groups, C/groups, taps)
+                column = torch.stack(sampled, 1).view(
+                    groups, per_group, -1
+                )  # (groups, C/groups, taps)
+                kernels = weight.flatten(2).unflatten(
+                    0, (groups, -1)
+                )  # (groups, O/groups, C/groups, taps)
                 rows.append(torch.einsum("gct,goct->go", column, kernels).flatten())
     out = torch.stack(rows).view(batch, *offset.shape[2:], -1).permute(0, 3, 1, 2)
     return out if bias is None else out + bias.view(1, -1, 1, 1)
@@ -122,7 +133,9 @@ def ms_deform_attn(value, shapes, locations, weights):
                     start += height * width
                     for p in range(locations.shape[4]):
                         x, y = locations[n, q, h, level, p]
-                        sample = interpolate(plane, y * height - 0.5, x * width - 0.5, beyond="zero")
+                        sample = interpolate(
+                            plane, y * height - 0.5, x * width - 0.5, beyond="zero"
+                        )
                         total = total + weights[n, q, h, level, p] * sample
                 out.append(total)
     return torch.stack(out).view(batch, locations.shape[1], -1)
@@ -137,7 +150,10 @@ def carafe(maps, masks, size, groups, scale):
         for x in range(width * scale):
             total = torch.zeros_like(maps[:, :, 0, 0])
             for tap in range(size * size):
-                row, column = y // scale + tap // size - size // 2, x // scale + tap % size - size // 2
+                row, column = (
+                    y // scale + tap // size - size // 2,
+                    x // scale + tap % size - size // 2,
+                )
                 if 0 <= row < height and 0 <= column < width:
                     kernel = masks[:, tap :: size * size, y, x]  # (B, groups)
                     total = total + kernel.repeat_interleave(channels, 1) * maps[:, :, row, column]

@@ -51,7 +51,10 @@ def test_checkpoints_written_under_either_numpy_load(trained, tmp_path):
     cores = (b"numpy.core.multiarray", b"numpy._core.multiarray")
     for core in cores:
         other = tmp_path / "other.pth"
-        with zipfile.ZipFile(original) as source, zipfile.ZipFile(other, "w", zipfile.ZIP_STORED) as target:
+        with (
+            zipfile.ZipFile(original) as source,
+            zipfile.ZipFile(other, "w", zipfile.ZIP_STORED) as target,
+        ):
             for item in source.infolist():
                 data = source.read(item)
                 if item.filename.endswith("data.pkl"):
@@ -68,7 +71,9 @@ def test_numpy_numbers_load(tmp_path, kind):
     torch.save(values, tmp_path / "numbers.pth")
     loaded = torch.load(tmp_path / "numbers.pth")
     assert loaded["scalar"] == values["scalar"] and loaded["scalar"].dtype == np.dtype(kind)
-    assert loaded["array"].tolist() == values["array"].tolist() and loaded["array"].dtype == np.dtype(kind)
+    assert loaded["array"].tolist() == values["array"].tolist() and loaded[
+        "array"
+    ].dtype == np.dtype(kind)
 
 
 def wrapped_in_history(payload):
@@ -78,7 +83,9 @@ def wrapped_in_history(payload):
 
 
 @needs_named_safe_globals
-@pytest.mark.parametrize("place", [lambda p: p, lambda p: np.array([p], dtype=object), wrapped_in_history])
+@pytest.mark.parametrize(
+    "place", [lambda p: p, lambda p: np.array([p], dtype=object), wrapped_in_history]
+)
 @pytest.mark.parametrize("function", ["exec", "touch", "getattr"])
 def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, function, place):
     victim, file = tmp_path / "created", tmp_path / "evil.pth"
@@ -97,7 +104,8 @@ def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, function, place)
 
 @needs_named_safe_globals
 @pytest.mark.parametrize(
-    "owner, name", [(HistoryBuffer, "__init__"), (HistoryBuffer, "__setstate__"), (np.ndarray, "max")]
+    "owner, name",
+    [(HistoryBuffer, "__init__"), (HistoryBuffer, "__setstate__"), (np.ndarray, "max")],
 )
 def test_getattr_reaches_nothing_but_the_statistics(tmp_path, owner, name):
     torch.save(Payload(getattr, owner, name), tmp_path / "evil.pth")
@@ -109,7 +117,9 @@ def test_getattr_reaches_nothing_but_the_statistics(tmp_path, owner, name):
 def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     class Poisoned(HistoryBuffer):
         def __getstate__(self):
-            return super().__getstate__() | {"statistics_methods": {"mean": np.dtype, "extra": np.dtype}}
+            return super().__getstate__() | {
+                "statistics_methods": {"mean": np.dtype, "extra": np.dtype}
+            }
 
     poisoned, file = Poisoned([1.0], [1]), tmp_path / "poisoned.pth"
     Poisoned.__module__, Poisoned.__qualname__ = HistoryBuffer.__module__, "HistoryBuffer"
@@ -119,4 +129,7 @@ def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     loaded = torch.load(file)
     assert type(loaded) is HistoryBuffer and loaded.data[0].tolist() == [1.0]
     assert HistoryBuffer._statistics_methods["mean"] is HistoryBuffer.mean
-    assert "extra" not in HistoryBuffer._statistics_methods and "statistics_methods" not in loaded.__dict__
+    assert (
+        "extra" not in HistoryBuffer._statistics_methods
+        and "statistics_methods" not in loaded.__dict__
+    )

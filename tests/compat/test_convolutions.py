@@ -21,12 +21,30 @@ GEOMETRIES = pytest.mark.parametrize(
 def tensors(geometry, device, dtype):
     """Input, offset, weight, mask, bias."""
     height, width, kernel = 5, 6, (3, 2)
-    rows = zip((height, width), kernel, geometry["stride"], geometry["padding"], geometry["dilation"], strict=True)
-    out = [(size + 2 * pad - spread * (k - 1) - 1) // stride + 1 for size, k, stride, pad, spread in rows]
+    rows = zip(
+        (height, width),
+        kernel,
+        geometry["stride"],
+        geometry["padding"],
+        geometry["dilation"],
+        strict=True,
+    )
+    out = [
+        (size + 2 * pad - spread * (k - 1) - 1) // stride + 1
+        for size, k, stride, pad, spread in rows
+    ]
     taps = kernel[0] * kernel[1] * geometry["deform_groups"]
-    shapes = [(2, 4, height, width), (2, 2 * taps, *out), (6, 4 // geometry["groups"], *kernel), (2, taps, *out), (6,)]
+    shapes = [
+        (2, 4, height, width),
+        (2, 2 * taps, *out),
+        (6, 4 // geometry["groups"], *kernel),
+        (2, taps, *out),
+        (6,),
+    ]
     made = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
-    made[1] = made[1].round() + torch.rand(shapes[1]) * 0.5 + 0.25  # off the cell centres, where gradients jump
+    made[1] = (
+        made[1].round() + torch.rand(shapes[1]) * 0.5 + 0.25
+    )  # off the cell centres, where gradients jump
     made[3] = made[3].sigmoid()
     return [t.to(device, dtype).requires_grad_() for t in made]
 
@@ -56,7 +74,9 @@ def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
     x, offset, weight, mask, _ = tensors({**geometry, "stride": (1, 1)}, device, torch.float64)
 
     def expected(x, offset, weight, mask):
-        offset, mask = (t.as_strided((*t.shape[:2], 3, 4), (t.stride(0), 12, 4, 1)) for t in (offset, mask))
+        offset, mask = (
+            t.as_strided((*t.shape[:2], 3, 4), (t.stride(0), 12, 4, 1)) for t in (offset, mask)
+        )
         return reference.deform_conv(x, offset, weight, mask=mask, **geometry)
 
     def op(x, offset, weight, mask):
@@ -66,11 +86,18 @@ def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
 
 
 def test_multi_scale_attention(device):
-    shapes, starts = torch.tensor([[4, 5], [2, 3]], device=device), torch.tensor([0, 20], device=device)
+    shapes, starts = (
+        torch.tensor([[4, 5], [2, 3]], device=device),
+        torch.tensor([0, 20], device=device),
+    )
     sizes = [(2, 26, 2, 3), (2, 4, 2, 2, 3, 2), (2, 4, 2, 2, 3)]
-    value, locations, weights = (torch.rand(size, dtype=torch.float64, device=device) for size in sizes)
+    value, locations, weights = (
+        torch.rand(size, dtype=torch.float64, device=device) for size in sizes
+    )
     check_op(
-        lambda value, *rest: MultiScaleDeformableAttnFunction.apply(value, shapes, starts, *rest, 64),
+        lambda value, *rest: MultiScaleDeformableAttnFunction.apply(
+            value, shapes, starts, *rest, 64
+        ),
         lambda value, *rest: reference.ms_deform_attn(value, shapes, *rest),
         [tensor.requires_grad_() for tensor in (value, locations * 1.2 - 0.1, weights)],
     )
@@ -90,9 +117,16 @@ def test_carafe(device, kernel, groups, scale, dtype):
 
 @pytest.mark.parametrize("density", [0.4, 0])
 @pytest.mark.parametrize("kernel", [(3, 3), (1, 5)])
-def test_masked_convolution_is_the_convolution_inside_the_mask_and_zero_outside(device, kernel, density):
-    image, mask = torch.randn(1, 3, 6, 7, device=device), torch.rand(1, 6, 7, device=device) < density
+def test_masked_convolution_is_the_convolution_inside_the_mask_and_zero_outside(
+    device, kernel, density
+):
+    image, mask = (
+        torch.randn(1, 3, 6, 7, device=device),
+        torch.rand(1, 6, 7, device=device) < density,
+    )
     weight, bias = torch.randn(4, 3, *kernel, device=device), torch.randn(4, device=device)
     padding = tuple(size // 2 for size in kernel)
     expected = torch.nn.functional.conv2d(image, weight, bias, padding=padding) * mask
-    torch.testing.assert_close(masked_conv2d(image, mask, weight, bias, padding), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        masked_conv2d(image, mask, weight, bias, padding), expected, atol=1e-5, rtol=1e-5
+    )

@@ -41,7 +41,11 @@ def find_spec(name, original=importlib.util.find_spec):
 @pytest.mark.parametrize(
     ("part", "replacement", "remedy"),
     [
-        ("version", lambda name: "2.1.0" if name in ("mmcv", "mmcv-lite") else None, "pip uninstall"),
+        (
+            "version",
+            lambda name: "2.1.0" if name in ("mmcv", "mmcv-lite") else None,
+            "pip uninstall",
+        ),
         ("importlib.util.find_spec", find_spec, "setuptools<81"),
         ("PROBES", {"nms": lambda torch, device: (1.0, 2.0)}, "1.0 instead of 2.0"),
     ],
@@ -54,5 +58,7 @@ def test_faults_are_reported(doctor, part, replacement, remedy, monkeypatch, cap
 
 
 def test_it_works_where_nothing_is_installed():
-    done = subprocess.run([sys.executable, "-I", "-S", TOOL], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", TOOL], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1 and "pip install torch" in done.stdout and not done.stderr

@@ -13,7 +13,10 @@ from mrla_mm.compat.ext_ops import OPS
 from ..conftest import ROOT
 from .conftest import needs_stand_in
 
-OPTIONAL = {"loguru", "onedl"}  # packages of OneDL that its mmdet imports in two modules and does not require
+OPTIONAL = {
+    "loguru",
+    "onedl",
+}  # packages of OneDL that its mmdet imports in two modules and does not require
 
 
 @needs_stand_in
@@ -72,7 +75,16 @@ print(sys.modules["mmcv.ops.nms"].ext_module.nms(), compat.ext.is_stand_in())
 
 @needs_stand_in
 def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-B", "-c", BESIDE_A_REAL_EXTENSION, str(ROOT), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-B",
+        "-c",
+        BESIDE_A_REAL_EXTENSION,
+        str(ROOT),
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["undefined symbol", "the real nms False"]

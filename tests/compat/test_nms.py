@@ -46,7 +46,11 @@ def test_nms_match_groups():
     order, groups = sorted(range(40), key=lambda i: -scores[i]), []
     while order:
         best = order[0]
-        group = [i for i in order if i == best or reference.overlap(boxes[best].tolist(), boxes[i].tolist()) >= 0.4]
+        group = [
+            i
+            for i in order
+            if i == best or reference.overlap(boxes[best].tolist(), boxes[i].tolist()) >= 0.4
+        ]
         groups.append(group)
         order = [i for i in order if i not in group]
     matched = nms_match(torch.cat([boxes, scores[:, None]], 1), 0.4)

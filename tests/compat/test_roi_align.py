@@ -29,7 +29,9 @@ def sparse(monkeypatch):
     """Compute every average as a sparse product, torchvision's operator being out of reach."""
     monkeypatch.setattr(roi_average, "FORWARD", (0, float("inf")))
     monkeypatch.setattr(roi_average, "BACKWARD", (0, float("inf")))
-    monkeypatch.setattr(roi_average, "torchvision_ops", lambda: pytest.fail("torchvision's operator was called"))
+    monkeypatch.setattr(
+        roi_average, "torchvision_ops", lambda: pytest.fail("torchvision's operator was called")
+    )
 
 
 @pytest.fixture(params=["avg", "sparse avg", "max"])
@@ -46,7 +48,9 @@ def maps(device, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "aligned", "ratio"), [*EXACT, (torch.float16, True, 0), (torch.bfloat16, True, 0)], ids=str
+    ("dtype", "aligned", "ratio"),
+    [*EXACT, (torch.float16, True, 0), (torch.bfloat16, True, 0)],
+    ids=str,
 )
 def test_output_and_gradient(device, mode, dtype, aligned, ratio):
     rois = torch.tensor(ROIS, device=device).to(dtype)
@@ -64,15 +68,23 @@ def test_no_rois(device, mode):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-12)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-12)], ids=str
+)
 @pytest.mark.parametrize("size", [7, 14])
 @pytest.mark.parametrize("ratio", [0, 2])
 def test_sparse_product_equals_torchvision(sparse, size, ratio, dtype, tolerance, channels_last):
     x = torch.randn(3, 5, 40, 61, dtype=dtype)
-    x = x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format).requires_grad_()
+    x = x.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    ).requires_grad_()
     corners = torch.rand(60, 4, dtype=dtype) * torch.tensor([244, 160, 244, 160])
     corners = torch.cat(
-        [torch.minimum(corners[:, :2], corners[:, 2:]), torch.maximum(corners[:, :2], corners[:, 2:])], 1
+        [
+            torch.minimum(corners[:, :2], corners[:, 2:]),
+            torch.maximum(corners[:, :2], corners[:, 2:]),
+        ],
+        1,
     )
     rois = torch.cat([torch.randint(3, (60, 1)), corners], 1)
     out = roi_align(x, rois, (size, size), 0.25, ratio, "avg", True)
@@ -86,7 +98,9 @@ def test_sparse_product_equals_torchvision(sparse, size, ratio, dtype, tolerance
 @pytest.mark.parametrize("aligned", [True, False])
 def test_gradient_of_the_sparse_product(sparse, aligned):
     rois = torch.tensor(ROIS, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: roi_align(x, rois, (3, 2), 0.5, 0, "avg", aligned), maps("cpu"))
+    assert torch.autograd.gradcheck(
+        lambda x: roi_align(x, rois, (3, 2), 0.5, 0, "avg", aligned), maps("cpu")
+    )
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def check(caplog):
         for phase in ("train", "val"):
             dataset = DATASETS.build(cfg[f"{phase}_dataloader"].dataset)
             loops[f"_{phase}_loop"] = SimpleNamespace(dataloader=SimpleNamespace(dataset=dataset))
-        runner = SimpleNamespace(model=nn.ModuleDict(heads), logger=logger, _test_loop=None, **loops)
+        runner = SimpleNamespace(
+            model=nn.ModuleDict(heads), logger=logger, _test_loop=None, **loops
+        )
         HOOKS.build(dict(type="DatasetCheckHook")).before_run(runner)
         return caplog.text
 
@@ -128,14 +130,26 @@ def test_skipped_objects_are_counted_by_reason(make_coco, make_config, check):
     edit(root, spoil)
     said = check(make_config(root))
     assert "skips 7 of 12 objects" in said
-    for reason in ("1 on images that", "1 smaller", "1 outside", "1 crowds", "1 of other", "2 on images smaller"):
+    for reason in (
+        "1 on images that",
+        "1 smaller",
+        "1 outside",
+        "1 crowds",
+        "1 of other",
+        "2 on images smaller",
+    ):
         assert reason in said
 
 
 def test_class_folders_of_training_and_validation_must_be_the_same(tmp_path, check):
     root = write_class_folders(tmp_path / "set")
     dataset = dict(type="mmpretrain.CustomDataset", data_root=str(root), pipeline=[])
-    cfg = Config({f"{phase}_dataloader": dict(dataset=dict(dataset, data_prefix=phase)) for phase in ("train", "val")})
+    cfg = Config(
+        {
+            f"{phase}_dataloader": dict(dataset=dict(dataset, data_prefix=phase))
+            for phase in ("train", "val")
+        }
+    )
     assert check(cfg, 3, "mmpretrain") == ""
     (root / "val/cat").rename(root / "val/zebra")
     with pytest.raises(InputError, match="differently"):
@@ -154,6 +168,8 @@ def test_a_run_parses_each_annotation_file_once(make_coco, run_tool, tmp_path, m
     monkeypatch.setattr(json, "load", counting)
     monkeypatch.chdir(tmp_path)
     options = tiny_options("retinanet_r50", root, "train_cfg.max_epochs=1")
-    code, err = run_tool("train", ROOT / "configs/retinanet_r50_mrla_light_1x.py", "--cfg-options", *options)
+    code, err = run_tool(
+        "train", ROOT / "configs/retinanet_r50_mrla_light_1x.py", "--cfg-options", *options
+    )
     assert code == 0, err
     assert sorted(parsed) == [str(root / TRAIN), str(root / VAL)]

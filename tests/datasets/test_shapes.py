@@ -15,7 +15,11 @@ FEW = dict(num_train=3, num_val=1, size=64)
 
 
 def contents(root):
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +39,32 @@ def coco(request, root):
 def test_images_are_as_listed_and_instances_share_no_pixel(coco):
     assert len(coco.dataset["images"]) == len(list(coco.folder.iterdir()))
     for image in coco.dataset["images"]:
-        assert cv2.imread(str(coco.folder / image["file_name"])).shape == (image["height"], image["width"], 3)
+        assert cv2.imread(str(coco.folder / image["file_name"])).shape == (
+            image["height"],
+            image["width"],
+            3,
+        )
         masks = [coco.annToMask(each) for each in coco.imgToAnns[image["id"]]]
         assert not masks or np.sum(masks, 0).max() == 1
 
 
 def test_there_are_all_kinds_of_content_under_unique_ids(root):
-    splits = [json.loads((root / f"annotations/instances_{s}.json").read_text()) for s in ("train2017", "val2017")]
+    splits = [
+        json.loads((root / f"annotations/instances_{s}.json").read_text())
+        for s in ("train2017", "val2017")
+    ]
     for kind in ("images", "annotations"):
         ids = [each["id"] for split in splits for each in split[kind]]
         assert len(set(ids)) == len(ids) and min(ids) > 0
-    assert [[each["name"] for each in split["categories"]] for split in splits] == [list(CLASSES)] * 2
+    assert [[each["name"] for each in split["categories"]] for split in splits] == [
+        list(CLASSES)
+    ] * 2
     plain = [each for each in splits[0]["annotations"] if not each["iscrowd"]]
     assert {each["category_id"] for each in plain} == set(range(1, len(CLASSES) + 1))
     assert len(splits[0]["annotations"]) - len(plain) == 3, "crowds"
-    assert {each["id"] for each in splits[0]["images"]} - {each["image_id"] for each in splits[0]["annotations"]}
+    assert {each["id"] for each in splits[0]["images"]} - {
+        each["image_id"] for each in splits[0]["annotations"]
+    }
 
 
 def test_same_parameters_give_the_same_bytes_and_are_kept(tmp_path):
@@ -62,7 +77,9 @@ def test_same_parameters_give_the_same_bytes_and_are_kept(tmp_path):
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
     assert one[image] != two[image] and one.keys() == two.keys()
     generate_shapes(tmp_path / "one", **FEW | dict(num_train=4))
-    assert contents(tmp_path / "one")[image] == one[image], "a longer split begins with the same images"
+    assert contents(tmp_path / "one")[image] == one[image], (
+        "a longer split begins with the same images"
+    )
     assert len(contents(tmp_path / "one")) == len(one) + 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
 
@@ -107,7 +124,9 @@ def test_shapes_have_the_area_of_their_formula_and_are_cut_off_at_the_border(nam
 def test_visible_is_what_repainting_leaves_and_enough_to_recognise():
     hidden = 0
     for seed in range(20):
-        _, instances = draw_scene(96, 128, rng=np.random.default_rng(seed), crowd=seed % 3 == 0, empty=False)
+        _, instances = draw_scene(
+            96, 128, rng=np.random.default_rng(seed), crowd=seed % 3 == 0, empty=False
+        )
         owner = np.full((96, 128), -1)
         for index, instance in enumerate(instances):
             owner[instance.full] = index

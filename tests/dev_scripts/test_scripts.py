@@ -16,7 +16,9 @@ def run(script, folder, *arguments):
     """Run a script that writes to a folder and passes."""
     command = [sys.executable, ROOT / ".dev_scripts" / script, "--out", folder, *arguments]
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
@@ -41,7 +43,9 @@ def test_distributed_gradients_equal_those_of_one_process(tmp_path):
 def test_the_stacks_cover_what_setup_promises():
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
     promised = set(re.findall(r"Programming Language :: Python :: (3\.\d+)", setup))
-    assert {stack.python for name, stack in matrix.STACKS.items() if name.startswith("lock")} == promised
+    assert {
+        stack.python for name, stack in matrix.STACKS.items() if name.startswith("lock")
+    } == promised
     oldest = " ".join(matrix.STACKS["torch-oldest"].installs[0])
     for package in ("torch", "torchvision"):
         bound = re.search(rf'"{package}>=([\d.]+)"', setup)[1]

@@ -60,15 +60,33 @@ class NoisyMetric(Evaluator):
 
 def build(work_dir, *, loop=EPOCHS, workers=0, seed=3, hooks=(), resume=False, **checkpoint):
     """Build a run of 12 iterations, four an epoch, or of ten."""
-    loader = dict(dataset=NoisyData(), batch_size=2, num_workers=workers, persistent_workers=workers > 0)
+    loader = dict(
+        dataset=NoisyData(), batch_size=2, num_workers=workers, persistent_workers=workers > 0
+    )
     torch.manual_seed(0)
-    sampler = dict(type="InfiniteSampler" if loop.get("max_iters") else "DefaultSampler", shuffle=True)
-    options = dict(train_dataloader=dict(loader, sampler=sampler), train_cfg=loop, val_cfg=dict(), val_evaluator=[])
+    sampler = dict(
+        type="InfiniteSampler" if loop.get("max_iters") else "DefaultSampler", shuffle=True
+    )
+    options = dict(
+        train_dataloader=dict(loader, sampler=sampler),
+        train_cfg=loop,
+        val_cfg=dict(),
+        val_evaluator=[],
+    )
     sampler = dict(type="DefaultSampler", shuffle=False)
-    options |= dict(val_dataloader=dict(loader, dataset=NoisyData(), sampler=sampler), custom_hooks=list(hooks))
-    options |= dict(default_hooks=dict(checkpoint=dict(type="AtomicCheckpointHook", interval=1) | checkpoint))
-    options |= dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)), randomness=dict(seed=seed))
-    options |= dict(default_scope="mmengine", experiment_name=f"{work_dir.name}{random.SystemRandom().random()}")
+    options |= dict(
+        val_dataloader=dict(loader, dataset=NoisyData(), sampler=sampler), custom_hooks=list(hooks)
+    )
+    options |= dict(
+        default_hooks=dict(checkpoint=dict(type="AtomicCheckpointHook", interval=1) | checkpoint)
+    )
+    options |= dict(
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)),
+        randomness=dict(seed=seed),
+    )
+    options |= dict(
+        default_scope="mmengine", experiment_name=f"{work_dir.name}{random.SystemRandom().random()}"
+    )
     runner = Runner(model=NoisyModel(), work_dir=str(work_dir), resume=resume, **options)
     runner._val_evaluator = NoisyMetric()
     return runner
@@ -84,7 +102,11 @@ class At(Hook):
 
     def __init__(self, point, act, iteration=None, priority="LOW"):
         self.priority = priority
-        setattr(self, point, lambda runner, *_, **__: act() if iteration in (None, runner.iter + 1) else None)
+        setattr(
+            self,
+            point,
+            lambda runner, *_, **__: act() if iteration in (None, runner.iter + 1) else None,
+        )
 
 
 def terminate():

@@ -78,7 +78,9 @@ def test_full_disk_while_saving_keeps_the_last_checkpoint(tmp_path, monkeypatch)
     fill = At("before_train_iter", lambda: monkeypatch.setattr(os, "fsync", full), iteration=5)
     with pytest.raises(InputError, match="No space left on device"):
         build(tmp_path, hooks=[fill], max_keep_ckpts=1).train()
-    assert names(tmp_path) == {"epoch_1.pth"} and load(tmp_path / "epoch_1.pth")["meta"]["epoch"] == 1
+    assert (
+        names(tmp_path) == {"epoch_1.pth"} and load(tmp_path / "epoch_1.pth")["meta"]["epoch"] == 1
+    )
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_1.pth")
 
 
@@ -91,7 +93,9 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path, loop, every):
     saved = load(tmp_path / "interrupted.pth")
     assert saved["meta"]["iter"] == 7 and saved["optimizer"]["state"]
     assert loop is ITERATIONS or saved["meta"]["epoch"] == 1
-    assert torch.equal(torch.cat([value.flatten() for value in saved["state_dict"].values()]), weights(stopped))
+    assert torch.equal(
+        torch.cat([value.flatten() for value in saved["state_dict"].values()]), weights(stopped)
+    )
     resumed = build(tmp_path, loop=loop, resume=True, **every)
     resumed.train()
     assert resumed.epoch == 3 if loop is EPOCHS else resumed.iter == 10
@@ -115,7 +119,10 @@ build(pathlib.Path(sys.argv[1]), workers=1, hooks=[At("before_train_iter", kill,
 """
     run = [sys.executable, "-c", code, tmp_path]
     ended = subprocess.run(run, cwd=ROOT, timeout=120, start_new_session=True, check=False)
-    assert ended.returncode == 128 + signal.SIGTERM and load(tmp_path / "interrupted.pth")["meta"]["iter"] == 6
+    assert (
+        ended.returncode == 128 + signal.SIGTERM
+        and load(tmp_path / "interrupted.pth")["meta"]["iter"] == 6
+    )
 
 
 def train_with_workers(work_dir):
@@ -166,7 +173,11 @@ def test_random_numbers_samplers_and_workers_are_the_hosts(tmp_path):
     def trained(kind):
         runner = build(tmp_path / kind, type=kind)
         runner.train()
-        states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        states = (
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        )
         return runner.train_dataloader, states, weights(runner)
 
     (loader, *ours), (_, *theirs) = trained("AtomicCheckpointHook"), trained("CheckpointHook")

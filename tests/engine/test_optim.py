@@ -12,8 +12,13 @@ def test_a_block_and_its_layer_attention_learn_at_the_rate_of_their_depth():
     arch = dict(embed_dims=16, num_layers=2, num_heads=1, feedforward_channels=16)
     model = nn.ModuleDict({"head": nn.Linear(2, 2)})
     model.backbone = MRLAViT(arch, dict(type="MRLALight", head_channels=8))
-    cfg = dict(constructor="LayerDecayOptimWrapperConstructor", optimizer=dict(type="AdamW", lr=1.0, weight_decay=0.1))
-    optimizer = build_optim_wrapper(model, cfg | dict(paramwise_cfg=dict(layer_decay_rate=0.5))).optimizer
+    cfg = dict(
+        constructor="LayerDecayOptimWrapperConstructor",
+        optimizer=dict(type="AdamW", lr=1.0, weight_decay=0.1),
+    )
+    optimizer = build_optim_wrapper(
+        model, cfg | dict(paramwise_cfg=dict(layer_decay_rate=0.5))
+    ).optimizer
     rates = {id(group["params"][0]): group["lr"] for group in optimizer.param_groups}
     rate = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
     assert rate["head.weight"] == 1 and rate["backbone.patch_embed.projection.weight"] == 0.125

@@ -19,7 +19,18 @@ HEAD_CHANNELS = 4
 EXTENTS = ("attention", "branch", "block end")
 
 
-def draw(shape, extent, *, depth=0, gated=True, linear=False, value=True, history=True, learned=True, keep=True):
+def draw(
+    shape,
+    extent,
+    *,
+    depth=0,
+    gated=True,
+    linear=False,
+    value=True,
+    history=True,
+    learned=True,
+    keep=True,
+):
     """Named tensors: c and shortcut, parameters, the branch's affine, and depth earlier keys and values.
 
     No sum that a ReLU meets is so near 0 that rounding decides about it.
@@ -53,7 +64,11 @@ def draw(shape, extent, *, depth=0, gated=True, linear=False, value=True, histor
 def parts(t):
     """Weights, the norm or None, earlier keys and values, and the number of heads."""
     weights = Weights(*(t.get(name) for name in Weights._fields))
-    norm = FrozenNorm(*(t.get(name) for name in FrozenNorm._fields[:5]), eps=0.1) if "mean" in t else None
+    norm = (
+        FrozenNorm(*(t.get(name) for name in FrozenNorm._fields[:5]), eps=0.1)
+        if "mean" in t
+        else None
+    )
     values = [t[name] for name in t if name.startswith("values")]
     return weights, norm, (t.get("keys"), values), t["c"].shape[1] // HEAD_CHANNELS
 
@@ -62,7 +77,9 @@ def naive_branch(x, out, norm):
     """The branch x + keep norm(out), from its definition."""
     if norm is None:
         return out
-    return reference.affine_residual(x, out, *reference.frozen_bn_affine(*norm[2:4], *norm[:2], norm.eps), norm.keep)
+    return reference.affine_residual(
+        x, out, *reference.frozen_bn_affine(*norm[2:4], *norm[:2], norm.eps), norm.keep
+    )
 
 
 def light(t, extent, path, history=True):
@@ -78,13 +95,18 @@ def light(t, extent, path, history=True):
     if weights.query is not None:
         gate = reference.light_gate(*query_and_key(x, weights, heads))
     value = reference.depthwise_value(x, weights.value)
-    out = reference.light_attention(value, gate, shortcut if history else None, weights.history_scale)
+    out = reference.light_attention(
+        value, gate, shortcut if history else None, weights.history_scale
+    )
     return naive_branch(x, out, norm)
 
 
 def query_and_key(x, weights, heads):
     pooled = reference.global_average(x)
-    return [reference.split_heads(reference.project(pooled, w), heads) for w in (weights.query, weights.key)]
+    return [
+        reference.split_heads(reference.project(pooled, w), heads)
+        for w in (weights.query, weights.key)
+    ]
 
 
 def base(t, extent, path):
@@ -92,7 +114,9 @@ def base(t, extent, path):
     (weights, norm, (keys, values), heads), c, shortcut = parts(t), t["c"], t.get("shortcut")
     add_relu = extent == "block end"
     if path != "naive":
-        return base_fused(path, c, shortcut, weights, (keys, values), heads=heads, add_relu=add_relu, norm=norm)
+        return base_fused(
+            path, c, shortcut, weights, (keys, values), heads=heads, add_relu=add_relu, norm=norm
+        )
     x = (c + shortcut).relu() if add_relu else c
     query, key = query_and_key(x, weights, heads)
     value = reference.depthwise_value(x, weights.value)
@@ -122,4 +146,6 @@ def results(function, tensors, *, dtype, layout="contiguous"):
     out = function(leaves)
     torch.manual_seed(1)
     out.backward(torch.randn(out.shape, dtype=torch.float64).to(out))
-    return {"output": out.detach()} | {name: leaf.grad for name, leaf in leaves.items() if name not in CONSTANT}
+    return {"output": out.detach()} | {
+        name: leaf.grad for name, leaf in leaves.items() if name not in CONSTANT
+    }

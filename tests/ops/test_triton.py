@@ -1,6 +1,7 @@
 """The Triton kernels: against plain PyTorch at sizes that take several programs, and compiled as a GPU launches them.
 
-A GPU's launch makes a constant of each whole number that is 1, which may be another program; the interpreter does not.
+A GPU's launch makes a constant of each whole number that is 1, which may be another program; the
+interpreter does not.
 """
 
 import functools
@@ -26,7 +27,9 @@ TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"
 ALIGNED = [["tt.divisibility", 16]]
 
 
-@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="this process runs the Triton tests itself")
+@pytest.mark.skipif(
+    INTERPRETED or DEVICE == "cuda", reason="this process runs the Triton tests itself"
+)
 def test_triton_interpreted():
     """Run this folder's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
     from triton.runtime.interpreter import InterpreterBuilder
@@ -48,7 +51,9 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
     for module in (reduce, stencil):
         monkeypatch.setattr(module, "PROGRAMS", 2)
     options = dict(path="triton", dtype=torch.float32)
-    assert_same(functools.partial(light, extent="block end"), draw((1, 4, 33, 35), "block end"), **options)
+    assert_same(
+        functools.partial(light, extent="block end"), draw((1, 4, 33, 35), "block end"), **options
+    )
     tensors = draw((1, 8, 33, 35), "block end", depth=1, history=False)
     assert_same(functools.partial(base_joined, extent="block end"), tensors, **options)
 
@@ -91,13 +96,24 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
     weights = Weights(random("query", 1, 1, kernel), random("key", 1, 1, kernel), value,
                       None if depth else random("history_scale", channels))  # fmt: skip
     variance = torch.rand(channels, device=DEVICE) + 0.1
-    norm = FrozenNorm(*(random(name, channels) for name in ("weight", "bias", "mean")), variance, random("keep", batch))
+    norm = FrozenNorm(
+        *(random(name, channels) for name in ("weight", "bias", "mean")),
+        variance,
+        random("keep", batch),
+    )
     norm = None if "mean" in absent else norm
-    has_history, partial = not depth and "history_scale" not in absent, random("pooled", 2, batch, channels)
+    has_history, partial = (
+        not depth and "history_scale" not in absent,
+        random("pooled", 2, batch, channels),
+    )
     x = torch.ones(batch, channels, 3, 5, device=DEVICE)
     earlier = random("earlier", batch, depth - 1, channels) if depth > 1 else None
     grad_keys = random("keys", batch, depth, channels) if depth > 2 else None
-    taps, of_values, found = sums(11 if value is not None else 3), sums(depth + 1) if depth else None, []
+    taps, of_values, found = (
+        sums(11 if value is not None else 3),
+        sums(depth + 1) if depth else None,
+        [],
+    )
     total = taps.sum(0)
     total = GridSums(total[:, :-2].mT, total[:, -2] if has_history else None, total[:, -1])
     for way, *given in (
@@ -165,14 +181,21 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
     c, shortcut = (leaf(*shape, dtype=dtype).to(memory_format=layout) for _ in range(2))
     channels, memory = shape[1], (None, ())
     for _ in range(3):
-        query, key, value, scale = leaf(1, 1, 3), leaf(1, 1, 3), leaf(channels, 1, 3, 3), leaf(channels)
+        query, key, value, scale = (
+            leaf(1, 1, 3),
+            leaf(1, 1, 3),
+            leaf(channels, 1, 3, 3),
+            leaf(channels),
+        )
         norm = FrozenNorm(leaf(channels), leaf(channels), *leaf(2, channels).detach())
         options = dict(heads=4, add_relu=True, norm=norm)
         if variant == "light":
             weights = Weights(query, key, value, scale)
             shortcut = light_fused("triton", c, shortcut, weights, has_history=True, **options)
         else:
-            shortcut, *memory = base_fused("triton", c, shortcut, Weights(query, key, value), memory, **options)
+            shortcut, *memory = base_fused(
+                "triton", c, shortcut, Weights(query, key, value), memory, **options
+            )
     assert shortcut.is_contiguous(memory_format=layout)
     shortcut.float().square().mean().backward()
 
@@ -213,19 +236,30 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
     for (name, *_), source in sources.items():
         ptx = compile(source, target=GPUTarget("cuda", target, 32)).asm["ptx"]
         assert ".visible .entry" in ptx
-        if shape[3] == 14 and name in ("pool_kernel", "weighted_sum_kernel", "weighted_sum_backward_kernel"):
-            assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)  # 168 positions, eight at a time in half precision
+        if shape[3] == 14 and name in (
+            "pool_kernel",
+            "weighted_sum_kernel",
+            "weighted_sum_backward_kernel",
+        ):
+            assert re.search(
+                r"ld\.global[.\w]*\.v4\.b32", ptx
+            )  # 168 positions, eight at a time in half precision
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("variant", ["light", "base"])
-@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (2, 256, 200, 334), (1, 256, 2000, 2000), (70000, 64, 7, 7)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 1, 1), (2, 256, 200, 334), (1, 256, 2000, 2000), (70000, 64, 7, 7)], ids=str
+)
 def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
     """A GPU takes 65,535 programs along all sides of a grid but the first, and none of a side of no programs."""
     train_step(variant, shape, torch.float16, layout)
     assert launches
     for kernel, grid, _ in launches:
-        assert 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:]), (kernel.__name__, grid)
+        assert 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:]), (
+            kernel.__name__,
+            grid,
+        )
 
 
 def test_maps_beyond_32_bits_take_the_fused_path(monkeypatch):

@@ -12,7 +12,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
 HALVES = [torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS = [torch.contiguous_format, torch.channels_last][: 1 + (DEVICE == "cuda")]
-# Tried until no gradient is too large for the type; without a scale fp16 turns EfficientNet's small ones into 0.
+# Tried until no gradient is too large for the type; without a scale fp16 turns EfficientNet's small
+# ones into 0.
 LOSS_SCALES = {torch.float16: (2.0**12, 2.0**8, 2.0**4, 1.0), torch.bfloat16: (1.0,)}
 EXTREMES = {
     "zeros": lambda x: x * 0,
@@ -23,7 +24,9 @@ EXTREMES = {
     "tiny": lambda x: x * 1e-7,
     "one spike": lambda x: torch.where(torch.arange(x.numel()).view(x.shape) == 7, 3e4, 0.0),
 }
-VIT = dict(arch=dict(embed_dims=16, num_layers=4, num_heads=2, feedforward_channels=16), img_size=32)
+VIT = dict(
+    arch=dict(embed_dims=16, num_layers=4, num_heads=2, feedforward_channels=16), img_size=32
+)
 BACKBONES = {
     "MRLAResNet": dict(depth=18, base_channels=4),
     "MRLAViT": VIT,
@@ -54,7 +57,11 @@ def outputs_and_gradients(model, x, context, loss_scale=1.0):
     with context:
         outs = model(x)
     (loss_scale * sum(out.float().square().mean() for out in outs)).backward()
-    grads = {name: p.grad.float() / loss_scale for name, p in model.named_parameters() if p.grad is not None}
+    grads = {
+        name: p.grad.float() / loss_scale
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    }
     return [out.float() for out in outs], grads
 
 
@@ -65,17 +72,25 @@ def test_autocast_is_near_single_precision(dtype, layout, name, variant):
     """Forward and backward of every backbone under autocast: finite, and as near as eight bits of mantissa allow."""
     torch.manual_seed(0)
     cfg = dict(type=variant, head_channels=4)
-    model = getattr(backbones, name)(**BACKBONES[name], layer_attention=cfg, zero_init_attention=False)
+    model = getattr(backbones, name)(
+        **BACKBONES[name], layer_attention=cfg, zero_init_attention=False
+    )
     model.init_weights()
-    model = model.to(DEVICE, memory_format=layout).eval()  # batch statistics of a few pixels would magnify rounding
+    model = model.to(
+        DEVICE, memory_format=layout
+    ).eval()  # batch statistics of a few pixels would magnify rounding
     x = torch.rand(2, 3, 64, 64, device=DEVICE).contiguous(memory_format=layout)
-    wanted, exact = outputs_and_gradients(copy.deepcopy(model), x, torch.autocast(DEVICE, enabled=False))
+    wanted, exact = outputs_and_gradients(
+        copy.deepcopy(model), x, torch.autocast(DEVICE, enabled=False)
+    )
     for scale in LOSS_SCALES[dtype]:
         found, grads = outputs_and_gradients(model, x, torch.autocast(DEVICE, dtype=dtype), scale)
         if all(torch.isfinite(grad).all() for grad in grads.values()):
             break
     for a, b in zip(found, wanted, strict=True):
         assert torch.isfinite(a).all() and (a - b).norm() <= 0.05 * b.norm()
-    assert grads.keys() == exact.keys() and all(torch.isfinite(grad).all() for grad in grads.values())
+    assert grads.keys() == exact.keys() and all(
+        torch.isfinite(grad).all() for grad in grads.values()
+    )
     a, b = (torch.cat([g.flatten() for g in group.values()]) for group in (grads, exact))
     assert torch.dot(a, b) >= 0.98 * a.norm() * b.norm(), "the gradient points elsewhere"

@@ -29,13 +29,27 @@ def demo(tmp_path, run_tool, state):
     generate_shapes(tmp_path / "shapes", num_train=1, num_val=2, size=96)
 
     def demo(prefix, *argv):
-        torch.save({"state_dict": {prefix + key: value for key, value in state.items()}}, tmp_path / "file.pth")
+        torch.save(
+            {"state_dict": {prefix + key: value for key, value in state.items()}},
+            tmp_path / "file.pth",
+        )
         images, out_dir = tmp_path / "shapes/val2017", tmp_path / "out"
-        arguments = ["--weights", tmp_path / "file.pth", "--out-dir", out_dir, "--device", "cpu", *argv]
+        arguments = [
+            "--weights",
+            tmp_path / "file.pth",
+            "--out-dir",
+            out_dir,
+            "--device",
+            "cpu",
+            *argv,
+        ]
         code, errors = run_tool("demo", images, CONFIG, *arguments)
         written = sorted(path.relative_to(out_dir).as_posix() for path in out_dir.rglob("*.*"))
         names = sorted(path.stem for path in images.iterdir())
-        expected = [*(f"preds/{name}.json" for name in names), *(f"vis/{name}.jpg" for name in names)]
+        expected = [
+            *(f"preds/{name}.json" for name in names),
+            *(f"vis/{name}.jpg" for name in names),
+        ]
         assert written == ([] if code else expected)
         return code, errors, [json.loads((out_dir / name).read_text()) for name in written[:2]]
 

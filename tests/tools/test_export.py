@@ -22,12 +22,22 @@ PARTS = {"retinanet": ["dense"], "mask_rcnn": ["dense", "boxes", "masks"]}
 
 def small_options(name):
     """Return --cfg-options of a detector with few layers and channels."""
-    options = [option for option in tiny_options(name, "none") if option.startswith("model.backbone")]
-    options += ["model.backbone.layer_attention.head_channels=16", "model.backbone.base_channels=16"]
+    options = [
+        option for option in tiny_options(name, "none") if option.startswith("model.backbone")
+    ]
+    options += [
+        "model.backbone.layer_attention.head_channels=16",
+        "model.backbone.base_channels=16",
+    ]
     options += ["model.neck.in_channels=[16,32,64,128]", "model.neck.out_channels=16"]
     if "retinanet" in name:
         head = "model.bbox_head"
-        return [*options, f"{head}.in_channels=16", f"{head}.feat_channels=16", f"{head}.stacked_convs=1"]
+        return [
+            *options,
+            f"{head}.in_channels=16",
+            f"{head}.feat_channels=16",
+            f"{head}.stacked_convs=1",
+        ]
     options += ["model.rpn_head.in_channels=16", "model.rpn_head.feat_channels=16"]
     for part in ("bbox", "mask") if "mask" in name else ("bbox",):
         roi_head = f"model.roi_head.{part}"
@@ -42,8 +52,22 @@ def save_model(tmp_path):
 
     def save(name):
         torch.manual_seed(0)
-        config, checkpoint, options = f"mrla_mm::{name}.py", tmp_path / "model.pth", small_options(name)
-        argv = [config, checkpoint, "--shape", 64, 96, "--out-dir", tmp_path, "--cfg-options", *options]
+        config, checkpoint, options = (
+            f"mrla_mm::{name}.py",
+            tmp_path / "model.pth",
+            small_options(name),
+        )
+        argv = [
+            config,
+            checkpoint,
+            "--shape",
+            64,
+            96,
+            "--out-dir",
+            tmp_path,
+            "--cfg-options",
+            *options,
+        ]
         args = load_tool("export").parse_args([str(each) for each in argv])
         init_default_scope("mmdet")
         model = MODELS.build(read_config(config, args.cfg_options).model)
@@ -66,7 +90,9 @@ def test_detector(detector, sizes, save_model, run_tool, tmp_path):
         code, errors = run_tool("export", *argv[:2], *sizes, *argv[2:])
     assert code == 0, errors
     assert printed.getvalue().count("difference") == len(PARTS[detector])
-    assert sorted(tmp_path.glob("*.onnx")) == sorted(tmp_path / f"{name}.{part}.onnx" for part in PARTS[detector])
+    assert sorted(tmp_path.glob("*.onnx")) == sorted(
+        tmp_path / f"{name}.{part}.onnx" for part in PARTS[detector]
+    )
 
 
 @pytest.mark.slow
@@ -75,9 +101,16 @@ def test_graphs_together_give_what_mmdet_predicts(save_model, tmp_path):
     model, _ = save_model("faster_rcnn_r50_mrla_light_1x")
     graphs = export.graphs_of(model, (64, 96))
     for name, graph in graphs.items():
-        export.to_onnx(graph, tmp_path / f"{name}.onnx", dynamic=name == "boxes")  # any number of RoIs
-    run = {name: export.onnx_runner(graph, tmp_path / f"{name}.onnx") for name, graph in graphs.items()}
-    image, meta = torch.rand(2, 3, 64, 96), dict(img_shape=(64, 96), ori_shape=(64, 96), scale_factor=(1.0, 1.0))
+        export.to_onnx(
+            graph, tmp_path / f"{name}.onnx", dynamic=name == "boxes"
+        )  # any number of RoIs
+    run = {
+        name: export.onnx_runner(graph, tmp_path / f"{name}.onnx") for name, graph in graphs.items()
+    }
+    image, meta = (
+        torch.rand(2, 3, 64, 96),
+        dict(img_shape=(64, 96), ori_shape=(64, 96), scale_factor=(1.0, 1.0)),
+    )
     samples = [DetDataSample(metainfo=meta) for _ in image]
     with torch.no_grad():
         maps = model.extract_feat(image)
@@ -91,7 +124,9 @@ def test_graphs_together_give_what_mmdet_predicts(save_model, tmp_path):
     ours = model.rpn_head.predict_by_feat(scores, deltas, batch_img_metas=[meta, meta])
     for one, expected_one in zip(ours, proposals, strict=True):
         torch.testing.assert_close(one.bboxes, expected_one.bboxes, rtol=1e-4, atol=1e-3)
-    class_scores, box_deltas = run["boxes"](rois, *(torch.from_numpy(array) for array in found[: levels - 1]))
+    class_scores, box_deltas = run["boxes"](
+        rois, *(torch.from_numpy(array) for array in found[: levels - 1])
+    )
     np.testing.assert_allclose(class_scores, expected["cls_score"], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(box_deltas, expected["bbox_pred"], rtol=1e-4, atol=1e-4)
 

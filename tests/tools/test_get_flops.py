@@ -15,17 +15,29 @@ def flops(capsys, *argv):
     written = capsys.readouterr()
     assert "warning" not in written.err
     rows = re.findall(r"^ *([-+\d,]*) +([-+.\d]+) G  (.+)$", written.out, re.MULTILINE)
-    return {name: (int((count or "0").replace(",", "")), float(operations)) for count, operations, name in rows}
+    return {
+        name: (int((count or "0").replace(",", "")), float(operations))
+        for count, operations, name in rows
+    }
 
 
 def test_a_detector_and_a_second_one(capsys):
     one = flops(capsys, QUICKSTART, "--shape", "64", "96")
     assert one["roi_head.mask_head"][1] > 0 and one["depthwise convolutions"][1] > 0
-    parts = [figures for name, figures in one.items() if name in ("backbone", "neck", "rpn_head", "roi_head")]
+    parts = [
+        figures
+        for name, figures in one.items()
+        if name in ("backbone", "neck", "rpn_head", "roi_head")
+    ]
     assert sum(parameters for parameters, _ in parts) == one["total"][0]
     deeper = "model.roi_head.mask_head.num_convs=4"
-    assert flops(capsys, QUICKSTART, "--shape", "64", "96", "--cfg-options", deeper)["total"][1] > one["total"][1]
+    assert (
+        flops(capsys, QUICKSTART, "--shape", "64", "96", "--cfg-options", deeper)["total"][1]
+        > one["total"][1]
+    )
     second = "mrla_mm::imagenet/resnet50_mrla_light_8xb32.py"
-    added = flops(capsys, "mrla_mm::imagenet/resnet50_8xb32.py", "--compare", second, "--max-depth", "1")
+    added = flops(
+        capsys, "mrla_mm::imagenet/resnet50_8xb32.py", "--compare", second, "--max-depth", "1"
+    )
     assert added["total"][0] == added["backbone"][0] == 25_738_452 - 25_557_032
     assert "head" not in added, "only what differs is shown"

@@ -22,7 +22,9 @@ def quickstart(folder, *arguments):
 def test_it_trains_then_resumes_then_keeps_what_is_there(tmp_path):
     first = quickstart(tmp_path)
     assert first.returncode == 0, first.stderr
-    assert all(f"[{number}/4]" in first.stdout for number in (1, 2, 3, 4)) and "eta:" in first.stdout
+    assert (
+        all(f"[{number}/4]" in first.stdout for number in (1, 2, 3, 4)) and "eta:" in first.stdout
+    )
     results = tmp_path / "work_dirs/quickstart"
     assert len(list((results / "pictures").glob("*.png"))) == 4
     for picture in ("gallery.png", "curves.png"):

@@ -32,20 +32,35 @@ def work_dir(tmp_path_factory):
     records = []
     for epoch in (1, 2, 3):
         loss = float("nan") if epoch == 2 else 3 / epoch
-        records.append(dict(loss=loss, loss_cls=loss / 2, lr=1e-3, time=0.5, epoch=epoch, step=epoch))
+        records.append(
+            dict(loss=loss, loss_cls=loss / 2, lr=1e-3, time=0.5, epoch=epoch, step=epoch)
+        )
         ap = 0.5 - 0.3 / epoch
-        records.append({"coco/bbox_mAP": ap, "coco/segm_mAP": ap / 2, "coco/star_precision": 0.25, "step": epoch})
+        records.append(
+            {
+                "coco/bbox_mAP": ap,
+                "coco/segm_mAP": ap / 2,
+                "coco/star_precision": 0.25,
+                "step": epoch,
+            }
+        )
     log.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"lo')
     cfg.dump(train / "config.py")
     torch.manual_seed(0)
-    torch.save(dict(state_dict=build_model(cfg).state_dict(), meta=dict(epoch=3, iter=30)), train / "epoch_3.pth")
+    torch.save(
+        dict(state_dict=build_model(cfg).state_dict(), meta=dict(epoch=3, iter=30)),
+        train / "epoch_3.pth",
+    )
     return root / "quickstart"
 
 
 def table(text, name):
     """Cells of the rows of a section's table by the first cell."""
     section = re.search(rf"<h2>{name}</h2>(.*?)</section>", text, re.DOTALL)[1]
-    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)]
+    rows = [
+        re.findall(r"<td>(.*?)</td>", row)
+        for row in re.findall(r"<tr>(.*?)</tr>", section, re.DOTALL)
+    ]
     return {row[0]: row[1:] for row in rows if row}
 
 
@@ -55,7 +70,10 @@ def test_the_page_is_complete_and_needs_nothing_beside_it(run_tool, work_dir):
     text = (work_dir / "train/report/report.html").read_text()
     facts = table(text, "Run")
     assert facts["epochs"][0].startswith("3 of") and facts["backbone"] == ["MRLAResNet 18"]
-    assert "MRLALight" in facts["layer attention"][0] and "1, " in facts["losses that are not finite"][0]
+    assert (
+        "MRLALight" in facts["layer attention"][0]
+        and "1, " in facts["losses that are not finite"][0]
+    )
     assert table(text, "AP by epoch")["3"] == ["0.400", "0.200"]
     assert set(table(text, "AP by class")) == CLASSES
     sources = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"'\s>)]+)""", text)

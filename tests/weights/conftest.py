@@ -39,7 +39,9 @@ def save(tmp_path, content, name="w.pth"):
 
 
 def same(state, expected):
-    return state.keys() == expected.keys() and all(torch.equal(state[key], expected[key]) for key in expected)
+    return state.keys() == expected.keys() and all(
+        torch.equal(state[key], expected[key]) for key in expected
+    )
 
 
 def prefixed(state, prefix):
@@ -76,7 +78,11 @@ def scatter(model, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point():
-            low = 0.5 if key.endswith(("running_var", "bn1.weight", "bn2.weight", "bn3.weight")) else -0.02
+            low = (
+                0.5
+                if key.endswith(("running_var", "bn1.weight", "bn2.weight", "bn3.weight"))
+                else -0.02
+            )
             tensor.uniform_(low, low + 1 if low > 0 else 0.02, generator=generator)
     return model
 
@@ -120,7 +126,11 @@ def released_resnet(variant, depth=18):
     for key in [key for key in state if key.endswith(f"{last}.weight")]:
         block, channels = key.removesuffix(f"{last}.weight"), len(state[key])
         kernel = 3 if channels < 128 else 5
-        for name, shape in {"Wq": (1, 1, kernel), "Wk": (1, 1, kernel), "Wv": (channels, 1, 3, 3)}.items():
+        for name, shape in {
+            "Wq": (1, 1, kernel),
+            "Wk": (1, 1, kernel),
+            "Wv": (channels, 1, 3, 3),
+        }.items():
             state[f"{block}mrla.mrla.{name}.weight"] = torch.randn(shape, generator=generator)
         if variant == "light":
             state[f"{block}mrla.lambda_t"] = torch.randn(channels, 1, 1, generator=generator)
@@ -129,4 +139,7 @@ def released_resnet(variant, depth=18):
         state[f"{block}bn_mrla.num_batches_tracked"] = torch.tensor(7)
     if variant == "light":
         return state
-    return {re.sub(r"^layer(\d)", lambda m: f"stages.{int(m[1]) - 1}", key): value for key, value in state.items()}
+    return {
+        re.sub(r"^layer(\d)", lambda m: f"stages.{int(m[1]) - 1}", key): value
+        for key, value in state.items()
+    }

@@ -10,7 +10,17 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint, save_published, stem_of
 
 from ..conftest import load_tool
-from .conftest import BASE, LIGHT, narrow, plain_resnet, prefixed, released_resnet, same, save, scatter
+from .conftest import (
+    BASE,
+    LIGHT,
+    narrow,
+    plain_resnet,
+    prefixed,
+    released_resnet,
+    same,
+    save,
+    scatter,
+)
 
 
 def there_and_back(build, path, tmp_path):
@@ -23,10 +33,15 @@ def there_and_back(build, path, tmp_path):
 
 
 def bytes_of(state):
-    return {key: (value.dtype, tuple(value.shape), value.numpy().tobytes()) for key, value in state.items()}
+    return {
+        key: (value.dtype, tuple(value.shape), value.numpy().tobytes())
+        for key, value in state.items()
+    }
 
 
-@pytest.mark.parametrize(("variant", "attention"), [("light", LIGHT), ("base", BASE), (None, LIGHT)])
+@pytest.mark.parametrize(
+    ("variant", "attention"), [("light", LIGHT), ("base", BASE), (None, LIGHT)]
+)
 def test_released_resnets_come_back_to_the_same_bytes(variant, attention, tmp_path):
     """Classifier included; None is a plain torchvision file, which has no layer attention to invent."""
     released = released_resnet(variant) if variant else plain_resnet()
@@ -50,7 +65,9 @@ def test_names_and_hashes(tmp_path):
 
 def test_a_converted_file_knows_its_attention(tmp_path):
     """What shapes cannot tell goes along, so heads of another width are refused from then on."""
-    ours, theirs = there_and_back(lambda: narrow(18, BASE), save(tmp_path, released_resnet("base")), tmp_path)
+    ours, theirs = there_and_back(
+        lambda: narrow(18, BASE), save(tmp_path, released_resnet("base")), tmp_path
+    )
     for path in (ours, theirs):
         load_weights(narrow(18, BASE), path)
         with pytest.raises(InputError, match="head_channels=16, the model has 8"):
@@ -81,9 +98,16 @@ def test_only_variants_of_the_release_convert_to_it(tmp_path):
 
 def training_checkpoint(tmp_path):
     """What mmengine saves of a detector in training."""
-    model = torch.nn.ModuleDict({"backbone": scatter(narrow(18, LIGHT)), "bbox_head": torch.nn.Linear(2, 2)})
+    model = torch.nn.ModuleDict(
+        {"backbone": scatter(narrow(18, LIGHT)), "bbox_head": torch.nn.Linear(2, 2)}
+    )
     content = {
-        "meta": {"epoch": 12, "dataset_meta": {"classes": ("cat", "dog")}, "cfg": "x = 1", "seed": 5},
+        "meta": {
+            "epoch": 12,
+            "dataset_meta": {"classes": ("cat", "dog")},
+            "cfg": "x = 1",
+            "seed": 5,
+        },
         "state_dict": prefixed(model.state_dict(), "module."),
         "optimizer": {"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": []},
         "ema_state_dict": {"module.backbone.conv1.weight": torch.zeros(1)},
@@ -96,12 +120,17 @@ def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys
     load_tool("publish_weights").main([str(path), str(tmp_path / "new/model.pth")])
     (published,) = tmp_path.glob("new/model-????????.pth")
     content = torch.load(published, weights_only=True)
-    assert set(content) == {"meta", "state_dict"} and content["meta"]["dataset_meta"] == {"classes": ["cat", "dog"]}
+    assert set(content) == {"meta", "state_dict"} and content["meta"]["dataset_meta"] == {
+        "classes": ["cat", "dog"]
+    }
     assert set(content["meta"]) == {"epoch", "dataset_meta", "cfg", "mrla_mm_version"}
     original = torch.load(path, weights_only=True)["state_dict"]
     assert same(prefixed(content["state_dict"], "module."), original)
     assert "left behind: optimizer, ema_state_dict" in capsys.readouterr().out
-    assert load_weights(narrow(18, LIGHT), published).heads == ["bbox_head.weight", "bbox_head.bias"]
+    assert load_weights(narrow(18, LIGHT), published).heads == [
+        "bbox_head.weight",
+        "bbox_head.bias",
+    ]
 
 
 def test_tool_says_what_a_detector_leaves_out(tmp_path, capsys):
@@ -109,9 +138,13 @@ def test_tool_says_what_a_detector_leaves_out(tmp_path, capsys):
     backbone = dict(type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT)
     backbone["init_cfg"] = dict(type="Pretrained", checkpoint="-")
     config = tmp_path / "config.py"
-    Config(dict(model=dict(type="RetinaNet", backbone=backbone), default_scope="mmdet")).dump(str(config))
+    Config(dict(model=dict(type="RetinaNet", backbone=backbone), default_scope="mmdet")).dump(
+        str(config)
+    )
     path = training_checkpoint(tmp_path)
-    load_tool("convert_weights").main([str(path), str(config), "--name", "r18", "--out-dir", str(tmp_path / "out")])
+    load_tool("convert_weights").main(
+        [str(path), str(config), "--name", "r18", "--out-dir", str(tmp_path / "out")]
+    )
     assert "bbox_head.weight" in capsys.readouterr().out
     (converted,) = (tmp_path / "out").glob("r18-*.pth")
     assert all(key.startswith("backbone.") for key in read_checkpoint(converted)["state_dict"])

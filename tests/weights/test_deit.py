@@ -16,7 +16,9 @@ ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=
 
 def build(attention=LIGHT, cls=MRLAViT, **more):
     options = dict(img_size=64, patch_size=16) | more
-    return cls(ARCH, attention, stage_blocks=2, **options) if cls is MRLAViT else cls(ARCH, **options)
+    return (
+        cls(ARCH, attention, stage_blocks=2, **options) if cls is MRLAViT else cls(ARCH, **options)
+    )
 
 
 def deit(variant=None, distilled=False):
@@ -48,18 +50,28 @@ def deit(variant=None, distilled=False):
 
 @pytest.mark.parametrize("distilled", [False, True], ids=["", "distilled"])
 @VARIANTS
-def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attention, distilled, tmp_path):
+def test_the_authors_files_load_and_come_back_to_the_same_bytes(
+    variant, attention, distilled, tmp_path
+):
     released = deit(variant, distilled)
     path = save(tmp_path, {"model": released})
     report = load_weights(model := build(attention, with_dist_token=distilled), path)
     assert len(report.matched) == len(model.state_dict()) == len(released) - 2 - 2 * distilled
-    assert not (report.faults() or report.fresh or report.additional or report.unused or report.resized)
+    assert not (
+        report.faults() or report.fresh or report.additional or report.unused or report.resized
+    )
     for ours, theirs in (("query", "Wq"), ("key", "Wk"), ("value", "Wv")):
         tensor = model.state_dict()[f"layers.2.mrla.attention.{ours}.weight"]
         assert torch.equal(tensor, released[f"blocks.2.mrla.mrla.{theirs}.weight"])
-    assert torch.equal(model.state_dict()["layers.2.mrla.norm.bias"], released["blocks.2.mrla.normx.bias"])
-    ours, _, left = convert(path, build(attention, with_dist_token=distilled), target="mrla_mm", folder=tmp_path)
-    theirs, _, more = convert(ours, build(attention, with_dist_token=distilled), target="release", folder=tmp_path)
+    assert torch.equal(
+        model.state_dict()["layers.2.mrla.norm.bias"], released["blocks.2.mrla.normx.bias"]
+    )
+    ours, _, left = convert(
+        path, build(attention, with_dist_token=distilled), target="mrla_mm", folder=tmp_path
+    )
+    theirs, _, more = convert(
+        ours, build(attention, with_dist_token=distilled), target="release", folder=tmp_path
+    )
     assert not left and not more
     assert same(read_checkpoint(theirs)["model"], released)
     heads = {key for key in read_checkpoint(ours)["state_dict"] if key.startswith("head.")}
@@ -68,7 +80,10 @@ def test_the_authors_files_load_and_come_back_to_the_same_bytes(variant, attenti
 
 
 PLAIN = {"cls_token": "cls_token", "pos_embed": "pos_embed", "ln1.bias": "norm.bias"}
-PLAIN |= {"patch_embed.projection.bias": "patch_embed.proj.bias", "layers.2.attn.proj.bias": "blocks.2.attn.proj.bias"}
+PLAIN |= {
+    "patch_embed.projection.bias": "patch_embed.proj.bias",
+    "layers.2.attn.proj.bias": "blocks.2.attn.proj.bias",
+}
 BLOCK = {"ln1": "norm1", "ln2": "norm2", "ffn.layers.0.0": "mlp.fc1", "ffn.layers.1": "mlp.fc2"}
 PLAIN |= {f"layers.2.{ours}.bias": f"blocks.2.{theirs}.bias" for ours, theirs in BLOCK.items()}
 
@@ -77,9 +92,15 @@ PLAIN |= {f"layers.2.{ours}.bias": f"blocks.2.{theirs}.bias" for ours, theirs in
 def test_plain_deit_files(cls, tmp_path):
     state = deit()
     report = load_weights(model := build(cls=cls), save(tmp_path, {"model": state}))
-    assert not report.faults() and report.heads == ["head.layers.head.weight", "head.layers.head.bias"]
+    assert not report.faults() and report.heads == [
+        "head.layers.head.weight",
+        "head.layers.head.bias",
+    ]
     assert ("starts as an exact identity" in report.table()) == (cls is MRLAViT)
-    assert same({key: model.state_dict()[key] for key in PLAIN}, {key: state[name] for key, name in PLAIN.items()})
+    assert same(
+        {key: model.state_dict()[key] for key in PLAIN},
+        {key: state[name] for key, name in PLAIN.items()},
+    )
 
 
 def test_positions_are_resized_and_reported(tmp_path):
@@ -90,7 +111,9 @@ def test_positions_are_resized_and_reported(tmp_path):
     state = model.state_dict()["pos_embed"]
     assert torch.equal(state[:, :1], original[:, :1]) and state[:, 1:].std() > 0.01
     report = load_weights(model := build(with_cls_token=False, out_type="featmap"), path)
-    assert report.unused == ["cls_token"] and report.resized == ["pos_embed (1, 17, 32) to (1, 16, 32)"]
+    assert report.unused == ["cls_token"] and report.resized == [
+        "pos_embed (1, 17, 32) to (1, 16, 32)"
+    ]
     assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
 
 
@@ -102,6 +125,8 @@ def test_a_distilled_model_needs_a_distilled_file(tmp_path):
 def test_initialising_leaves_loaded_positions_alone(tmp_path):
     """mmpretrain would draw new positions over those of the file if init_cfg is a list."""
     init_cfg = [dict(type="Pretrained", checkpoint=str(save(tmp_path, deit())))]
-    model = MODELS.build(dict(type="MRLAViT", arch=ARCH, layer_attention=LIGHT, img_size=64, init_cfg=init_cfg))
+    model = MODELS.build(
+        dict(type="MRLAViT", arch=ARCH, layer_attention=LIGHT, img_size=64, init_cfg=init_cfg)
+    )
     model.init_weights()
     assert torch.equal(model.state_dict()["pos_embed"], deit()["pos_embed"])

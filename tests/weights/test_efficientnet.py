@@ -14,7 +14,15 @@ from mrla_mm.weights import convert, load_weights, read_checkpoint
 
 from .conftest import same, without
 
-STAGES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 5, 5: 7, 6: 8}  # mmdet's layers end where these of torchvision's features do
+STAGES = {
+    0: 0,
+    1: 1,
+    2: 2,
+    3: 3,
+    4: 5,
+    5: 7,
+    6: 8,
+}  # mmdet's layers end where these of torchvision's features do
 SETTINGS = dict(conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5))
 
 
@@ -46,7 +54,9 @@ def check_features(backbone, original, indices):
     for index, level in zip(indices, backbone.eval()(image), strict=True):
         expected = features[STAGES[index]]
         assert expected.std() > 0.1
-        torch.testing.assert_close(level, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item())
+        torch.testing.assert_close(
+            level, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().item()
+        )
 
 
 @pytest.mark.parametrize("suffix", ["", "_mrla_light"])
@@ -76,14 +86,19 @@ def test_names_and_shapes_of_every_size(size):
 
 @pytest.mark.parametrize(
     ("options", "advice"),
-    [(dict(SETTINGS, norm_cfg=dict(type="BN", eps=1e-3)), ["norm_cfg.eps"]), ({}, ["conv_cfg.type", "norm_cfg.eps"])],
+    [
+        (dict(SETTINGS, norm_cfg=dict(type="BN", eps=1e-3)), ["norm_cfg.eps"]),
+        ({}, ["conv_cfg.type", "norm_cfg.eps"]),
+    ],
     ids=["eps", "defaults"],
 )
 def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
     """Neither changes a shape, and either changes the features: the report says so, for such files alone."""
     backbone = PlainEfficientNet("b0", **options)
     notes = load_weights(backbone, path).notes
-    assert len(notes) == len(advice) and all(text in note for text, note in zip(advice, notes, strict=True))
+    assert len(notes) == len(advice) and all(
+        text in note for text, note in zip(advice, notes, strict=True)
+    )
     ours = path.with_name("ours.pth")
     torch.save(backbone.state_dict(), ours)
     assert not load_weights(PlainEfficientNet("b0", **options), ours).notes
@@ -98,9 +113,13 @@ def test_another_size_is_refused(path):
 
 def test_a_files_names_come_back_to_the_same_bytes(path, tmp_path):
     """Classifier included; of layer attention no file in torchvision's names exists, and none is made up."""
-    ours, _, left = convert(path, MRLAEfficientNet("b0", **SETTINGS), target="mrla_mm", folder=tmp_path)
+    ours, _, left = convert(
+        path, MRLAEfficientNet("b0", **SETTINGS), target="mrla_mm", folder=tmp_path
+    )
     assert not left
-    theirs, _, left = convert(ours, MRLAEfficientNet("b0", **SETTINGS), target="release", folder=tmp_path)
+    theirs, _, left = convert(
+        ours, MRLAEfficientNet("b0", **SETTINGS), target="release", folder=tmp_path
+    )
     assert not left
     assert same(read_checkpoint(theirs)["state_dict"], read_checkpoint(path))
     trained = tmp_path / "trained.pth"
@@ -111,6 +130,9 @@ def test_a_files_names_come_back_to_the_same_bytes(path, tmp_path):
 
 @pytest.mark.parametrize("size", ["b0", "es"])
 def test_our_own_checkpoints_keep_their_names(size):
-    state, loaded = MRLAEfficientNet(size).state_dict(), MRLAEfficientNet(size, zero_init_attention=False)
+    state, loaded = (
+        MRLAEfficientNet(size).state_dict(),
+        MRLAEfficientNet(size, zero_init_attention=False),
+    )
     loaded.load_state_dict(state)
     assert same(loaded.state_dict(), state)

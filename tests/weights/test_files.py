@@ -20,7 +20,10 @@ BROKEN = {
     "page": (b"\n<!DOCTYPE html><html><title>Log in</title>", "web page"),
     "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS"),
     "cut": (WHOLE[: len(WHOLE) // 2], "damaged"),
-    "cut-old-format": (checkpoint_bytes({"weight": torch.rand(500)}, zipped=False)[:1500], "damaged"),
+    "cut-old-format": (
+        checkpoint_bytes({"weight": torch.rand(500)}, zipped=False)[:1500],
+        "damaged",
+    ),
     "list": (checkpoint_bytes([torch.rand(1)]), "a list"),
     "module": (checkpoint_bytes(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear"),
 }
@@ -41,7 +44,9 @@ def test_code_in_a_file_is_not_executed(function, zipped, tmp_path, monkeypatch)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     victim, path = tmp_path / "created", tmp_path / "evil.pth"
     code = f"open({str(victim)!r}, 'w')" if function is builtins.exec else f"touch {victim}"
-    torch.save({"state_dict": {"w": Payload(function, code)}}, path, _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"state_dict": {"w": Payload(function, code)}}, path, _use_new_zipfile_serialization=zipped
+    )
     with pytest.raises(InputError, match=function.__name__):
         read_checkpoint(path)
     assert not victim.exists()
@@ -59,7 +64,10 @@ def test_arguments_of_a_training_script_are_read(tmp_path):
 
 
 def test_missing_files_and_names(tmp_path):
-    for location, expected in ((tmp_path, "not a file"), ("torchvision://resnet5O", "nearest: .*resnet50")):
+    for location, expected in (
+        (tmp_path, "not a file"),
+        ("torchvision://resnet5O", "nearest: .*resnet50"),
+    ):
         with pytest.raises(InputError, match=expected):
             read_checkpoint(location)
 

@@ -33,10 +33,19 @@ class Detector(BaseModel):
 def runner(tmp_path, model, **more):
     loader = dict(dataset=[torch.rand(3, 32, 32)] * 2, batch_size=2, num_workers=0)
     loader["sampler"] = dict(type="DefaultSampler", shuffle=False)
-    options = dict(test_dataloader=loader, test_cfg=dict(), test_evaluator=[], default_scope="mmengine")
-    options |= dict(train_dataloader=copy.deepcopy(loader), train_cfg=dict(by_epoch=True, max_epochs=2))
-    options |= dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)), default_hooks=dict(checkpoint=None))
-    options |= dict(custom_hooks=[dict(type="CheckpointCheckHook")], experiment_name=f"{tmp_path.name}{id(model)}")
+    options = dict(
+        test_dataloader=loader, test_cfg=dict(), test_evaluator=[], default_scope="mmengine"
+    )
+    options |= dict(
+        train_dataloader=copy.deepcopy(loader), train_cfg=dict(by_epoch=True, max_epochs=2)
+    )
+    options |= dict(
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)), default_hooks=dict(checkpoint=None)
+    )
+    options |= dict(
+        custom_hooks=[dict(type="CheckpointCheckHook")],
+        experiment_name=f"{tmp_path.name}{id(model)}",
+    )
     return Runner(model=model, work_dir=str(tmp_path), **options, **more)
 
 
@@ -55,7 +64,9 @@ def save(tmp_path, state, **meta):
 )
 def test_testing_takes_the_models_own_checkpoint_only(tmp_path, model, file, reason):
     """A deeper model's has all that the model needs, and more."""
-    runner(tmp_path, Detector(**file), load_from=save(tmp_path, Detector(**file).state_dict())).test()
+    runner(
+        tmp_path, Detector(**file), load_from=save(tmp_path, Detector(**file).state_dict())
+    ).test()
     with pytest.raises(InputError, match=reason):
         runner(tmp_path, Detector(**model), load_from=str(tmp_path / "w.pth")).test()
 
@@ -73,12 +84,18 @@ def test_testing_needs_trained_layer_attention_of_the_same_heads(tmp_path):
 def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
     """With other heads, from plain weights, and from the authors'; never from another backbone."""
     released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
-    for state in (Detector(classes=5).state_dict(), without(Detector().state_dict(), ".mrla."), released):
+    for state in (
+        Detector(classes=5).state_dict(),
+        without(Detector().state_dict(), ".mrla."),
+        released,
+    ):
         built = runner(tmp_path, Detector(), load_from=save(tmp_path, state))
         built.train()
         assert built.epoch == 2
     scale = built.model.backbone.layer1[0].mrla.attention.history_scale
-    torch.testing.assert_close(scale, released["backbone.layer1.0.mrla.lambda_t"].flatten(), atol=0.1, rtol=0)
+    torch.testing.assert_close(
+        scale, released["backbone.layer1.0.mrla.lambda_t"].flatten(), atol=0.1, rtol=0
+    )
     for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
         with pytest.raises(InputError):
             runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()

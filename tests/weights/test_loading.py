@@ -16,13 +16,27 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
 from . import conftest as files
-from .conftest import LIGHT, VARIANTS, narrow, plain_resnet, prefixed, released_resnet, same, save, without
+from .conftest import (
+    LIGHT,
+    VARIANTS,
+    narrow,
+    plain_resnet,
+    prefixed,
+    released_resnet,
+    same,
+    save,
+    without,
+)
 
 
 def backbone(checkpoint, kind="Pretrained", **options):
     """Build a backbone and initialise it as a run does."""
     init_cfg = dict(type=kind, checkpoint=str(checkpoint), **options)
-    built = MODELS.build(dict(type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT, init_cfg=init_cfg))
+    built = MODELS.build(
+        dict(
+            type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT, init_cfg=init_cfg
+        )
+    )
     built.init_weights()
     return built
 
@@ -33,17 +47,30 @@ def message(*args, **kwargs):
     return str(caught.value)
 
 
-OTHER = {key: torch.zeros(2) for key in ("head.fc.weight", "neck.convs.0.weight", "roi_head.bbox_head.fc_cls.bias")}
+OTHER = {
+    key: torch.zeros(2)
+    for key in ("head.fc.weight", "neck.convs.0.weight", "roi_head.bbox_head.fc_cls.bias")
+}
 FORMS = {
     "bare": lambda s: s,
     "state_dict": lambda s: {"state_dict": s, "meta": {}},
     "model": lambda s: {"model": s, "epoch": 3},
-    "classifier": lambda s: {"state_dict": {**prefixed(s, "backbone."), "head.fc.weight": torch.zeros(2, 2)}},
-    "detector": lambda s: {"meta": {}, "state_dict": {**OTHER, **prefixed(s, "backbone.")}, "optimizer": {}},
+    "classifier": lambda s: {
+        "state_dict": {**prefixed(s, "backbone."), "head.fc.weight": torch.zeros(2, 2)}
+    },
+    "detector": lambda s: {
+        "meta": {},
+        "state_dict": {**OTHER, **prefixed(s, "backbone.")},
+        "optimizer": {},
+    },
     "ddp": lambda s: prefixed(s, "module."),
-    "ddp-classifier": lambda s: {"state_dict": prefixed(s, "module.backbone.") | {"module.head.b": torch.ones(1)}},
+    "ddp-classifier": lambda s: {
+        "state_dict": prefixed(s, "module.backbone.") | {"module.head.b": torch.ones(1)}
+    },
     "compiled": lambda s: prefixed(s, "_orig_mod."),
-    "mmengine-ema": lambda s: {"ema_state_dict": prefixed(s, "module.backbone.") | {"steps": torch.tensor(4)}},
+    "mmengine-ema": lambda s: {
+        "ema_state_dict": prefixed(s, "module.backbone.") | {"steps": torch.tensor(4)}
+    },
     "timm-ema": lambda s: {"state_dict_ema": prefixed(s, "module.")},
     "deit-ema": lambda s: {"model_ema": s},
     "nested": lambda s: {"model": {"state_dict": s}},
@@ -66,7 +93,9 @@ def test_the_model_is_preferred_to_its_average_unless_asked(trained, tmp_path):
 def test_explicit_prefix(trained, tmp_path):
     """A prefix chooses among several models in a file; without it, or with a wrong one, nothing is guessed."""
     teacher = {key: value + 1 for key, value in trained.items()}
-    path = save(tmp_path, {**prefixed(trained, "student.net."), **prefixed(teacher, "teacher.net.")})
+    path = save(
+        tmp_path, {**prefixed(trained, "student.net."), **prefixed(teacher, "teacher.net.")}
+    )
     assert same(backbone(path, prefix="student.net").state_dict(), trained)
     assert "nothing was loaded" in message(path)
     assert "nobody." in message(path, prefix="nobody")
@@ -76,15 +105,23 @@ def test_explicit_prefix(trained, tmp_path):
 def test_files_of_the_authors(variant, attention, tmp_path):
     """The release's names land where they belong, every tensor of the file is used, none of the model is left."""
     released = released_resnet(variant)
-    report = load_weights(model := narrow(18, attention), save(tmp_path, {"state_dict": prefixed(released, "module.")}))
+    report = load_weights(
+        model := narrow(18, attention),
+        save(tmp_path, {"state_dict": prefixed(released, "module.")}),
+    )
     state = model.state_dict()
     assert len(report.matched) == len(state) == len(released) - 2
-    assert not (report.missing or report.fresh or report.additional or report.unexpected or report.unused)
+    assert not (
+        report.missing or report.fresh or report.additional or report.unexpected or report.unused
+    )
     assert report.heads == ["head.fc.weight", "head.fc.bias"]
     stage = "layer3" if variant == "light" else "stages.2"
     names = {"query": "mrla.mrla.Wq", "key": "mrla.mrla.Wk", "value": "mrla.mrla.Wv"}
     names = {f"mrla.attention.{ours}.weight": f"{theirs}.weight" for ours, theirs in names.items()}
-    names |= {f"mrla.norm.{each}": f"bn_mrla.{each}" for each in ("weight", "bias", "running_mean", "running_var")}
+    names |= {
+        f"mrla.norm.{each}": f"bn_mrla.{each}"
+        for each in ("weight", "bias", "running_mean", "running_var")
+    }
     for ours, theirs in (names | {"conv2.weight": "conv2.weight"}).items():
         assert torch.equal(state[f"layer3.1.{ours}"], released[f"{stage}.1.{theirs}"]), ours
     if variant == "light":
@@ -95,7 +132,9 @@ def test_files_of_the_authors(variant, attention, tmp_path):
 def test_torchvision_resnet50_is_a_warm_start(tmp_path):
     """Everything but layer attention loads."""
     plain = files.torchvision_resnet(50).state_dict()
-    report = load_weights(MRLAResNet(50, dict(type="MRLALight"), init_cfg=None), save(tmp_path, plain))
+    report = load_weights(
+        MRLAResNet(50, dict(type="MRLALight"), init_cfg=None), save(tmp_path, plain)
+    )
     assert len(report.matched) == len(plain) - 2 and not report.missing
     assert all(".mrla." in key for key in report.fresh) and len(report.fresh) == 16 * 9
     assert "starts as an exact identity" in report.table()
@@ -104,7 +143,10 @@ def test_torchvision_resnet50_is_a_warm_start(tmp_path):
 WRONG = {
     "no weights": (lambda s: {"meta": {}, "epoch": 1}, "no weights"),
     "deeper": (lambda s: released_resnet("light", 34), "layer1.2.conv1.weight"),
-    "wider": (lambda s: plain_resnet(50), "(16, 16, 1, 1) in the file, (16, 16, 3, 3) in the model"),
+    "wider": (
+        lambda s: plain_resnet(50),
+        "(16, 16, 1, 1) in the file, (16, 16, 3, 3) in the model",
+    ),
     "other": (lambda s: torchvision.models.squeezenet1_1().state_dict(), "another kind of model"),
     "part-of-attention": (lambda s: without(s, "layer2.0.mrla.attention.query"), "layer2.0"),
     "no-norm": (lambda s: without(s, "layer1.0.bn2.running_var"), "layer1.0.bn2.running_var"),
@@ -153,14 +195,25 @@ def test_added_parts_may_be_missing(trained, tmp_path):
     ("file", "expected"),
     [
         (dict(type="MRLALight", head_channels=8), "head_channels=8, the model has 16"),
-        (dict(type="MRLALight", head_channels=16, previous="output"), "previous='output', the model has 'shortcut'"),
-        (dict(type="MRLALight", head_channels=16, value="dwconv_gelu"), "value='dwconv_gelu', the model has 'dwconv'"),
+        (
+            dict(type="MRLALight", head_channels=16, previous="output"),
+            "previous='output', the model has 'shortcut'",
+        ),
+        (
+            dict(type="MRLALight", head_channels=16, value="dwconv_gelu"),
+            "value='dwconv_gelu', the model has 'dwconv'",
+        ),
         (dict(type="MRLALight"), "head_channels=32, the model has 16"),
         (dict(type="mrla_mm.attention.light.MRLALight", head_channels=16), None),
-        (dict(type="mrla_mm.attention.base.MRLABase"), "type='MRLABase', the model has 'MRLALight'"),
+        (
+            dict(type="mrla_mm.attention.base.MRLABase"),
+            "type='MRLABase', the model has 'MRLALight'",
+        ),
     ],
 )
-def test_trained_with_another_attention_of_the_same_shapes(file, expected, published, trained, tmp_path):
+def test_trained_with_another_attention_of_the_same_shapes(
+    file, expected, published, trained, tmp_path
+):
     """What shapes cannot tell, metadata can: of published files and, without running it, of a training's config."""
     pairs = ", ".join(f"{key}={value!r}" for key, value in file.items())
     text = f"model = dict(backbone=dict(layer_attention=dict({pairs})))\nraise SystemExit\n"
@@ -173,10 +226,14 @@ def test_trained_with_another_attention_of_the_same_shapes(file, expected, publi
         backbone(path, strict=False)
 
 
-@pytest.mark.parametrize("kind", [PretrainedInit, "mmengine.Pretrained", "mmengine.model.weight_init.PretrainedInit"])
+@pytest.mark.parametrize(
+    "kind", [PretrainedInit, "mmengine.Pretrained", "mmengine.model.weight_init.PretrainedInit"]
+)
 def test_configs_that_name_the_class_are_strict_too(kind, trained, tmp_path):
     """All that is loaded stays: mmengine initialises the parts of a module after what it does not call Pretrained."""
-    assert same(backbone(save(tmp_path, prefixed(trained, "backbone.")), kind=kind).state_dict(), trained)
+    assert same(
+        backbone(save(tmp_path, prefixed(trained, "backbone.")), kind=kind).state_dict(), trained
+    )
     assert "nothing was loaded" in message(save(tmp_path, without(trained, "layer4.")), kind=kind)
 
 
@@ -185,7 +242,9 @@ def test_other_entries_of_init_cfg_come_first(trained, tmp_path):
     plain = without(trained, ".mrla.")
     files = dict(type="Pretrained", checkpoint=str(save(tmp_path, plain)))
     cfg = [files, dict(type="Constant", layer=["Conv1d", "Conv2d"], val=0.25)]
-    built = MODELS.build(dict(type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT, init_cfg=cfg))
+    built = MODELS.build(
+        dict(type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT, init_cfg=cfg)
+    )
     built.init_weights()
     state = built.state_dict()
     assert all(torch.equal(state[key], value) for key, value in plain.items())
@@ -198,7 +257,9 @@ def test_a_models_initialisation_leaves_what_its_backbone_loaded(trained, tmp_pa
     class Detector(BaseModel):
         def __init__(self):
             super().__init__(init_cfg=dict(type="Constant", layer=["Conv2d", "Linear"], val=3.0))
-            self.backbone = narrow(18, init_cfg=dict(type="Pretrained", checkpoint=str(path), prefix="net"))
+            self.backbone = narrow(
+                18, init_cfg=dict(type="Pretrained", checkpoint=str(path), prefix="net")
+            )
             self.head = nn.Linear(2, 2)
 
         def forward(self, *_):
@@ -217,7 +278,9 @@ def test_every_loader_takes_the_authors_names(variant, attention, tmp_path):
     load_weights(expected, save(tmp_path, released))
     whole = nn.ModuleDict({"backbone": model, "head": nn.Linear(2, 2)})
     released = prefixed(released, "backbone.") | prefixed(whole.head.state_dict(), "head.")
-    load_checkpoint(whole, str(save(tmp_path, released, "released.pth")), strict=True)  # mmengine's, by torch's
+    load_checkpoint(
+        whole, str(save(tmp_path, released, "released.pth")), strict=True
+    )  # mmengine's, by torch's
     assert same(model.state_dict(), expected.state_dict())
 
 
@@ -232,10 +295,18 @@ def test_pvtv2_files_of_the_authors(cls, tmp_path):
     assert all(".mrla." in key for key in other.load_state_dict(authors, strict=False).missing_keys)
     for state in (model.state_dict(), other.state_dict()):
         qkv = state["layers.2.1.1.attn.attn.in_proj_weight"]
-        assert torch.equal(qkv, torch.cat([authors[f"block3.1.attn.{name}.weight"] for name in ("q", "kv")]))
-        assert torch.equal(state["layers.0.0.projection.weight"], authors["patch_embed1.proj.weight"])
-    scales = [value for key, value in model.state_dict().items() if key.endswith("mrla.norm.weight")]
-    assert len(scales) == (8 if cls is MRLAPVTv2 else 0) and not any(scale.any() for scale in scales)
+        assert torch.equal(
+            qkv, torch.cat([authors[f"block3.1.attn.{name}.weight"] for name in ("q", "kv")])
+        )
+        assert torch.equal(
+            state["layers.0.0.projection.weight"], authors["patch_embed1.proj.weight"]
+        )
+    scales = [
+        value for key, value in model.state_dict().items() if key.endswith("mrla.norm.weight")
+    ]
+    assert len(scales) == (8 if cls is MRLAPVTv2 else 0) and not any(
+        scale.any() for scale in scales
+    )
     wide = cls("b1", init_cfg=dict(type="Pretrained", checkpoint=str(path)))
     with pytest.raises(InputError, match="another shape"):
         wide.init_weights()
@@ -249,7 +320,9 @@ def pvtv2_state(width):
         state[name] = torch.rand(shape, generator=generator)
 
     before = 3
-    for stage, (scale, ratio, mlp) in enumerate([(1, 8, 8), (2, 4, 8), (5, 2, 4), (8, 1, 4)], start=1):
+    for stage, (scale, ratio, mlp) in enumerate(
+        [(1, 8, 8), (2, 4, 8), (5, 2, 4), (8, 1, 4)], start=1
+    ):
         dim, kernel = width * scale, 7 if stage == 1 else 3
         add(f"patch_embed{stage}.proj.weight", dim, before, kernel, kernel)
         for norm in (f"patch_embed{stage}.norm", f"norm{stage}"):

@@ -1,7 +1,7 @@
 """mmcv's compiled ops in PyTorch and torchvision, with the signatures that the wrappers in ``mmcv.ops`` call.
 
-Outputs are written into tensors that the caller allocates, as mmcv does. Half-precision inputs are computed in
-float32 and rounded once, at the end.
+Outputs are written into tensors that the caller allocates, as mmcv does. Half-precision inputs are
+computed in float32 and rounded once, at the end.
 """
 
 from mrla_mm.compat.ext_ops import attention, carafe, deform, focal, masked_conv, nms, roi
@@ -41,4 +41,6 @@ def get_compiling_cuda_version() -> str:
     return "none (stand-in ops of mrla_mm)"
 
 
-OPS.update(get_compiler_version=get_compiler_version, get_compiling_cuda_version=get_compiling_cuda_version)
+OPS.update(
+    get_compiler_version=get_compiler_version, get_compiling_cuda_version=get_compiling_cuda_version
+)

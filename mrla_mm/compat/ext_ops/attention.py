@@ -27,7 +27,12 @@ def ms_deform_attn_forward(
         im2col_step: of mmcv's kernel, unused.
     """
     dtype = compute_dtype(value)
-    attended = _attend(value.to(dtype), value_spatial_shapes, sampling_locations.to(dtype), attention_weights.to(dtype))
+    attended = _attend(
+        value.to(dtype),
+        value_spatial_shapes,
+        sampling_locations.to(dtype),
+        attention_weights.to(dtype),
+    )
     return attended.to(value.dtype)
 
 
@@ -53,6 +58,8 @@ def ms_deform_attn_backward(
 
 
 def _attend(value: Tensor, shapes: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-    from mmcv.ops.multi_scale_deform_attn import multi_scale_deformable_attn_pytorch  # it imports this package's ops
+    from mmcv.ops.multi_scale_deform_attn import (
+        multi_scale_deformable_attn_pytorch,
+    )  # it imports this package's ops
 
     return multi_scale_deformable_attn_pytorch(value, shapes, locations, weights)

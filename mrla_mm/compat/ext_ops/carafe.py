@@ -10,27 +10,42 @@ from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
 
 
 def carafe_forward(
-    features: Tensor, masks: Tensor, rfeatures: Tensor, routput: Tensor, rmasks: Tensor, output: Tensor, **geometry: int
+    features: Tensor,
+    masks: Tensor,
+    rfeatures: Tensor,
+    routput: Tensor,
+    rmasks: Tensor,
+    output: Tensor,
+    **geometry: int,
 ) -> None:
     """Write the upsampled features into ``output`` and, as mmcv passes it to the backward, a copy into ``rfeatures``.
 
-    ``masks`` (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor) are the kernels, per channel group.
+    ``masks`` (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor) are the kernels,
+    per channel group.
     """
     rfeatures.copy_(features)
     output.copy_(_reassemble(features, masks, **geometry))
 
 
-def carafe_backward(grad_output: Tensor, rfeatures: Tensor, masks: Tensor, *buffers: Tensor, **geometry: int) -> None:
+def carafe_backward(
+    grad_output: Tensor, rfeatures: Tensor, masks: Tensor, *buffers: Tensor, **geometry: int
+) -> None:
     """Write the gradients of features and masks into the last two buffers."""
     write_gradients(partial(_reassemble, **geometry), (rfeatures, masks), buffers[-2:], grad_output)
 
 
-def _reassemble(features: Tensor, masks: Tensor, *, kernel_size: int, group_size: int, scale_factor: int) -> Tensor:
+def _reassemble(
+    features: Tensor, masks: Tensor, *, kernel_size: int, group_size: int, scale_factor: int
+) -> Tensor:
     """Each output cell is a weighted sum of the cells around its source cell."""
     batch, channels, height, width = features.shape
     dtype = compute_dtype(features)
-    patches = unfold(features.to(dtype), kernel_size, padding=kernel_size // 2)  # (B, C * taps, H * W)
+    patches = unfold(
+        features.to(dtype), kernel_size, padding=kernel_size // 2
+    )  # (B, C * taps, H * W)
     patches = patches.view(batch, group_size, channels // group_size, kernel_size**2, height, width)
-    kernels = masks.to(dtype).view(batch, group_size, kernel_size**2, height, scale_factor, width, scale_factor)
+    kernels = masks.to(dtype).view(
+        batch, group_size, kernel_size**2, height, scale_factor, width, scale_factor
+    )
     out = torch.einsum("bgcthw,bgthiwj->bgchiwj", patches, kernels)
     return out.reshape(batch, channels, height * scale_factor, width * scale_factor)

@@ -12,7 +12,10 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def write_gradients(
-    run: Callable[..., Tensor], inputs: Sequence[Tensor], wanted: Sequence[Tensor | None], grad_output: Tensor
+    run: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    wanted: Sequence[Tensor | None],
+    grad_output: Tensor,
 ) -> None:
     """Run ``run(*inputs)`` again, and write the gradients of those inputs that have a tensor in ``wanted``."""
     with torch.enable_grad():
@@ -22,7 +25,9 @@ def write_gradients(
         ]
         output = run(*leaves)
         pairs = [(leaf, out) for leaf, out in zip(leaves, wanted, strict=True) if out is not None]
-        grads = torch.autograd.grad(output, [leaf for leaf, _ in pairs], grad_output.to(output.dtype))
+        grads = torch.autograd.grad(
+            output, [leaf for leaf, _ in pairs], grad_output.to(output.dtype)
+        )
     for grad, (_, out) in zip(grads, pairs, strict=True):
         out.copy_(grad)
 

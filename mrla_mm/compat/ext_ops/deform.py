@@ -1,10 +1,12 @@
 """Deformable convolution, plain (Dai et al., ICCV 2017) and modulated (Zhu et al., CVPR 2019), through torchvision.
 
-mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that mmcv passes for its
-own kernels are left alone. Gradients are those of torchvision's op, which is run again for them.
+mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that
+mmcv passes for its own kernels are left alone. Gradients are those of torchvision's op, which is
+run again for them.
 
-Offset and mask of a modulated convolution may be of a larger grid than the output (DyHead's are). As mmcv's kernels
-index the memory of each sample as if it had the output's grid, its first elements count and the others are unused.
+Offset and mask of a modulated convolution may be of a larger grid than the output (DyHead's are).
+As mmcv's kernels index the memory of each sample as if it had the output's grid, its first elements
+count and the others are unused.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,13 @@ from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops, write_
 
 
 def deform_conv_forward(
-    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, columns: Tensor, ones: Tensor, **geometry
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    output: Tensor,
+    columns: Tensor,
+    ones: Tensor,
+    **geometry,
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``geometry`` as mmcv passes it."""
     output.copy_(_convolution(output, _plain_geometry(**geometry))(input, offset, weight))
@@ -34,7 +42,9 @@ def deform_conv_backward_input(
 ) -> None:
     """Write the gradients of input and offset."""
     tensors, wanted = [input, offset, weight], [grad_input, grad_offset, None]
-    write_gradients(_convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output)
+    write_gradients(
+        _convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output
+    )
 
 
 def deform_conv_backward_parameters(
@@ -50,7 +60,9 @@ def deform_conv_backward_parameters(
     """Write ``scale`` times the gradient of the weight, which has the shape of ``grad_weight``."""
     weight = torch.zeros_like(grad_weight)  # this gradient does not depend on the weight's values
     tensors, wanted = [input, offset, weight], [None, None, grad_weight]
-    write_gradients(_convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output)
+    write_gradients(
+        _convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output
+    )
     grad_weight.mul_(scale)
 
 
@@ -92,16 +104,24 @@ def modulated_deform_conv_backward(
     count = 4 + with_bias
     tensors = [input, offset, weight, mask, bias][:count]
     wanted = [grad_input, grad_offset, grad_weight, grad_mask, grad_bias][:count]
-    write_gradients(_convolution(grad_output, _modulated_geometry(**geometry)), tensors, wanted, grad_output)
+    write_gradients(
+        _convolution(grad_output, _modulated_geometry(**geometry)), tensors, wanted, grad_output
+    )
 
 
-def _plain_geometry(*, dH, dW, padH, padW, dilationH, dilationW, **rest) -> dict[str, tuple[int, int]]:
+def _plain_geometry(
+    *, dH, dW, padH, padW, dilationH, dilationW, **rest
+) -> dict[str, tuple[int, int]]:
     """Return torchvision's arguments; it reads kernel size and groups off the shapes and has no im2col step."""
     return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
 
 
-def _modulated_geometry(*, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, **rest) -> dict:
-    return dict(stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w))
+def _modulated_geometry(
+    *, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, **rest
+) -> dict:
+    return dict(
+        stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w)
+    )
 
 
 def _convolution(output: Tensor, geometry: dict) -> Callable[..., Tensor]:
@@ -113,7 +133,8 @@ def _convolution(output: Tensor, geometry: dict) -> Callable[..., Tensor]:
         mask, bias = (*more, None, None)[:2]
         if mask is not None and mask.shape[2:] != size:
             offset, mask = (
-                t.flatten(1)[:, : t.shape[1] * size.numel()].unflatten(1, (-1, *size)) for t in (offset, mask)
+                t.flatten(1)[:, : t.shape[1] * size.numel()].unflatten(1, (-1, *size))
+                for t in (offset, mask)
             )
         return torchvision_ops().deform_conv2d(input, offset, weight, bias, mask=mask, **geometry)
 

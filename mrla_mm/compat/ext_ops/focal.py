@@ -16,7 +16,8 @@ def sigmoid_focal_loss_forward(
 ) -> None:
     """Write the loss of every score into ``output`` (N, C).
 
-    With p = sigmoid(x): -alpha (1 - p)^gamma log(p) where c is the target, -(1 - alpha) p^gamma log(1 - p) elsewhere.
+    With p = sigmoid(x): -alpha (1 - p)^gamma log(p) where c is the target, -(1 - alpha) p^gamma
+    log(1 - p) elsewhere.
 
     Args:
         input: (N, C) logits.
@@ -38,7 +39,8 @@ def sigmoid_focal_loss_backward(
 ) -> None:
     """Write the derivative of each loss with respect to its logit into ``grad_input`` (N, C).
 
-    With s = x where c is the target and -x elsewhere, p = sigmoid(s): dL/ds = b (1 - p)^gamma (gamma p log(p) + p - 1).
+    With s = x where c is the target and -x elsewhere, p = sigmoid(s): dL/ds = b (1 - p)^gamma
+    (gamma p log(p) + p - 1).
     """
     for part, hit, x in _score_chunks(input, target):
         signed = torch.where(hit, x, -x)

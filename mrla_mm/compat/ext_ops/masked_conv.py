@@ -5,14 +5,26 @@ from torch.nn.functional import unfold
 
 
 def masked_im2col_forward(
-    im: Tensor, rows: Tensor, columns: Tensor, col: Tensor, *, kernel_h: int, kernel_w: int, pad_h: int, pad_w: int
+    im: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    col: Tensor,
+    *,
+    kernel_h: int,
+    kernel_w: int,
+    pad_h: int,
+    pad_w: int,
 ) -> None:
     """Write the patches of ``im`` (1, C, H, W) that belong to n output cells into ``col`` (C * taps, n)."""
     width = im.shape[3] + 2 * pad_w - kernel_w + 1
-    patches = unfold(im, (kernel_h, kernel_w), padding=(pad_h, pad_w))[0]  # (C * taps, output cells)
+    patches = unfold(im, (kernel_h, kernel_w), padding=(pad_h, pad_w))[
+        0
+    ]  # (C * taps, output cells)
     col.copy_(patches[:, rows * width + columns])
 
 
-def masked_col2im_forward(col: Tensor, rows: Tensor, columns: Tensor, im: Tensor, **size: int) -> None:
+def masked_col2im_forward(
+    col: Tensor, rows: Tensor, columns: Tensor, im: Tensor, **size: int
+) -> None:
     """Write ``col`` (C, n) to the given cells of ``im`` (1, C, H, W)."""
     im[0, :, rows, columns] = col

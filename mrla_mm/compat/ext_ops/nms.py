@@ -12,7 +12,8 @@ NAIVE, LINEAR, GAUSSIAN = range(3)  # mmcv's numbering
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
     """Return the indices of the boxes that greedy suppression keeps, by descending score.
 
-    With offset 1 a box is ``x2 - x1 + 1`` wide, so it overlaps others as a box with x2 and y2 one larger does.
+    With offset 1 a box is ``x2 - x1 + 1`` wide, so it overlaps others as a box with x2 and y2 one
+    larger does.
 
     Args:
         boxes: (N, 4) as x1, y1, x2, y2.
@@ -40,8 +41,8 @@ def softnms(
 ) -> Tensor:
     """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps, and drops none.
 
-    Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns their indices.
-    As in mmcv, the best box stays whatever its score.
+    Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns
+    their indices. As in mmcv, the best box stays whatever its score.
     """
     if boxes.numel() == 0:
         return torch.empty(0, dtype=torch.long)
@@ -56,7 +57,9 @@ def softnms(
         if method == GAUSSIAN:
             score[rest] *= np.exp(-(overlap**2) / sigma)
         else:
-            score[rest] *= np.where(overlap >= iou_threshold, 1 - overlap if method == LINEAR else 0, 1)
+            score[rest] *= np.where(
+                overlap >= iou_threshold, 1 - overlap if method == LINEAR else 0, 1
+            )
         rest = rest[score[rest] >= min_score]
     dets[: len(kept), :4] = boxes[kept].to(dets.dtype)
     dets[: len(kept), 4] = torch.from_numpy(score[kept]).to(dets.dtype)

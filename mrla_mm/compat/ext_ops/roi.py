@@ -27,20 +27,25 @@ def roi_align_forward(
 ) -> None:
     """Pool each of the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, aligned_height, aligned_width).
 
-    ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the row and column of the
-    winning sample in its bin's grid, and the row -1 in a bin without samples, whose output is 0. mmcv stores
-    coordinates there, which half precision would round; only :func:`roi_align_backward` reads them.
+    ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the
+    row and column of the winning sample in its bin's grid, and the row -1 in a bin without samples,
+    whose output is 0. mmcv stores coordinates there, which half precision would round; only
+    :func:`roi_align_backward` reads them.
     """
     dtype = compute_dtype(input)
     rois, geometry = rois.to(dtype), (spatial_scale, sampling_ratio, aligned)
     if pool_mode == AVG:
         average(input, rois, output, *geometry)
         return
-    cells = input.permute(0, 2, 3, 1).to(dtype).contiguous()  # (B, H, W, C): a cell's channels are fetched together
+    cells = (
+        input.permute(0, 2, 3, 1).to(dtype).contiguous()
+    )  # (B, H, W, C): a cell's channels are fetched together
     for part in _chunks(output):
         bins = Bins.of(rois[part], output.shape[2:], *geometry)
         best, best_y, best_x = _max_samples(cells, bins)
-        output[part], argmax_y[part], argmax_x[part] = (t.permute(0, 3, 1, 2) for t in (best, best_y, best_x))
+        output[part], argmax_y[part], argmax_x[part] = (
+            t.permute(0, 3, 1, 2) for t in (best, best_y, best_x)
+        )
 
 
 def roi_align_backward(
@@ -66,10 +71,18 @@ def roi_align_backward(
     grad = torch.zeros(grad_input.shape, dtype=dtype, device=grad_input.device)
     for part in _chunks(grad_output):
         bins = Bins.of(rois[part], grad_output.shape[2:], *geometry)
-        grad_part, row, column = grad_output[part].to(dtype), argmax_y[part], argmax_x[part]  # (K, C, PH, PW)
-        y = bins.sample_y(row.permute(0, 1, 3, 2)).permute(0, 1, 3, 2)  # the bin's row is the last axis in sample_y
+        grad_part, row, column = (
+            grad_output[part].to(dtype),
+            argmax_y[part],
+            argmax_x[part],
+        )  # (K, C, PH, PW)
+        y = bins.sample_y(row.permute(0, 1, 3, 2)).permute(
+            0, 1, 3, 2
+        )  # the bin's row is the last axis in sample_y
         x = bins.sample_x(column)
-        plane = bins.image.view(-1, 1, 1, 1) * channels + torch.arange(channels, device=rois.device).view(-1, 1, 1)
+        plane = bins.image.view(-1, 1, 1, 1) * channels + torch.arange(
+            channels, device=rois.device
+        ).view(-1, 1, 1)
         for cell_y, weight_y in neighbours(y, height):
             for cell_x, weight_x in neighbours(x, width):
                 index = (plane * height + cell_y) * width + cell_x
@@ -96,7 +109,11 @@ def _max_samples(cells: Tensor, bins: Bins) -> tuple[Tensor, Tensor, Tensor]:
         best[active] = torch.where(better, value, so_far)
         winner[active] = torch.where(better, number, winner[active])
     empty = winner < 0
-    return best.masked_fill_(empty, 0), (winner // columns).masked_fill_(empty, -1), winner.remainder(columns)
+    return (
+        best.masked_fill_(empty, 0),
+        (winner // columns).masked_fill_(empty, -1),
+        winner.remainder(columns),
+    )
 
 
 def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor) -> Tensor:
@@ -107,7 +124,8 @@ def _bilinear(cells: Tensor, image: Tensor, y: Tensor, x: Tensor) -> Tensor:
     line = image.view(-1, 1) * height + cell_y
     index = line[:, None, :, :, None] * width + cell_x[None, :, :, None, :]  # (2, 2, k, PH, PW)
     weight = weight_y[:, None, :, :, None] * weight_x[None, :, :, None, :]
-    # A weighted sum of four table rows: one pass, where arithmetic on the corners would take a dozen.
+    # A weighted sum of four table rows: one pass, where arithmetic on the corners would take a
+    # dozen.
     value = embedding_bag(
         index.view(4, -1).T.contiguous(),
         cells.view(-1, channels),

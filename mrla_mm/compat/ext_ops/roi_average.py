@@ -1,8 +1,9 @@
 """RoIAlign's average: a sparse product on a CPU, torchvision's operator elsewhere.
 
-The average is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as (B * H * W, C). Its backward
-is the product with the transpose, where torchvision's is one scalar thread. The samples of a bin form a grid and
-bilinear weights are separable, so that a row of the matrix is the outer product of a few weights per axis.
+The average is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as (B * H *
+W, C). Its backward is the product with the transpose, where torchvision's is one scalar thread. The
+samples of a bin form a grid and bilinear weights are separable, so that a row of the matrix is the
+outer product of a few weights per axis.
 """
 
 import numpy as np
@@ -13,8 +14,8 @@ from torch.nn.functional import embedding_bag
 from mrla_mm.compat.ext_ops.common import torchvision_ops
 from mrla_mm.compat.ext_ops.roi_bins import Bins, neighbours
 
-# A sparse product is faster where map and output have at least so many elements, and the map so many cells per bin at
-# most.
+# A sparse product is faster where map and output have at least so many elements, and the map so
+# many cells per bin at most.
 FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
 
 
@@ -22,11 +23,17 @@ def average(maps: Tensor, rois: Tensor, output: Tensor, *geometry) -> None:
     """Write the averages of ``maps`` into ``output``; geometry: spatial scale, sampling ratio, aligned."""
     if bins := _sparse_bins(maps, rois, output, *FORWARD, *geometry):
         cells = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]).to(rois.dtype)
-        pooled = _product(_matrix(bins, maps.shape), cells).view(len(rois), *bins.shape, -1).permute(0, 3, 1, 2)
+        pooled = (
+            _product(_matrix(bins, maps.shape), cells)
+            .view(len(rois), *bins.shape, -1)
+            .permute(0, 3, 1, 2)
+        )
     else:
         torchvision_ops()
         scale, *options = geometry
-        pooled = torch.ops.torchvision.roi_align(maps.to(rois.dtype), rois, scale, *output.shape[2:], *options)
+        pooled = torch.ops.torchvision.roi_align(
+            maps.to(rois.dtype), rois, scale, *output.shape[2:], *options
+        )
     output.copy_(pooled)
 
 
@@ -35,20 +42,30 @@ def average_backward(grad_output: Tensor, rois: Tensor, grad_maps: Tensor, *geom
     if bins := _sparse_bins(grad_maps, rois, grad_output, *BACKWARD, *geometry):
         grad = grad_output.permute(0, 2, 3, 1).reshape(-1, grad_output.shape[1]).to(rois.dtype)
         grad = _product(_matrix(bins, grad_maps.shape).T.tocsr(), grad)
-        for image, cells in zip(grad_maps.flatten(2), grad.view(len(grad_maps), -1, grad.shape[1]), strict=True):
+        for image, cells in zip(
+            grad_maps.flatten(2), grad.view(len(grad_maps), -1, grad.shape[1]), strict=True
+        ):
             image.copy_(cells.T)  # five times as fast as one permuted copy
     else:
         torchvision_ops()
         size, (scale, *options) = (*grad_output.shape[2:], *grad_maps.shape), geometry
         grad_output = grad_output.to(rois.dtype)
-        grad_maps.copy_(torch.ops.torchvision._roi_align_backward(grad_output, rois, scale, *size, *options))
+        grad_maps.copy_(
+            torch.ops.torchvision._roi_align_backward(grad_output, rois, scale, *size, *options)
+        )
 
 
-def _sparse_bins(maps: Tensor, rois: Tensor, output: Tensor, min_numel: int, cells_per_bin: int, *geometry):
+def _sparse_bins(
+    maps: Tensor, rois: Tensor, output: Tensor, min_numel: int, cells_per_bin: int, *geometry
+):
     """Return the bins for a sparse product, or None where torchvision's operator is to run."""
     shape, (batch, _, height, width) = output.shape[2:], maps.shape
     small = min(maps.numel(), output.numel()) < min_numel
-    if maps.device.type != "cpu" or small or len(rois) * shape.numel() * cells_per_bin < batch * height * width:
+    if (
+        maps.device.type != "cpu"
+        or small
+        or len(rois) * shape.numel() * cells_per_bin < batch * height * width
+    ):
         return None
     bins = Bins.of(rois, shape, *geometry)
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
@@ -58,7 +75,9 @@ def _sparse_bins(maps: Tensor, rois: Tensor, output: Tensor, min_numel: int, cel
 def _product(matrix, dense: Tensor) -> Tensor:
     """Multiply a SciPy CSR matrix and a dense one: a bag of weighted table rows per row of the matrix."""
     columns, ends, weights = map(torch.from_numpy, (matrix.indices, matrix.indptr, matrix.data))
-    return embedding_bag(columns, dense, ends, per_sample_weights=weights, mode="sum", include_last_offset=True)
+    return embedding_bag(
+        columns, dense, ends, per_sample_weights=weights, mode="sum", include_last_offset=True
+    )
 
 
 def _matrix(bins: Bins, maps_shape: torch.Size):

@@ -20,9 +20,18 @@ class Bins:
     shape: torch.Size  # bins per column and per row
 
     @classmethod
-    def of(cls, rois: Tensor, shape: torch.Size, spatial_scale: float, sampling_ratio: int, aligned: bool):
+    def of(
+        cls,
+        rois: Tensor,
+        shape: torch.Size,
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool,
+    ):
         """Return the bins of ``rois`` (K, 5), ``shape`` of them each; see :func:`roi_align_forward`."""
-        left, top, right, bottom = (rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)).unbind(1)
+        left, top, right, bottom = (rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)).unbind(
+            1
+        )
         height, width = bottom - top, right - left
         if not aligned:
             height, width = height.clamp(min=1), width.clamp(min=1)
@@ -47,9 +56,15 @@ class Bins:
 
 
 def _sample(index: Tensor, start: Tensor, size: Tensor, grid: Tensor, bins: int) -> Tensor:
-    start, size, grid = (t.view(-1, *[1] * (index.dim() - 1)) for t in (start, size, grid.clamp(min=1)))
+    start, size, grid = (
+        t.view(-1, *[1] * (index.dim() - 1)) for t in (start, size, grid.clamp(min=1))
+    )
     # in the order of torchvision and mmcv, so that coordinates round as theirs do
-    return start + torch.arange(bins, device=start.device) * size + (index.to(start.dtype) + 0.5) * size / grid
+    return (
+        start
+        + torch.arange(bins, device=start.device) * size
+        + (index.to(start.dtype) + 0.5) * size / grid
+    )
 
 
 def neighbours(position: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

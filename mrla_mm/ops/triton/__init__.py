@@ -1,11 +1,12 @@
 """The passes over feature maps of fused layer attention as Triton kernels; the interface is that of `cpu`.
 
-Values are loaded in the map's precision, computed in float32 and rounded once, when stored. Where a kernel sums, each
-program writes the sum of its span of the grid, and the spans are added up afterwards in one order: nothing is added
-atomically, so results are the same to the bit in every run. Contiguous and channels-last maps of any size are read as
-they lie.
+Values are loaded in the map's precision, computed in float32 and rounded once, when stored. Where a
+kernel sums, each program writes the sum of its span of the grid, and the spans are added up
+afterwards in one order: nothing is added atomically, so results are the same to the bit in every
+run. Contiguous and channels-last maps of any size are read as they lie.
 
-The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton is imported).
+The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTERPRET=1 before Triton
+is imported).
 """
 
 import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it

@@ -1,14 +1,15 @@
 """The scores of MRLA-light and -base and their gradients as three Triton kernels.
 
-`coefficients` does the same in some thirty small operations forward and fifty backward, whose launches, not their work,
-a GPU would wait for at the batch sizes of detection.
+`coefficients` does the same in some thirty small operations forward and fifty backward, whose
+launches, not their work, a GPU would wait for at the batch sizes of detection.
 
-    state_kernel        pooled -> query, keys and scores, and what the norm makes of them; a program per sample and head
-    scores_backward     sums over the grid -> gradients of query and keys; a program per sample and head
-    parameters_backward these and the sums -> gradients of pooled and parameters; a program per block of channels
+    state_kernel        pooled -> query, keys and scores, and what the norm makes of them; a program
+    per sample and head scores_backward     sums over the grid -> gradients of query and keys; a
+    program per sample and head parameters_backward these and the sums -> gradients of pooled and
+    parameters; a program per block of channels
 
-What other kernels leave is a sum for each span of the grid; here the spans are added up on the way. Everything is in
-float32, and every sum has one order: results are the same to the bit in every run.
+What other kernels leave is a sum for each span of the grid; here the spans are added up on the way.
+Everything is in float32, and every sum has one order: results are the same to the bit in every run.
 """
 
 import triton
@@ -19,9 +20,14 @@ from mrla_mm.ops import coefficients as plain
 from mrla_mm.ops.coefficients import FrozenNorm, GridSums, State, Weights
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
 
-BLOCK_B, BLOCK_C = 16, 32  # samples by channels that a program of parameters_backward takes at a time
+BLOCK_B, BLOCK_C = (
+    16,
+    32,
+)  # samples by channels that a program of parameters_backward takes at a time
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
-DERIVED = tl.constexpr(5)  # planes (B, C) that scores_backward leaves: gradients of query, key, factor, shift, slope
+DERIVED = tl.constexpr(
+    5
+)  # planes (B, C) that scores_backward leaves: gradients of query, key, factor, shift, slope
 
 
 @triton.jit
@@ -38,7 +44,9 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
     """Factor that norm and drop path put on a sample's channels, 1 without a norm."""
     factor = load_or(weight_ptr, channels, exists, 1.0)
     if variance_ptr is not None:
-        factor *= tl.rsqrt(tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps)
+        factor *= tl.rsqrt(
+            tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps
+        )
     if keep_ptr is not None:
         factor *= tl.load(keep_ptr + sample).to(tl.float32)
     return factor
@@ -69,7 +77,9 @@ def state_kernel(
     key = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(K):
         at = channels + tap - K // 2
-        value = sum_spans(partial_ptr, sample * C + at, inside & (at >= 0) & (at < C), spans, B * C, BLOCK)
+        value = sum_spans(
+            partial_ptr, sample * C + at, inside & (at >= 0) & (at < C), spans, B * C, BLOCK
+        )
         query += tl.load(query_weight_ptr + tap).to(tl.float32) * value
         key += tl.load(key_weight_ptr + tap).to(tl.float32) * value
         if tap == K // 2:
@@ -82,7 +92,9 @@ def state_kernel(
     found = tl.where(lanes == T - 1, score, float("-inf"))
     if earlier_ptr is not None:
         for s in range(T - 1):
-            key = tl.load(earlier_ptr + (sample * (T - 1) + s) * C + channels, mask=inside, other=0.0)
+            key = tl.load(
+                earlier_ptr + (sample * (T - 1) + s) * C + channels, mask=inside, other=0.0
+            )
             tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
             found = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, found)
     if SOFTMAX:
@@ -97,7 +109,9 @@ def state_kernel(
     if gain_ptr is not None:
         tl.store(gain_ptr + place, gain, mask=inside)
     if slope_ptr is not None:
-        tl.store(slope_ptr + place, factor * load_or(lambda_ptr, channels, inside, 1.0), mask=inside)
+        tl.store(
+            slope_ptr + place, factor * load_or(lambda_ptr, channels, inside, 1.0), mask=inside
+        )
     if shift_ptr is not None:
         shift = -tl.load(mean_ptr + channels, mask=inside, other=0.0).to(tl.float32)
         shift *= load_scale(weight_ptr, variance_ptr, None, eps, sample, channels, inside)
@@ -158,13 +172,23 @@ def scores_backward_kernel(
         place = (sample * T + s) * C + channels
         grad_query += grad * tl.load(keys_ptr + place, mask=inside, other=0.0)
         grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-        tl.store(derived + C, grad_key, mask=inside)  # the last one stays, that of the layer's own key
+        tl.store(
+            derived + C, grad_key, mask=inside
+        )  # the last one stays, that of the layer's own key
         if grad_earlier_ptr is not None:
-            tl.store(grad_earlier_ptr + (sample * (T - 1) + s) * C + channels, grad_key, mask=inside & (s < T - 1))
+            tl.store(
+                grad_earlier_ptr + (sample * (T - 1) + s) * C + channels,
+                grad_key,
+                mask=inside & (s < T - 1),
+            )
     tl.store(derived, grad_query, mask=inside)
     if NORM:
         tl.store(derived + 2 * C, grad_factor, mask=inside)
-        tl.store(derived + 3 * C, sum_spans(sums_ptr, shift, inside, spans, shift_stride, BLOCK), mask=inside)
+        tl.store(
+            derived + 3 * C,
+            sum_spans(sums_ptr, shift, inside, spans, shift_stride, BLOCK),
+            mask=inside,
+        )
 
 
 @triton.jit
@@ -196,24 +220,38 @@ def parameters_backward_kernel(
             for tap in tl.static_range(TAPS):
                 at = (samples[:, None] * (TAPS + 2) + tap) * C + channels[None, :]
                 part = tl.load(taps_ptr + at, mask=inside, other=0.0)
-                grad_taps += tl.where(slots[None, :] == tap, tl.sum(part * gain, axis=0)[:, None], 0.0)
+                grad_taps += tl.where(
+                    slots[None, :] == tap, tl.sum(part * gain, axis=0)[:, None], 0.0
+                )
         if variance_ptr is not None:
-            grad_scale += tl.sum(tl.load(here + 2 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0)
-            grad_shift += tl.sum(tl.load(here + 3 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0)
+            grad_scale += tl.sum(
+                tl.load(here + 2 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0
+            )
+            grad_shift += tl.sum(
+                tl.load(here + 3 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0
+            )
         if grad_lambda_ptr is not None:
-            grad_slope += tl.sum(tl.load(here + 4 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0)
+            grad_slope += tl.sum(
+                tl.load(here + 4 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0
+            )
         grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
         query = tl.load(here + channels[None, :], mask=inside, other=0.0)
         key = tl.load(here + C + channels[None, :], mask=inside, other=0.0)
         for tap in tl.static_range(K):
             at = channels[None, :] + tap - K // 2
             pooled = tl.load(pooled_ptr + rows + at, mask=inside & (at >= 0) & (at < C), other=0.0)
-            grad_query += tl.where(slots == tap, tl.sum(tl.sum(query * pooled, axis=1), axis=0), 0.0)
+            grad_query += tl.where(
+                slots == tap, tl.sum(tl.sum(query * pooled, axis=1), axis=0), 0.0
+            )
             grad_key += tl.where(slots == tap, tl.sum(tl.sum(key * pooled, axis=1), axis=0), 0.0)
             back = channels[None, :] + K // 2 - tap
             near = inside & (back >= 0) & (back < C)
-            grad_pooled += tl.load(query_ptr + tap).to(tl.float32) * tl.load(here + back, mask=near, other=0.0)
-            grad_pooled += tl.load(key_ptr + tap).to(tl.float32) * tl.load(here + C + back, mask=near, other=0.0)
+            grad_pooled += tl.load(query_ptr + tap).to(tl.float32) * tl.load(
+                here + back, mask=near, other=0.0
+            )
+            grad_pooled += tl.load(key_ptr + tap).to(tl.float32) * tl.load(
+                here + C + back, mask=near, other=0.0
+            )
         tl.store(constant_ptr + place, grad_pooled / positions, mask=inside)
     own = tl.program_id(0) * 2 * K
     tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
@@ -228,7 +266,9 @@ def parameters_backward_kernel(
     if variance_ptr is not None:
         mean = tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32)
         if grad_weight_ptr is not None:
-            tl.store(grad_weight_ptr + channels, root * (grad_scale - mean * grad_shift), mask=exists)
+            tl.store(
+                grad_weight_ptr + channels, root * (grad_scale - mean * grad_shift), mask=exists
+            )
         if grad_bias_ptr is not None:
             tl.store(grad_bias_ptr + channels, grad_shift, mask=exists)
 
@@ -246,7 +286,9 @@ def attention_state(
     """See `coefficients.attention_state`; pooled channels come as averages of each span (spans, B, C)."""
     if not supports(weights):
         options = dict(heads=heads, softmax=softmax, has_history=has_history, earlier=earlier)
-        state = plain.attention_state(x, None if pooled is None else pooled.sum(0), weights, norm, **options)
+        state = plain.attention_state(
+            x, None if pooled is None else pooled.sum(0), weights, norm, **options
+        )
         return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
     (spans, batch, channels), new = pooled.shape, pooled.new_empty
     depth, width = 1 if earlier is None else earlier.shape[1] + 1, channels // heads
@@ -277,13 +319,21 @@ def attention_backward(
         found = taps.sum(0)  # (B, size + 2, C)
         found = GridSums(found[:, :size].mT, found[:, size] if has_history else None, found[:, -1])
         sums = None if sums is None else sums.sum(0)
-        return plain.attention_backward(x, state, weights, norm, found, sums, grad_keys, softmax=softmax)
+        return plain.attention_backward(
+            x, state, weights, norm, found, sums, grad_keys, softmax=softmax
+        )
     (batch, depth, channels), new = state.keys.shape, state.keys.new_empty
     query, key, value, history_scale = weights
     weight, bias, mean, variance, keep, eps = norm or (None, None, None, None, None, 0.0)
     width, blocks = channels // state.scores.shape[2], ceil_div(channels, BLOCK_C)
-    derived, earlier = new(batch, DERIVED.value, channels), new(batch, depth - 1, channels) if depth > 1 else None
-    sums, grad_keys = taps if sums is None else sums, None if grad_keys is None else grad_keys.contiguous()
+    derived, earlier = (
+        new(batch, DERIVED.value, channels),
+        new(batch, depth - 1, channels) if depth > 1 else None,
+    )
+    sums, grad_keys = (
+        taps if sums is None else sums,
+        None if grad_keys is None else grad_keys.contiguous(),
+    )
     launch(
         scores_backward_kernel, (batch, channels // width, 1),
         (sums, taps, state.query, state.keys, state.scores, value, history_scale, weight, variance, keep, grad_keys,
@@ -301,4 +351,8 @@ def attention_backward(
         batch, channels, x.shape[2] * x.shape[3], eps,
         query.shape[-1], size, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
-    return constant, [*(projections[0] if blocks == 1 else projections.sum(0)).unbind(0), *made], earlier
+    return (
+        constant,
+        [*(projections[0] if blocks == 1 else projections.sum(0)).unbind(0), *made],
+        earlier,
+    )

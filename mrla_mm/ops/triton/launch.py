@@ -8,17 +8,22 @@ from triton.compiler import ASTSource
 
 PROGRAMS = 2048  # enough to fill a GPU, where a map is large enough
 KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for
-CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters  # before Triton 3.3 launchers take no constants
+CAN_CACHE = (
+    "constexprs" in inspect.signature(ASTSource).parameters
+)  # before Triton 3.3 launchers take no constants
 
 
-def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object) -> None:
+def launch(
+    kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object
+) -> None:
     """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
 
-    A second launch with arguments like an earlier one's goes straight to the compiled kernel: finding it takes Triton
-    several times as long on the host as the launch itself.
+    A second launch with arguments like an earlier one's goes straight to the compiled kernel:
+    finding it takes Triton several times as long on the host as the launch itself.
 
     Args:
-        kernel: function under triton.jit, whose parameters are tensors, then numbers, then constants.
+        kernel: function under triton.jit, whose parameters are tensors, then numbers, then
+            constants.
         grid: number of programs along each side.
         tensors: in the order of the kernel's parameters; None for what is absent.
         *rest: numbers and constants.
@@ -30,7 +35,9 @@ def launch(kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...
         else:
             key.append(tensor.dtype)
             bits |= tensor.data_ptr()
-    key = None if bits % 16 else tuple(key)  # Triton compiles another kernel for addresses that are not aligned
+    key = (
+        None if bits % 16 else tuple(key)
+    )  # Triton compiles another kernel for addresses that are not aligned
     with torch.cuda.device_of(tensors[0]):
         known = KNOWN.get(key)
         if known is not None:

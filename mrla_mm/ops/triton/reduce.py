@@ -5,9 +5,9 @@
     weighted_sum            read each value and x, write y
     weighted_sum_backward   read grad and each value, write each value's gradient
 
-BLOCK_C channels by BLOCK_S positions form a tile, with the longer side along the dense dimension. LAST stands for
-channels-last maps. The S positions of a map are passed as units of UNIT, which tells the compiler how many elements it
-may load at a time.
+BLOCK_C channels by BLOCK_S positions form a tile, with the longer side along the dense dimension.
+LAST stands for channels-last maps. The S positions of a map are passed as units of UNIT, which
+tells the compiler how many elements it may load at a time.
 """
 
 import math
@@ -30,7 +30,9 @@ MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several lau
 def tile_offsets(sample, channels, pixels, C, S, LAST: tl.constexpr):
     """Element offsets of a tile of channels by positions in a map, and which of them exist."""
     inside = (channels[:, None] < C) & (pixels[None, :] < S)
-    within = channels[:, None] + pixels[None, :] * C if LAST else channels[:, None] * S + pixels[None, :]
+    within = (
+        channels[:, None] + pixels[None, :] * C if LAST else channels[:, None] * S + pixels[None, :]
+    )
     return sample * C * S + within, inside
 
 
@@ -41,7 +43,8 @@ def pool_kernel(
 ):  # fmt: skip
     """Sum of x over a span of the grid, divided by the positions of all of it.
 
-    With a shortcut that of out = relu(x + shortcut), of the rounded values, which is stored; pooled may be None.
+    With a shortcut that of out = relu(x + shortcut), of the rounded values, which is stored; pooled
+    may be None.
     """
     S = units * UNIT
     sample = tl.program_id(0).to(tl.int64)
@@ -86,7 +89,9 @@ def pick(index: tl.constexpr, p0, p1, p2, p3, p4, p5, p6, p7):
 @triton.jit
 def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, D, T):
     """Factor of one of T values by channel, gain times score: (BLOCK_C, 1)."""
-    weight = tl.load(scores_ptr + (sample * T + index) * (C // D) + channels // D, mask=exists, other=0.0)
+    weight = tl.load(
+        scores_ptr + (sample * T + index) * (C // D) + channels // D, mask=exists, other=0.0
+    )
     if gain_ptr is not None:
         weight *= tl.load(gain_ptr + sample * C + channels, mask=exists, other=0.0)
     return weight[:, None]
@@ -108,8 +113,12 @@ def weighted_sum_kernel(
     if start_ptr is not None:
         total += tl.load(start_ptr + offsets, mask=inside, other=0.0)
     for index in tl.static_range(COUNT):
-        weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, first + index, C, D, T)
-        value = tl.load(pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0)
+        weight = load_value_weight(
+            scores_ptr, gain_ptr, sample, channels, exists, first + index, C, D, T
+        )
+        value = tl.load(
+            pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0
+        )
         total += weight * value.to(tl.float32)
     if shift_ptr is not None:
         total += tl.load(shift_ptr + sample * C + channels, mask=exists, other=0.0)[:, None]
@@ -139,11 +148,18 @@ def weighted_sum_backward_kernel(
         grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
         grad_total += grad
         for index in tl.static_range(COUNT):
-            value = tl.load(pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0)
+            value = tl.load(
+                pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0
+            )
             dot = tl.sum(grad * value.to(tl.float32), axis=1)
             total += tl.where(lanes[None, :] == index, dot[:, None], 0.0)
             target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
-            found = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, first + index, C, D, T) * grad
+            found = (
+                load_value_weight(
+                    scores_ptr, gain_ptr, sample, channels, exists, first + index, C, D, T
+                )
+                * grad
+            )
             if not FRESH:
                 found += tl.load(target + offsets, mask=inside, other=0.0).to(tl.float32)
             tl.store(target + offsets, found.to(target.dtype.element_ty), mask=inside)
@@ -170,7 +186,9 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
 
 
 @cache
-def span_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[int, tuple[object, ...], tuple[int, int, int]]:
+def span_tiling(
+    shape: torch.Size, last: bool, programs: int
+) -> tuple[int, tuple[object, ...], tuple[int, int, int]]:
     """Span, and what `tiling` returns, for sums over the grid: a program sums a span, and few maps take many spans."""
     blocks, (batch, rows, tiles) = tiling(shape, last)
     per_program = max(1, tiles * batch * rows // programs)
@@ -187,11 +205,17 @@ def pool(x: Tensor) -> Tensor:
     return add_relu(x, None, out=None, pool=True)
 
 
-def add_relu(c: Tensor, shortcut: Tensor | None, *, out: Tensor | None, pool: bool) -> Tensor | None:
+def add_relu(
+    c: Tensor, shortcut: Tensor | None, *, out: Tensor | None, pool: bool
+) -> Tensor | None:
     """See `cpu.add_relu`; the average is one of each span of the grid (spans, B, C), and they add up to it."""
     span, blocks, grid = span_tiling(c.shape, is_last(c), PROGRAMS)
     batch, channels, height, width = c.shape
-    averages = torch.empty(grid[2], batch, channels, dtype=torch.float32, device=c.device) if pool else None
+    averages = (
+        torch.empty(grid[2], batch, channels, dtype=torch.float32, device=c.device)
+        if pool
+        else None
+    )
     units = height * width // blocks[0]
     launch(pool_kernel, grid, (c, shortcut, out, averages), batch, channels, units, span, *blocks)
     return averages

@@ -4,11 +4,12 @@
     grid_sums        read grad, x and the history
     apply_backward   read grad, write the gradients of x and the history; through a ReLU also read x
 
-A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted by -1, 0 and 1
-columns, and what the next rows need of it stays in registers: three loads an element in place of nine, and no division
-to find an element's place. No load passes a store, so a row is loaded before the one above it is stored. Contiguous and
-channels-last (LAST) maps are read as they lie. W is passed as units of UNIT columns, which tells the compiler how many
-elements of a row it may load at a time.
+A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted
+by -1, 0 and 1 columns, and what the next rows need of it stays in registers: three loads an element
+in place of nine, and no division to find an element's place. No load passes a store, so a row is
+loaded before the one above it is stored. Contiguous and channels-last (LAST) maps are read as they
+lie. W is passed as units of UNIT columns, which tells the compiler how many elements of a row it
+may load at a time.
 """
 
 import math
@@ -31,8 +32,9 @@ def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLO
     """Place of a program's tile.
 
     Returns:
-        Its channels and which of them exist; which of its elements are in the map, have a left, and a right neighbour;
-        their offsets in the sample's first row; the sample, its offset; the first row, and the one after the last.
+        Its channels and which of them exist; which of its elements are in the map, have a left, and
+        a right neighbour; their offsets in the sample's first row; the sample, its offset; the
+        first row, and the one after the last.
     """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -40,7 +42,11 @@ def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLO
     inside = exists[:, None] & (columns < W)[None, :]
     left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
     right = exists[:, None] & (columns + 1 < W)[None, :]
-    offsets = channels[:, None] + columns[None, :] * C if LAST else channels[:, None] * (H * W) + columns[None, :]
+    offsets = (
+        channels[:, None] + columns[None, :] * C
+        if LAST
+        else channels[:, None] * (H * W) + columns[None, :]
+    )
     sample = tl.program_id(0).to(tl.int64)
     begin = tl.program_id(2) // tiles * rows
     return (
@@ -122,13 +128,17 @@ def apply_kernel(
         w7 = load_weight(taps, gain, exists, 7, FLIP)
         w8 = load_weight(taps, gain, exists, 8, FLIP)
         pointers = x + (offsets + (begin - 1) * row_stride)
-        next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin - 1, H)
+        next_left, next_at, next_right = load_shifted(
+            pointers, step, left, inside, right, begin - 1, H
+        )
         above_left, above, above_right = to_float32(next_left, next_at, next_right)
         pointers = x + (offsets + begin * row_stride)
         next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin, H)
         at_left, at, at_right = to_float32(next_left, next_at, next_right)
         pointers = x + (offsets + (begin + 1) * row_stride)
-        next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin + 1, H)
+        next_left, next_at, next_right = load_shifted(
+            pointers, step, left, inside, right, begin + 1, H
+        )
     slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
     if slope_ptr is not None:
         slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
@@ -152,7 +162,9 @@ def apply_kernel(
             if weight_ptr is not None:
                 below_left, below, below_right = to_float32(next_left, next_at, next_right)
                 pointers = x + (place + 2 * row_stride)
-                next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, row + 2, H)
+                next_left, next_at, next_right = load_shifted(
+                    pointers, step, left, inside, right, row + 2, H
+                )
                 total += w0 * above_left
                 total += w1 * above
                 total += w2 * above_right
@@ -174,7 +186,9 @@ def apply_kernel(
                 total += w4 * centre
             if history_ptr is not None:
                 total += slope * history.to(tl.float32)
-                history = load(history_ptr + start + place + row_stride, inside, row + 1, begin, end)
+                history = load(
+                    history_ptr + start + place + row_stride, inside, row + 1, begin, end
+                )
             if mask_ptr is not None:
                 total = tl.where(positive, total, 0.0)
             exists_here = inside & (row < end)
@@ -183,7 +197,11 @@ def apply_kernel(
                 scaled = slope * centre
                 if mask_ptr is not None:
                     scaled += total
-                tl.store(grad_history_ptr + start + place, scaled.to(out_ptr.dtype.element_ty), mask=exists_here)
+                tl.store(
+                    grad_history_ptr + start + place,
+                    scaled.to(out_ptr.dtype.element_ty),
+                    mask=exists_here,
+                )
 
 
 @triton.jit
@@ -205,11 +223,15 @@ def sums_kernel(
     if TAPS == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
-        for pair in range(begin - 1, end + 1, 2):  # rows of x, beside the rows of grad above, at and below each
+        for pair in range(
+            begin - 1, end + 1, 2
+        ):  # rows of x, beside the rows of grad above, at and below each
             for second in tl.static_range(2):
                 row = pair + second
                 place = offsets + row * row_stride
-                below = load(grad + (place + row_stride), inside, row + 1, begin, end).to(tl.float32)
+                below = load(grad + (place + row_stride), inside, row + 1, begin, end).to(
+                    tl.float32
+                )
                 x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
                 x_left, x_at, x_right = to_float32(x_left, x_at, x_right)
                 s0 += below * x_left
@@ -222,7 +244,9 @@ def sums_kernel(
                 s7 += above * x_at
                 s8 += above * x_right
                 if history_ptr is not None:
-                    grad_slope += at * load(history_ptr + start + place, inside, row, begin, end).to(tl.float32)
+                    grad_slope += at * load(
+                        history_ptr + start + place, inside, row, begin, end
+                    ).to(tl.float32)
                 if SHIFT:
                     grad_shift += at
                 above = at
@@ -233,7 +257,9 @@ def sums_kernel(
             at = load(grad + place, inside, row, begin, end).to(tl.float32)
             s4 += at * load(x + place, inside, row, begin, end).to(tl.float32)
             if history_ptr is not None:
-                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end).to(tl.float32)
+                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end).to(
+                    tl.float32
+                )
             if SHIFT:
                 grad_shift += at
     sums = sums_ptr + (tl.program_id(2) * B + sample) * (TAPS + 2) * C + channels
@@ -274,7 +300,13 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
 
 
 def apply(
-    x: Tensor, history: Tensor | None, weight: Tensor | None, state: State, *, residual: bool, out: Tensor
+    x: Tensor,
+    history: Tensor | None,
+    weight: Tensor | None,
+    state: State,
+    *,
+    residual: bool,
+    out: Tensor,
 ) -> None:
     """See `cpu.apply`."""
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
@@ -282,12 +314,25 @@ def apply(
     launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
 
 
-def grid_sums(grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool) -> Tensor:
+def grid_sums(
+    grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool
+) -> Tensor:
     """See `cpu.grid_sums`; here (spans, B, n + 2, C): of n taps, the history and grad, for each span of the grid."""
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
     (batch, channels, height, _), taps = x.shape, 9 if value else 1
     sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
-    launch(sums_kernel, grid, (grad, x, history, sums), batch, channels, height, *numbers, taps, shift, *blocks)
+    launch(
+        sums_kernel,
+        grid,
+        (grad, x, history, sums),
+        batch,
+        channels,
+        height,
+        *numbers,
+        taps,
+        shift,
+        *blocks,
+    )
     return sums
 
 
@@ -299,4 +344,6 @@ def apply_backward(
     numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     slope = None if grad_history is None else state.slope
     tensors = (grad, added, weight, state.gain, slope, state.shift, positive, grad_x, grad_history)
-    launch(apply_kernel, grid, tensors, grad.shape[1], grad.shape[2], *numbers, True, residual, *blocks)
+    launch(
+        apply_kernel, grid, tensors, grad.shape[1], grad.shape[2], *numbers, True, residual, *blocks
+    )
