@@ -12,7 +12,6 @@ from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.vit import MRLAViT, ViT
 from mrla_mm.errors import InputError
@@ -48,15 +47,15 @@ class LocallyEnhancedFeedForward(BaseModule):
     ) -> None:
         super().__init__()
         self.extra_tokens = extra_tokens
+        # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
         self.conv1 = nn.Conv2d(channels, hidden_channels, 1)
+        self.bn1 = build_norm_layer(norm_cfg, hidden_channels)[1]
         self.conv2 = nn.Conv2d(
             hidden_channels, hidden_channels, 3, padding=1, groups=hidden_channels
         )
+        self.bn2 = build_norm_layer(norm_cfg, hidden_channels)[1]
         self.conv3 = nn.Conv2d(hidden_channels, channels, 1)
-        self.bn1, self.bn2, self.bn3 = (
-            build_norm_layer(norm_cfg, width)[1]
-            for width in (hidden_channels, hidden_channels, channels)
-        )
+        self.bn3 = build_norm_layer(norm_cfg, channels)[1]
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(drop_path)
@@ -69,6 +68,15 @@ class LocallyEnhancedFeedForward(BaseModule):
         x = self.act(self.bn2(self.conv2(x)))
         x = to_tokens(self.drop(self.bn3(self.conv3(x))))  # (B, H * W, C)
         return identity + self.drop_path(torch.cat([tokens[:, :extra], x], dim=1))
+
+
+class CeiTLayer(TransformerEncoderLayer):
+    """mmpretrain's block with a feed-forward layer that knows the grid of its tokens."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Transform tokens (B, E + H * W, C) of a grid (H, W)."""
+        x = x + self.attn(self.ln1(x))
+        return self.ffn(self.ln2(x), x, grid)
 
 
 @MODELS.register_module(force=True)
@@ -146,6 +154,7 @@ class CeiT(ViT):
             nn.MaxPool2d(3, stride=2, padding=1),
         )
         for layer in self.layers:
+            layer.__class__ = CeiTLayer
             layer.ffn = LocallyEnhancedFeedForward(
                 self.embed_dims,
                 self.arch_settings["feedforward_channels"],
@@ -196,12 +205,10 @@ class CeiT(ViT):
         return super().embed(self.stem(x))
 
     def run_block(
-        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
-        layer = self.layers[index]
-        x = x + layer.attn(layer.ln1(x))
-        return layer.ffn(layer.ln2(x), x, grid), None
+        return (self.layers[index](x, grid),)
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Return a parameter's depth and the number of depths; the stem has that of the embedding."""

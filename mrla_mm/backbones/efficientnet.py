@@ -6,10 +6,10 @@ from mmdet.models.backbones.efficientnet import EdgeResidual
 from mmdet.models.layers import InvertedResidual
 from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from mrla_mm.attention import LayerAttentionResidual, Memory
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -36,20 +36,20 @@ class MRLAMBConv(BaseModule):
         self.with_cp = block.with_cp
         self.mrla = mrla
 
-    def forward(self, x: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """Run block and layer attention: x and the stage's memory -> the output (B, C, H, W) and the new memory."""
-        if self.with_cp and is_grad_enabled():
-            return checkpoint(self._forward, x, memory, use_reentrant=False)
-        return self._forward(x, memory)
+    def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """Run block and layer attention: x and the stage's memory -> both behind the block."""
+        return run_checkpointed(self.with_cp, self._forward, x, *memory)
 
-    def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         out = x
         for name in self.part_names:
             out = getattr(self, name)(out)
         if self.mrla is None:
-            return out, None
+            return (out,)
         keep = self.draw_keep(x)
-        return self.mrla(x + (out if keep is None else out * keep), x, memory, keep)
+        if keep is not None:
+            out = out * keep
+        return self.mrla(x + out, x, *memory, keep=keep)
 
     def draw_keep(self, x: Tensor) -> Tensor | None:
         """Draw a factor (B, 1, 1, 1) per sample, 0 or 1 / (survival probability); None if nothing is dropped.
@@ -72,9 +72,9 @@ class MRLAMBConvLayer(Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
-        memory = None
+        memory = ()
         for block in self:
-            x, memory = block(x, memory)
+            x, *memory = block(x, *memory)
         return x
 
 
@@ -88,13 +88,14 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     Args:
         arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not
             have.
+        frozen_stages: number of layers, from the first, to freeze; 0 or -1 freezes nothing.
         **kwargs: those of mmdet's ``EfficientNet``.
     """
 
     key_layout = "efficientnet"  # the layout of published weight files, see mrla_mm.weights
 
-    def __init__(self, arch: str = "b0", **kwargs: object) -> None:
-        super().__init__(arch, **kwargs)
+    def __init__(self, arch: str = "b0", *, frozen_stages: int = 0, **kwargs: object) -> None:
+        super().__init__(arch, frozen_stages=max(frozen_stages, 0), **kwargs)
         self.arch = arch
         self._freeze_stages()
 

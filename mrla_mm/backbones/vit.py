@@ -10,11 +10,11 @@ from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
-from torch import Tensor, is_grad_enabled, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
-from mrla_mm.attention import Memory, TokenAttentionResidual
+from mrla_mm.attention import TokenAttentionResidual
 from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
 from mrla_mm.ops import is_exporting
 from mrla_mm.weights import PretrainedBackbone
@@ -79,12 +79,10 @@ class ViT(PretrainedBackbone, VisionTransformer):
             "raw" (B, E + H * W, C) with E extra tokens.
         """
         x, grid = self.embed(x)
-        memory, outs = None, []
+        memory = ()
+        outs = []
         for index in range(self.num_layers):
-            if self.with_cp and is_grad_enabled():
-                x, memory = checkpoint(self.run_block, index, x, memory, grid, use_reentrant=False)
-            else:
-                x, memory = self.run_block(index, x, memory, grid)
+            x, *memory = run_checkpointed(self.with_cp, self.run_block, index, grid, x, *memory)
             if self.final_norm and index == self.num_layers - 1:
                 x = self.ln1(x)
             if index in self.out_indices:
@@ -116,10 +114,10 @@ class ViT(PretrainedBackbone, VisionTransformer):
         return torch.cat([self.pos_embed[:, :extra], patches.to(self.pos_embed.dtype)], dim=1)
 
     def run_block(
-        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
-        return self.layers[index](x), None
+        return (self.layers[index](x),)
 
     def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:
@@ -222,9 +220,10 @@ class MRLAViT(ViT):
         self._freeze_stages()
 
     def run_block(
-        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, E + H * W, C)."""
-        memory = None if index in self.starts else memory
-        out, _ = super().run_block(index, x, None, grid)
-        return self.layers[index].mrla(out, x, memory, grid=grid)
+        if index in self.starts:
+            memory = ()
+        (out,) = super().run_block(index, grid, x)
+        return self.layers[index].mrla(out, x, grid, *memory)

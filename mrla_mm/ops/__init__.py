@@ -24,6 +24,7 @@ from mrla_mm.ops.reference import (
     softmax_scores,
     split_heads,
     weighted_sum,
+    without_autocast,
 )
 
 __all__ = [
@@ -49,5 +50,6 @@ __all__ = [
     "softmax_scores",
     "split_heads",
     "weighted_sum",
+    "without_autocast",
     "why_not_fused",
 ]

@@ -42,6 +42,8 @@ def is_exporting() -> bool:
 
 def why_not_fused(x: Tensor) -> str:
     """Return why only the naive path can take a feature map, or an empty string."""
+    if not isinstance(x, Tensor):
+        return "torch.fx traces plain operators only"
     if is_compiling():
         return "a compiler or exporter does its own fusing"
     if torch.jit.is_tracing():

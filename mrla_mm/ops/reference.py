@@ -38,7 +38,9 @@ def at_least_float32(tensor: Tensor | None) -> Tensor | None:
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Disable autocast on the device of x, whose operators then compute in the precision they are given."""
-    return nullcontext() if x.is_meta else torch.autocast(device_type=x.device.type, enabled=False)
+    if not isinstance(x, Tensor) or x.is_meta:  # a proxy of torch.fx has no device
+        return nullcontext()
+    return torch.autocast(device_type=x.device.type, enabled=False)
 
 
 def project(pooled: Tensor, weight: Tensor) -> Tensor:

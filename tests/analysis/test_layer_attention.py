@@ -152,7 +152,7 @@ def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
         LayerAttentionRecorder(nn.Conv2d(3, 3, 1))
 
     class Own(MRLALight):
-        def forward(self, x, shortcut, memory=None):
+        def forward(self, x, shortcut, memory=()):
             return x, None
 
     own = resnet(Own)

@@ -55,7 +55,7 @@ def build_blocks(name, depth, channels, head_channels, **arguments):
 
 def run(blocks, xs, shortcuts):
     """The stage loop of a backbone."""
-    outputs, memory = [], None
+    outputs, memory = [], ()
     for block, x, shortcut in zip(blocks, xs, shortcuts, strict=True):
         out, memory = block(x, shortcut, memory)
         outputs.append(out)

@@ -68,9 +68,9 @@ def recompute(function, *args):
 
 def run(stage, x, shortcut, call=call):
     """Branches one after the other, each after a sum and ReLU as in a ResNet."""
-    memory = None
+    memory = ()
     for branch in stage:
-        x, memory = call(branch.forward_add_relu, x, shortcut, nn.ReLU(), memory)
+        x, *memory = call(branch.forward_add_relu, x, shortcut, nn.ReLU(), *memory)
         shortcut = shortcut * 0.5
     return x
 
@@ -109,9 +109,9 @@ def test_a_fresh_branch_is_the_identity_to_the_bit_and_learns_its_scale(variant)
     stage = make_stage(variant, zero_init=True)
     for branch in stage:
         nn.init.zeros_(branch.norm.bias)
-    x, memory = torch.rand(2, 12, 5, 6, dtype=torch.float64), None
+    x, memory = torch.rand(2, 12, 5, 6, dtype=torch.float64), ()
     for branch in stage:
-        out, memory = branch(x, x, memory)
+        out, *memory = branch(x, x, *memory)
         assert torch.equal(out, x)
     out.pow(3).sum().backward()
     assert stage[-1].norm.weight.grad.abs().min() > 0
@@ -242,7 +242,7 @@ def test_forward_mode_differentiation():
         torch.randn(2, 12, 5, 6, dtype=torch.float64),
     )
     with forward_ad.dual_level():
-        y, _ = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
+        (y,) = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
         found = forward_ad.unpack_dual(y).tangent
     shortcut = x.clone()
     _, expected = torch.func.jvp(lambda x: branch(x, shortcut)[0], (x,), (torch.ones_like(x),))
@@ -261,7 +261,7 @@ def test_a_subclass_of_batch_norm(training):
     branch = make_stage(depth=1)[0]
     branch.norm = SigmoidNorm(12).double().train(training)
     x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
-    out, _ = branch(x, x)
+    (out,) = branch(x, x)
     expected = x + branch.norm(branch.attention(x, x)[0])
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(
@@ -272,7 +272,7 @@ def test_a_subclass_of_batch_norm(training):
 class NegatedLight(MRLALight):
     """A user's variant that overrides forward."""
 
-    def forward(self, x, shortcut, memory=None):
+    def forward(self, x, shortcut, memory=()):
         out, memory = super().forward(x, shortcut, memory)
         return -out, memory
 
@@ -299,8 +299,8 @@ class MeanAttention(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(channels, 1, 1))
 
-    def forward(self, x, shortcut, memory=None):
-        total, count = memory or (torch.zeros_like(x), 0)
+    def forward(self, x, shortcut, memory=()):
+        total, count = memory or (torch.zeros_like(x), x.new_zeros(()))
         memory = (total + x * self.scale, count + 1)
         return memory[0] / memory[1], memory
 
@@ -314,7 +314,7 @@ def test_users_variants_compute_what_they_say(kind, norm, training):
     for branch in stage:
         branch.train(training).norm.train(training and norm == "batch statistics")
     x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    expected, shortcut, memory = x, x, None
+    expected, shortcut, memory = x, x, ()
     for branch in stage:
         expected = (expected + shortcut).relu()
         out, memory = branch.attention(expected, shortcut, memory)

@@ -60,11 +60,12 @@ def transcribe(backbone, image, grid, mrla):
     class_token = (backbone.cls_token + backbone.pos_embed[:, :1]).expand(len(image), -1, -1)
     tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], 1)
 
-    class_tokens, memory = [], None
+    class_tokens, memory = [], ()
     for index, layer in enumerate(backbone.layers):
         before, tokens = tokens, plain_block(tokens, layer, grid)
         if mrla:
-            tokens, memory = layer.mrla(tokens, before, memory if index % 2 else None, grid=grid)
+            memory = memory if index % 2 else ()
+            tokens, *memory = layer.mrla(tokens, before, grid, *memory)
         class_tokens.append(tokens[:, 0])
 
     lca, seen = backbone.lca, torch.stack(class_tokens, 1)

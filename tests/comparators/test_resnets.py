@@ -40,7 +40,7 @@ def build(kind, **options):
 def run_by_hand(kind, stage, x, hidden):
     """Blocks of plain layers; RLA as the paper has it, by the concatenation of the map and the hidden state."""
     hidden = torch.zeros(x.shape[0], 32, *x.shape[2:]).to(x) if hidden is None else hidden
-    memory = None
+    memory = ()
     for block in stage:
         weight, inputs = block.conv1.weight, x
         if kind == "RLA":
