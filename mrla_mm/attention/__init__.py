@@ -1,4 +1,4 @@
-"""Layer attention over feature maps: the paper's variants and the residual branch that holds one."""
+"""Layer attention over feature maps: the variants and the residual branch that holds one."""
 
 from mrla_mm.attention.base import LayerAttention, Memory, eca_kernel_size
 from mrla_mm.attention.fusion import Fusion, choose_fusion

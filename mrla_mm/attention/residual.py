@@ -18,7 +18,9 @@ def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
 
 
 class LayerAttentionResidual(BaseModule):
-    """Layer attention as a residual branch, y = x + drop_path(norm(attention(x, shortcut, memory))).
+    """Layer attention as a residual branch.
+
+    y = x + drop_path(norm(attention(x, shortcut, memory)))
 
     The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone
     around it computes what its plain pretrained weights compute.

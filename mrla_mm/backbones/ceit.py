@@ -1,4 +1,4 @@
-"""CeiT (Yuan et al., Incorporating Convolution Designs into Visual Transformers, 2021), plain and with MRLA."""
+"""CeiT (Yuan et al., ICCV 2021), plain and with layer attention."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ STEM_STRIDE, PATCH = 4, 4  # stride of the convolutional stem, and side of the p
 
 
 class LocallyEnhancedFeedForward(BaseModule):
-    """Feed-forward layer with a depthwise convolution over the patch tokens (LeFF, Sec. 3.3 of CeiT).
+    """Feed-forward layer with a depthwise convolution over the patches (LeFF, Sec. 3.3 of CeiT).
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
@@ -61,7 +61,7 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, tokens: Tensor, identity: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Transform tokens (B, E + H * W, C) of a grid (H, W) and add them to the identity of the same shape."""
+        """Transform tokens (B, E + H * W, C) of a grid (H, W) and add the identity."""
         extra = self.extra_tokens
         x = to_map(tokens[:, extra:], grid)  # (B, C, H, W)
         x = self.act(self.bn1(self.conv1(x)))  # (B, hidden, H, W)
@@ -81,7 +81,7 @@ class CeiTLayer(TransformerEncoderLayer):
 
 @MODELS.register_module(force=True)
 class CeiT(ViT):
-    """CeiT: a vision transformer with convolutional stem, locally-enhanced feed-forward and class-token attention.
+    """Vision transformer with a convolutional stem, LeFF and class-token attention.
 
     A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class
     token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for
@@ -167,18 +167,13 @@ class CeiT(ViT):
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
                 raise InputError(
-                    f"out_indices={out_indices}: only the last block returns a class token, after the LCA"
+                    f"out_indices={out_indices}: only the last block has a class token"
                 )
             self.out_indices = range(self.num_layers)  # the LCA takes them all
-            self.norm_class_token, self.final_norm = (
-                self.final_norm,
-                False,
-            )  # the norm follows the LCA
-            shared = {
-                name: kwargs[name]
-                for name in ("drop_rate", "qkv_bias", "norm_cfg")
-                if name in kwargs
-            }
+            self.norm_class_token = self.final_norm
+            self.final_norm = False  # the norm follows the LCA
+            passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
+            shared = {name: kwargs[name] for name in passed_on if name in kwargs}
             self.lca = self.make_class_attention(**shared)
         self._freeze_stages()
 
@@ -192,7 +187,7 @@ class CeiT(ViT):
         )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return one output of type `out_type` for each of `out_indices`; see `ViT` for the shapes."""
+        """Return one output of type `out_type` for each of `out_indices`; see `ViT`."""
         outs = super().forward(x)
         if self.lca is None:
             return outs
@@ -201,7 +196,7 @@ class CeiT(ViT):
         return (self.ln1(token) if self.norm_class_token else token,)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Embed patches of the stem's map: (B, 3, height, width) -> (B, E + H * W, C) and (H, W)."""
+        """Embed patches of the stem's map; see `ViT`."""
         return super().embed(self.stem(x))
 
     def run_block(
@@ -211,13 +206,13 @@ class CeiT(ViT):
         return (self.layers[index](x, grid),)
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """Return a parameter's depth and the number of depths; the stem has that of the embedding."""
+        """Return a parameter's depth and the number of depths; the stem's is 0."""
         if param_name.startswith(f"{prefix}stem."):
             param_name = f"{prefix}patch_embed"
         return super().get_layer_depth(param_name, prefix)
 
     def _freeze_stages(self) -> None:
-        """Freeze the stem with the embedding, and the LCA and the final norm with the last block."""
+        """Freeze the stem with the embedding, LCA and final norm with the last block."""
         super()._freeze_stages()
         if self.frozen_stages < 0 or not hasattr(self, "lca"):  # ViT's constructor calls this too
             return
@@ -239,7 +234,7 @@ class CeiT(ViT):
 
 @MODELS.register_module(force=True)
 class MRLACeiT(MRLAViT, CeiT):
-    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
+    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
 
     Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
     takes the class tokens after each block's layer attention.

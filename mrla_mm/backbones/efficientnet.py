@@ -1,4 +1,4 @@
-"""EfficientNet, plain and with layer attention after every block that has a shortcut, on mmdet's EfficientNet."""
+"""EfficientNet, plain and with layer attention, on mmdet's EfficientNet."""
 
 import torch
 from mmdet.models.backbones import EfficientNet
@@ -14,7 +14,7 @@ from mrla_mm.weights import PretrainedBackbone
 
 
 class MRLAMBConv(BaseModule):
-    """mmdet's MBConv (or fused MBConv of the EdgeTPU models), with layer attention if it has a shortcut.
+    """mmdet's MBConv (fused in the EdgeTPU models), with layer attention if it has a shortcut.
 
     A block without a shortcut starts a stage: it has no layer attention and returns no memory. The
     block's modules keep their names, so plain EfficientNet weights load.
@@ -47,12 +47,12 @@ class MRLAMBConv(BaseModule):
         if self.mrla is None:
             return (out,)
         keep = self.draw_keep(x)
-        if keep is not None:
-            out = out * keep
-        return self.mrla(x + out, x, *memory, keep=keep)
+        if keep is None:
+            return self.mrla(x + out, x, *memory)
+        return self.mrla(x + out * keep, x, *memory, keep=keep)
 
     def draw_keep(self, x: Tensor) -> Tensor | None:
-        """Draw a factor (B, 1, 1, 1) per sample, 0 or 1 / (survival probability); None if nothing is dropped.
+        """Draw a factor (B, 1, 1, 1), 0 or 1 / (survival probability); None to drop nothing.
 
         The block and its layer attention share it: a dropped block leaves nothing to attend to
         (App. B.1).
@@ -68,7 +68,7 @@ class MRLAMBConv(BaseModule):
 
 
 class MRLAMBConvLayer(Sequential):
-    """Blocks that pass on a memory, which starts empty at every call and after a block without a shortcut."""
+    """Blocks that pass on a memory, empty at first and after a block without a shortcut."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -101,7 +101,7 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
 
     @property
     def unbuilt_parts(self) -> tuple[str, ...]:
-        """Prefixes of the keys that a file of the whole model has for layers after the last of `out_indices`."""
+        """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
         return tuple(
             f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting))
         )

@@ -1,4 +1,4 @@
-"""PVTv2, plain and with layer attention after every block, on mmdet's PyramidVisionTransformerV2."""
+"""PVTv2, plain and with layer attention, on mmdet's PyramidVisionTransformerV2."""
 
 from mmdet.models.backbones import PyramidVisionTransformerV2
 from mmdet.models.backbones.pvt import PVTEncoderLayer
@@ -14,7 +14,7 @@ from mrla_mm.weights import PretrainedBackbone
 
 @MODELS.register_module(force=True)
 class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
-    """PVTv2 by the name of its size, with what mmdet's lacks: activation checkpointing and frozen stages.
+    """mmdet's PVTv2 by the name of its size, with activation checkpointing and frozen stages.
 
     Args:
         arch: "b0" to "b5".
@@ -79,7 +79,7 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
 
 @MODELS.register_module(force=True)
 class MRLAPVTv2(PVTv2):
-    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
+    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
 
     There are no extra tokens. Layer attention has the drop path probability of its block (App.
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
@@ -126,7 +126,7 @@ class MRLAPVTv2(PVTv2):
         self.freeze_stages()
 
     def init_random(self) -> None:
-        """Initialise as mmdet does, which sets every layer norm to one, then restore the identity start."""
+        """Initialise as mmdet does, then restore the identity start that it overwrites."""
         super().init_random()
         for _, blocks, _ in self.layers:
             for block in blocks:

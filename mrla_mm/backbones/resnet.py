@@ -16,7 +16,7 @@ from mrla_mm.weights import PretrainedBackbone
 
 
 class _MRLABlock:
-    """What turns a residual block of mmdet into one that feeds layer attention; mixed into both kinds.
+    """Mixin that turns a residual block of mmdet into one with layer attention.
 
     The stage sets `mrla`, the layer attention's residual branch.
     """
@@ -192,7 +192,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
             if len(self.multi_grid) != len(stage):
                 raise InputError(
-                    f"multi_grid={self.multi_grid} for a last stage of {len(stage)} blocks: give one each"
+                    f"multi_grid={self.multi_grid} must have one for each of {len(stage)} blocks"
                 )
             for block, dilation in zip(stage, self.multi_grid, strict=True):
                 block.set_dilation(dilation)

@@ -1,4 +1,4 @@
-"""Vision transformer (DeiT), plain and with layer attention after every block, on mmpretrain's VisionTransformer."""
+"""Vision transformer (DeiT), plain and with layer attention, on mmpretrain's VisionTransformer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -22,7 +22,7 @@ from mrla_mm.weights import PretrainedBackbone
 
 @MODELS.register_module(force=True)
 class ViT(PretrainedBackbone, VisionTransformer):
-    """Vision transformer with what mmpretrain's lacks: distillation token, activation checkpointing, frozen blocks.
+    """mmpretrain's vision transformer with distillation token, checkpointing and frozen blocks.
 
     Takes images of any size and aspect ratio, to whose grid the positional embedding is
     interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W).
@@ -90,7 +90,7 @@ class ViT(PretrainedBackbone, VisionTransformer):
         return tuple(outs)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Embed patches and positions: (B, 3, height, width) -> tokens (B, E + H * W, C) and their grid (H, W)."""
+        """Embed an image (B, 3, height, width): tokens (B, E + H * W, C) and grid (H, W)."""
         x, grid = self.patch_embed(x)
         extra = [
             token.expand(x.shape[0], -1, -1)
@@ -160,14 +160,14 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
         return frozenset(range(0, depth, stage_blocks))
     if uniform or min(stage_blocks) < 1 or sum(stage_blocks) != depth:
         raise InputError(
-            f"stage_blocks={stage_blocks!r} must be positive and, as a list, add up to {depth} blocks"
+            f"stage_blocks={stage_blocks!r} must be positive or a list that adds up to {depth}"
         )
     return frozenset(accumulate(stage_blocks[:-1], initial=0))
 
 
 @MODELS.register_module(force=True)
 class MRLAViT(ViT):
-    """Vision transformer whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
+    """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
     The drop path of a block, its checkpointing and its freezing cover its layer attention
     (Algorithms 2 and 4).

@@ -1,4 +1,4 @@
-"""The other attention modules of the paper's tables, to compare layer attention with in the same code and recipe."""
+"""The other attention modules of the paper's tables, in the same code and recipe."""
 
 from mrla_mm.comparators.channel import BA, CBAM, ECA, SE
 from mrla_mm.comparators.dia import DIA

@@ -51,7 +51,7 @@ class SE(nn.Module):
 
 @MODELS.register_module()
 class ECA(nn.Module):
-    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) along the channels (Wang et al., CVPR 2020).
+    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) (Wang et al., CVPR 2020).
 
     Args:
         in_channels: C of the map; set by the block.
@@ -69,7 +69,7 @@ class ECA(nn.Module):
 
 @MODELS.register_module()
 class CBAM(nn.Module):
-    """Convolutional block attention: a gate on channels, then one on pixels (Woo et al., ECCV 2018).
+    """Convolutional block attention: gates on channels and pixels (Woo et al., ECCV 2018).
 
     Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a convolution of
     the mean and the maximum over the channels.
@@ -121,7 +121,7 @@ class BA(nn.Module):
         self.excite = nn.Linear(hidden, in_channels, bias=False)
 
     def forward(self, x: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """Weigh the channels of x (B, C, H, W), given the maps of the earlier convolutions (B, C / 4, H', W')."""
+        """Weigh the channels of x (B, C, H, W), given earlier maps (B, C / 4, H', W')."""
         maps = (*earlier, x)
         bridged = sum(
             squeeze(each.mean((2, 3))) for squeeze, each in zip(self.squeeze, maps, strict=True)

@@ -1,4 +1,4 @@
-"""DIA: one LSTM per stage that weighs the channels of each block, as a variant of layer attention."""
+"""DIA: one LSTM per stage weighs the channels of each block; a variant of layer attention."""
 
 import torch
 import torch.nn.functional as F

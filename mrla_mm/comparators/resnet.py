@@ -1,4 +1,4 @@
-"""ResNet for the comparators: plugins of all kinds, gates by the contract of layer attention, strict weights."""
+"""ResNet for the comparators: plugins, gates by the contract of layer attention, strict weights."""
 
 from mmdet.models.backbones.resnet import ResNet
 from mmengine.registry import MODELS
@@ -11,7 +11,7 @@ from mrla_mm.weights import PretrainedBackbone
 
 
 class GatedBottleneck(MRLABottleneck):
-    """Bottleneck whose layer attention, if any, acts on the last convolution, before the shortcut."""
+    """Bottleneck whose layer attention, if any, acts before the shortcut is added."""
 
     mrla: nn.Module | None
 
@@ -33,7 +33,7 @@ class GatedBottleneck(MRLABottleneck):
 
 @MODELS.register_module(force=True)
 class ComparatorResNet(PretrainedBackbone, ResNet):
-    """mmdet's ResNet of bottlenecks, as fast and as strict about weights as MRLAResNet, for attention of other kinds.
+    """mmdet's ResNet of bottlenecks, as fast and as strict as MRLAResNet, for other attention.
 
     Args:
         depth: 50, 101 or 152.

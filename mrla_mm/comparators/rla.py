@@ -12,7 +12,7 @@ from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 
 
 class RLABottleneck(GatedBottleneck):
-    """Bottleneck that reads the hidden state and returns its last convolution too, which updates the state."""
+    """Bottleneck that reads the hidden state and returns the map that updates it too."""
 
     def _forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         out = self.run_convs(x, hidden)
@@ -68,7 +68,7 @@ class RLAResLayer(ResLayer):
             block.mrla = Aggregation(
                 block.conv1, hidden_channels, norm, 0 if index else 4 * kwargs["planes"]
             )
-            # The first norm is that of two convolutions, so fuse_conv_bn must not find it below one.
+            # This norm is that of two convolutions, so fuse_conv_bn must not find it below one.
             block._modules = {block.norm1_name: block.norm1, **block._modules}
 
     def forward(self, x: Tensor, *hidden: Tensor) -> tuple[Tensor, Tensor]:

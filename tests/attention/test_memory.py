@@ -1,4 +1,4 @@
-"""What travels from block to block: nothing hidden, nothing copied, nothing overwritten, linear in depth."""
+"""What travels from block to block: nothing copied or overwritten, linear in depth."""
 
 from functools import partial
 
@@ -23,11 +23,9 @@ def memories_of(stage):
 
 
 def full_maps(memory, like):
-    """Data pointers of the memory's tensors that are as large as a feature map or larger, and their sizes."""
+    """Data pointers and sizes of the memory's tensors as large as a map or larger."""
     return [
-        (tensor.data_ptr(), tensor.numel())
-        for tensor in memory
-        if tensor.numel() >= like.numel()
+        (tensor.data_ptr(), tensor.numel()) for tensor in memory if tensor.numel() >= like.numel()
     ]
 
 

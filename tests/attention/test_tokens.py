@@ -1,4 +1,4 @@
-"""Layer attention over tokens against Algorithms 2 and 4, spelled out step by step in float64, gradients too."""
+"""Layer attention over tokens against Algorithms 2 and 4, step by step in float64."""
 
 import math
 
@@ -30,7 +30,7 @@ def gelu(z):
 
 
 def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
-    """Base and light on maps in which patch i * W + j stands at row i, column j; extra tokens keep their norm."""
+    """Base and light on maps in which patch i * W + j stands at row i, column j."""
     normed = [normalise(x, branch, "norm") for x, branch in zip(outputs, branches, strict=True)]
     maps = [x[:, extra:].transpose(1, 2).unflatten(2, grid) for x in normed]
     blocks, options = (
@@ -56,7 +56,7 @@ def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
 
 
 def draw_stage(attention, grid, extra, seed=0):
-    """A stage of float64 branches with random parameters, and the output and input tokens of each of its blocks."""
+    """A stage of random float64 branches, and its blocks' output and input tokens."""
     torch.manual_seed(seed)
     branches = [
         TokenAttentionResidual(

@@ -51,7 +51,7 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
 
 
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
-    """Compare lists of float64 tensors and their gradients with respect to `leaves`, all of which must be reached."""
+    """Compare lists of float64 tensors and their gradients of all `leaves`."""
     found = []
     for outs in (actual, expected):
         generator = torch.Generator().manual_seed(0)
@@ -116,7 +116,7 @@ def vit_by_hand(backbone, plain, image):
 
 @dataclass
 class Family:
-    """A small member of a family: how to build it plain and with a variant, and what is frozen first."""
+    """A small member of a family, plain and with a variant, and what is frozen first."""
 
     plain: Callable[..., nn.Module]
     build: Callable[..., nn.Module]

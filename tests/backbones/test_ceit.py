@@ -1,4 +1,4 @@
-"""CeiT and MRLACeiT: an independent transcription of the whole model, and what each argument does."""
+"""CeiT and MRLACeiT: an independent transcription of the model, and each argument."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def attend(queries, tokens, attention):
 
 
 def plain_block(x, layer, grid):
-    """One encoder block of CeiT: attention, then LeFF on the patches with the class token passed by."""
+    """One block of CeiT: attention, then LeFF on the patches without the class token."""
     normed = layer_norm(x, layer.ln1)
     x = x + attend(normed, normed, layer.attn)
     normed, ffn = layer_norm(x, layer.ln2), layer.ffn

@@ -1,4 +1,4 @@
-"""ViT and MRLAViT: mmpretrain's weights and outputs, tokens, positions, stages, freezing and depths."""
+"""ViT and MRLAViT: mmpretrain's outputs, tokens, positions, stages, freezing, depths."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Each attention module against its equation written anew: values, and gradients of inputs and parameters."""
+"""Each attention module against its equation written anew, values and gradients."""
 
 import pytest
 import torch
