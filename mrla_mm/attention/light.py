@@ -71,6 +71,11 @@ class MRLALight(LayerAttention):
         """Whether the block's shortcut enters the attention."""
         return self.previous == "shortcut"
 
+    def silent_arguments(self) -> dict[str, object]:
+        """Return what shapes do not tell; only previous="output" asks where a stage starts."""
+        starts = self.first_in_stage and self.previous == "output"
+        return super().silent_arguments() | dict(previous=self.previous, first_in_stage=starts)
+
     def forward(
         self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None
     ) -> tuple[Tensor, Memory]:

@@ -59,7 +59,7 @@ def save(tmp_path, state, **meta):
         ({}, dict(depth=34), "another depth"),
         (dict(depth=34), {}, "nothing was loaded"),
         ({}, dict(classes=3), "backbone matches"),
-        ({}, dict(attention=dict(LIGHT, previous="none")), "layer attention"),
+        ({}, dict(attention=dict(LIGHT, previous="none")), "mrla"),
     ],
 )
 def test_testing_takes_the_models_own_checkpoint_only(tmp_path, model, file, reason):
