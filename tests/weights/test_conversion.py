@@ -10,7 +10,17 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint, stem_of
 
 from ..conftest import load_tool
-from .conftest import BASE, LIGHT, narrow, plain_resnet, prefixed, released_resnet, same, save, scatter
+from .conftest import (
+    BASE,
+    LIGHT,
+    narrow,
+    plain_resnet,
+    prefixed,
+    released_resnet,
+    same,
+    save,
+    scatter,
+)
 
 
 @pytest.mark.parametrize(
