@@ -1,4 +1,4 @@
-"""As documented: pre-train on a class-folder set, evaluate, convert, and train a detector from the file, on a CPU."""
+"""As documented: pre-train on class folders, evaluate, convert, and train a detector from it."""
 
 import json
 
@@ -20,7 +20,7 @@ NARROW = [
 
 
 def recipe_options(root):
-    """Shrink the recipe to seconds: three classes, images of 48 pixels, a ResNet-18 with a quarter of the channels."""
+    """Shrink the recipe to seconds: three classes, images of 48 pixels, a narrow ResNet-18."""
     options = [
         f"data_root={root}",
         *NARROW,

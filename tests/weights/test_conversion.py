@@ -1,4 +1,4 @@
-"""Converted and published files: our names, every tensor bit for bit, hashes, and what stays out."""
+"""Converted and published files: our names, the same tensors, hashes, and what stays out."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""Files of timm, DeiT and the authors' DeiT code in the vision transformers, distilled ones and other grids too."""
+"""Files of timm, DeiT and the authors' DeiT code, distilled ones and other grids too."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def build(attention=LIGHT, cls=MRLAViT, **more):
 
 
 def deit(variant=None, distilled=False):
-    """Return a state dict with the names of timm's DeiT, and for a variant those of the authors' code besides."""
+    """Return a state dict with the names of timm's DeiT and, for a variant, the authors'."""
     shapes = {"cls_token": (1, 1, DIM), "pos_embed": (1, 17 + distilled, DIM)}
     shapes |= {"patch_embed.proj.weight": (DIM, 3, 16, 16), "patch_embed.proj.bias": (DIM,)}
     norms, linear = ["norm"], {"head": (CLASSES, DIM)}

@@ -1,4 +1,4 @@
-"""torchvision's EfficientNets in this package's: every tensor finds its place, and the features are torchvision's."""
+"""torchvision's EfficientNets: every tensor finds its place, the features are the same."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def check_features(backbone, original, indices):
 
 @pytest.mark.parametrize("suffix", ["", "_mrla_light"])
 def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
-    """As the configs build them, weights aside: all of the backbone matches, the last convolution has no use."""
+    """As the configs build them: all of the backbone matches, the last convolution has no use."""
     cfg = Config.fromfile(config_path(f"retinanet_efficientnet_b0{suffix}_1x")).model.backbone
     cfg.init_cfg.checkpoint = str(path)
     init_default_scope("mmdet")
@@ -93,7 +93,7 @@ def test_names_and_shapes_of_every_size(size):
     ids=["eps", "defaults"],
 )
 def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
-    """Neither changes a shape, and either changes the features: the report says so, for such files alone."""
+    """Neither changes a shape, and either changes the features: warned of such files alone."""
     backbone = PlainEfficientNet("b0", **options)
     warnings = load_weights(backbone, path).warnings
     assert len(warnings) == len(advice)

@@ -133,7 +133,7 @@ def test_bad_downloads_are_not_kept(name, content, expected, served, cache):
 
 
 def test_unreachable_server(cache):
-    """Clusters without a network: the message says where to put the file, and what to do without."""
+    """The message says where to put the file, and how to train without."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -248,7 +248,7 @@ def test_pvtv2_files_of_the_authors(cls, tmp_path):
 
 
 def pvtv2_state(width):
-    """Return PVTv2-B0's state dict by its authors' names, from mmdet's conversion read backwards."""
+    """Return PVTv2-B0's state dict by its authors' names, as mmdet's conversion reads them."""
     generator, state = torch.Generator().manual_seed(0), {}
 
     def add(name, *shape):
