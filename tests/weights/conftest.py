@@ -52,6 +52,16 @@ def without(state, *keys):
     return {key: value for key, value in state.items() if not any(each in key for each in keys)}
 
 
+def random_layers(shapes):
+    """Return a random weight of each shape, and a bias."""
+    generator = torch.Generator().manual_seed(0)
+    state = {}
+    for name, shape in shapes.items():
+        state[f"{name}.weight"] = torch.randn(shape, generator=generator) * 0.1
+        state[f"{name}.bias"] = torch.randn(shape[0], generator=generator) * 0.1
+    return state
+
+
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """Return the folder of an empty download cache."""

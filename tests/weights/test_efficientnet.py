@@ -14,15 +14,7 @@ from mrla_mm.weights import convert, load_weights, read_checkpoint
 
 from .conftest import same, without
 
-STAGES = {
-    0: 0,
-    1: 1,
-    2: 2,
-    3: 3,
-    4: 5,
-    5: 7,
-    6: 8,
-}  # mmdet's layers end where these of torchvision's features do
+STAGES = (0, 1, 2, 3, 5, 7, 8)  # torchvision's features at which mmdet's layers end
 SETTINGS = dict(conv_cfg=dict(type="Conv2d"), norm_cfg=dict(type="BN", eps=1e-5))
 
 

@@ -22,6 +22,7 @@ from .conftest import (
     narrow,
     plain_resnet,
     prefixed,
+    random_layers,
     released_resnet,
     same,
     save,
@@ -47,18 +48,13 @@ def message(*args, **kwargs):
     return str(caught.value)
 
 
-OTHER = {
-    key: torch.zeros(2)
-    for key in ("head.fc.weight", "neck.convs.0.weight", "roi_head.bbox_head.fc_cls.bias")
-}
 CLASSIFIER = {"head.fc.weight": torch.zeros(2, 2)}
 COUNTER = {"steps": torch.tensor(4)}
 FORMS = {
     "bare": lambda s: s,
     "state_dict": lambda s: {"state_dict": s, "meta": {}},
     "model": lambda s: {"model": s, "epoch": 3},
-    "classifier": lambda s: {"state_dict": prefixed(s, "backbone.") | CLASSIFIER},
-    "detector": lambda s: {"state_dict": OTHER | prefixed(s, "backbone."), "optimizer": {}},
+    "detector": lambda s: {"state_dict": CLASSIFIER | prefixed(s, "backbone."), "meta": {}},
     "ddp": lambda s: prefixed(s, "module."),
     "ddp-classifier": lambda s: prefixed(prefixed(s, "backbone.") | CLASSIFIER, "module."),
     "compiled": lambda s: prefixed(s, "_orig_mod."),
@@ -117,9 +113,7 @@ def test_files_of_the_authors(variant, attention, tmp_path):
 def test_torchvision_resnet50_is_a_warm_start(tmp_path):
     """Everything but layer attention loads."""
     plain = files.torchvision_resnet(50).state_dict()
-    report = load_weights(
-        MRLAResNet(50, dict(type="MRLALight"), init_cfg=None), save(tmp_path, plain)
-    )
+    report = load_weights(MRLAResNet(50), save(tmp_path, plain))
     assert len(report.matched) == len(plain) - 2 and not report.missing
     assert all(".mrla." in key for key in report.fresh) and len(report.fresh) == 16 * 9
     assert "starts as an exact identity" in report.table()
@@ -226,7 +220,7 @@ def test_every_loader_takes_the_authors_names(variant, attention, tmp_path):
 @pytest.mark.parametrize("cls", [PVTv2, MRLAPVTv2])
 def test_pvtv2_files_of_the_authors(cls, tmp_path):
     """mmdet's conversion, strict: the same tensors by `init_cfg` and by torch."""
-    authors = pvtv2_state(32)
+    authors = pvtv2_state()
     path = save(tmp_path, authors | {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)})
     report = load_weights(model := cls("b0"), path)
     assert report.heads == ["head.fc.weight", "head.fc.bias"] and not report.faults()
@@ -247,29 +241,19 @@ def test_pvtv2_files_of_the_authors(cls, tmp_path):
     assert not any(".mrla." in key for key in converted)
 
 
-def pvtv2_state(width):
-    """Return PVTv2-B0's state dict by its authors' names, as mmdet's conversion reads them."""
-    generator, state = torch.Generator().manual_seed(0), {}
-
-    def add(name, *shape):
-        state[name] = torch.rand(shape, generator=generator)
-
-    before = 3
-    for stage, (scale, ratio, mlp) in enumerate(
-        [(1, 8, 8), (2, 4, 8), (5, 2, 4), (8, 1, 4)], start=1
-    ):
-        dim, kernel = width * scale, 7 if stage == 1 else 3
-        add(f"patch_embed{stage}.proj.weight", dim, before, kernel, kernel)
-        for norm in (f"patch_embed{stage}.norm", f"norm{stage}"):
-            add(f"{norm}.weight", dim), add(f"{norm}.bias", dim)
-        add(f"patch_embed{stage}.proj.bias", dim)
-        for block in (f"block{stage}.{index}" for index in range(2)):
-            linear = {"attn.q": (dim, dim), "attn.kv": (2 * dim, dim), "attn.proj": (dim, dim)}
-            linear |= {"mlp.fc1": (mlp * dim, dim), "mlp.fc2": (dim, mlp * dim)}
-            linear |= {"mlp.dwconv.dwconv": (mlp * dim, 1, 3, 3), "norm1": (dim,), "norm2": (dim,)}
-            if ratio > 1:
-                linear |= {"attn.sr": (dim, dim, ratio, ratio), "attn.norm": (dim,)}
-            for name, shape in linear.items():
-                add(f"{block}.{name}.weight", *shape), add(f"{block}.{name}.bias", shape[0])
-        before = dim
-    return state
+def pvtv2_state():
+    """Return a PVTv2-B0's state dict by its authors' names."""
+    layers = {}
+    before, kernel = 3, 7
+    stages = [(32, 8, 8), (64, 4, 8), (160, 2, 4), (256, 1, 4)]
+    for stage, (dim, reduction, ratio) in enumerate(stages, start=1):
+        layers[f"patch_embed{stage}.proj"] = (dim, before, kernel, kernel)
+        layers[f"patch_embed{stage}.norm"] = layers[f"norm{stage}"] = (dim,)
+        block = {"attn.q": (dim, dim), "attn.kv": (2 * dim, dim), "attn.proj": (dim, dim)}
+        block |= {"mlp.fc1": (ratio * dim, dim), "mlp.fc2": (dim, ratio * dim)}
+        block |= {"mlp.dwconv.dwconv": (ratio * dim, 1, 3, 3), "norm1": (dim,), "norm2": (dim,)}
+        if reduction > 1:
+            block |= {"attn.sr": (dim, dim, reduction, reduction), "attn.norm": (dim,)}
+        layers |= prefixed(block, f"block{stage}.0.") | prefixed(block, f"block{stage}.1.")
+        before, kernel = dim, 3
+    return random_layers(layers)
