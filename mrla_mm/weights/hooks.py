@@ -30,12 +30,11 @@ class CheckpointCheckHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Look at the file that mmengine is about to load."""
-        path = locate(runner._load_from) if runner._load_from else None
-        if path is None:
-            return
-        if path.suffix == SAFETENSORS:
+        path = runner._load_from and locate(runner._load_from)
+        if path and path.suffix == SAFETENSORS:
             raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
-        check_file(path)
+        if path:
+            check_file(path)
 
     def before_train(self, runner: Runner) -> None:
         """Warn of layers that start from random weights and never learn."""
