@@ -107,7 +107,7 @@ def check_file(path: Path) -> None:
     if path.suffix == SAFETENSORS or is_zipfile(path):
         return
     with path.open("rb") as file:
-        head = file.read(24)
+        head = file.read(16)
     if not head.startswith(PICKLE):
         raise InputError(
             f"weights {path} are damaged or not a PyTorch checkpoint, they start with {head}; "
