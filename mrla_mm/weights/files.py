@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import hashlib
-import pickle
 import re
 from collections.abc import Mapping
 from http.client import HTTPException
@@ -124,7 +123,7 @@ def read_file(path: Path) -> Mapping:
         raise
     except Exception as error:  # a broken file can make the unpickler raise anything
         called = re.search(r"(?:GLOBAL|function|class) ([\w.]+)", str(error))
-        if called is None or not isinstance(error, pickle.UnpicklingError):
+        if called is None:
             raise InputError(f"weights {path} are damaged; get the file again") from error
         newer = "; torch 2.6 and newer reads checkpoints of mmengine as they are"
         raise InputError(

@@ -113,6 +113,6 @@ def _axis_weights(sample, grid: Tensor, size: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate ranges of ``count`` numbers from ``start``; return their ranges and themselves."""
+    """Concatenate ranges of ``count`` numbers from ``start``; return owners and numbers."""
     owner = np.repeat(np.arange(len(count)), count)
     return owner, np.arange(len(owner)) + (start + count - np.cumsum(count))[owner]
