@@ -99,6 +99,41 @@ class LayerAttention(nn.Module):
         value = x if self.value is None else self.value(x)
         return F.gelu(value) if self.value_gelu else value
 
+    def silent_arguments(self) -> dict[str, object]:
+        """Return what changes the result but neither names nor shapes of the weights.
+
+        State dicts carry it in torch's metadata, so that weights trained with other arguments do
+        not load without a word. A subclass adds its own: plain strings and numbers.
+        """
+        return dict(
+            type=type(self).__name__,
+            head_channels=self.channels // self.heads,
+            value_gelu=self.value_gelu,
+            first_in_stage=self.first_in_stage,
+        )
+
+    def changed_arguments(self, metadata: dict) -> str:
+        """Return in words how a state dict's metadata differs from `silent_arguments`."""
+        trained = metadata.get("layer_attention", {})
+        return ", ".join(
+            f"trained with {key}={trained[key]!r}, the model has {own!r}"
+            for key, own in self.silent_arguments().items()
+            if trained.get(key, own) != own
+        )
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})
+        metadata["layer_attention"] = self.silent_arguments()
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, *args: object
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if changed := self.changed_arguments(local_metadata):
+            error_msgs = args[-1]
+            error_msgs.append(f"{prefix[:-1]}: {changed}")
+
     def extra_repr(self) -> str:
         """Show the heads, which no submodule shows."""
         return f"channels={self.channels}, heads={self.heads}"

@@ -57,6 +57,11 @@ class MRLALight(LayerAttention):
         if has_history and learnable_lambda:
             self.history_scale = nn.Parameter(torch.ones(channels))
 
+    def silent_arguments(self) -> dict[str, object]:
+        """Return what shapes do not tell; only previous="output" asks where a stage starts."""
+        starts = self.first_in_stage and self.previous == "output"
+        return super().silent_arguments() | dict(previous=self.previous, first_in_stage=starts)
+
     def forward(
         self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
