@@ -394,6 +394,12 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
         torch.testing.assert_close(found[name], wanted)
 
 
+def test_a_kernel_of_another_size_is_not_fused():
+    branch = make_stage(depth=1)[0]
+    branch.attention.value = nn.Conv2d(12, 12, 5, padding=1, groups=12, bias=False)
+    assert extent(branch) == "nothing"
+
+
 HOOKS = {
     "forward pre": "register_forward_pre_hook",
     "forward": "register_forward_hook",
