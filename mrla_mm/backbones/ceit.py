@@ -28,7 +28,7 @@ class LocallyEnhancedFeedForward(BaseModule):
 
     Args:
         channels: C of the tokens.
-        hidden_channels: channels between the two linear layers.
+        hidden: channels between the two linear layers.
         extra_tokens: number of tokens before the patches.
         drop: probability of dropping an element of the patches in training.
         drop_path: probability of dropping the layer for a sample in training.
@@ -38,7 +38,7 @@ class LocallyEnhancedFeedForward(BaseModule):
     def __init__(
         self,
         channels: int,
-        hidden_channels: int,
+        hidden: int,
         *,
         extra_tokens: int,
         drop: float,
@@ -48,13 +48,11 @@ class LocallyEnhancedFeedForward(BaseModule):
         super().__init__()
         self.extra_tokens = extra_tokens
         # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
-        self.conv1 = nn.Conv2d(channels, hidden_channels, 1)
-        self.bn1 = build_norm_layer(norm_cfg, hidden_channels)[1]
-        self.conv2 = nn.Conv2d(
-            hidden_channels, hidden_channels, 3, padding=1, groups=hidden_channels
-        )
-        self.bn2 = build_norm_layer(norm_cfg, hidden_channels)[1]
-        self.conv3 = nn.Conv2d(hidden_channels, channels, 1)
+        self.conv1 = nn.Conv2d(channels, hidden, 1)
+        self.bn1 = build_norm_layer(norm_cfg, hidden)[1]
+        self.conv2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
+        self.conv3 = nn.Conv2d(hidden, channels, 1)
         self.bn3 = build_norm_layer(norm_cfg, channels)[1]
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
@@ -140,17 +138,9 @@ class CeiT(ViT):
         )
         self.img_size = to_2tuple(img_size)
         self.norm_eval = norm_eval
-        batch_norm_cfg = batch_norm_cfg or dict(type="BN")
+        norms = batch_norm_cfg or dict(type="BN")
         self.stem = nn.Sequential(
-            ConvModule(
-                in_channels,
-                stem_channels,
-                7,
-                stride=2,
-                padding=3,
-                norm_cfg=batch_norm_cfg,
-                act_cfg=None,
-            ),
+            ConvModule(in_channels, stem_channels, 7, 2, 3, norm_cfg=norms, act_cfg=None),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
         for layer in self.layers:
@@ -161,30 +151,24 @@ class CeiT(ViT):
                 extra_tokens=self.num_extra_tokens,
                 drop=kwargs.get("drop_rate", 0.0),
                 drop_path=layer.attn.out_drop.drop_prob,
-                norm_cfg=batch_norm_cfg,
+                norm_cfg=norms,
             )
         self.lca = None
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
-                raise InputError(
-                    f"out_indices={out_indices}: only the last block has a class token"
-                )
+                raise InputError(f"out_indices={out_indices}: only the last has a class token")
             self.out_indices = range(self.num_layers)  # the LCA takes them all
             self.norm_class_token = self.final_norm
             self.final_norm = False  # the norm follows the LCA
             passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
             shared = {name: kwargs[name] for name in passed_on if name in kwargs}
-            self.lca = self.make_class_attention(**shared)
+            self.lca = TransformerEncoderLayer(
+                self.embed_dims,
+                self.arch_settings["num_heads"],
+                self.arch_settings["feedforward_channels"],
+                **{"norm_cfg": dict(type="LN", eps=1e-6), **shared},
+            )
         self._freeze_stages()
-
-    def make_class_attention(self, **kwargs: object) -> TransformerEncoderLayer:
-        """Build the LCA, a block over the class tokens of all blocks."""
-        return TransformerEncoderLayer(
-            self.embed_dims,
-            self.arch_settings["num_heads"],
-            self.arch_settings["feedforward_channels"],
-            **{"norm_cfg": dict(type="LN", eps=1e-6), **kwargs},
-        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one output of type `out_type` for each of `out_indices`; see `ViT`."""
@@ -238,16 +222,6 @@ class MRLACeiT(MRLAViT, CeiT):
 
     Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
     takes the class tokens after each block's layer attention.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import MRLACeiT
-        >>> backbone = MRLACeiT("ceit-tiny", out_type="featmap", out_indices=(3, 7, 11)).eval()
-        >>> for level in backbone(torch.rand(1, 3, 96, 160)):
-        ...     print(tuple(level.shape))
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
     """
 
     def __init__(

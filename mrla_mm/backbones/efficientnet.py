@@ -60,11 +60,8 @@ class MRLAMBConv(BaseModule):
         if not (self.training and self.drop_path_rate):
             return None
         survival = 1 - self.drop_path_rate
-        return (
-            torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
-            .div(survival)
-            .to(x.dtype)
-        )
+        kept = torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
+        return kept.div(survival).to(x.dtype)
 
 
 class MRLAMBConvLayer(Sequential):
@@ -102,9 +99,8 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     @property
     def unbuilt_parts(self) -> tuple[str, ...]:
         """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
-        return tuple(
-            f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting))
-        )
+        missing = range(len(self.layers), len(self.layer_setting))
+        return tuple(f"layers.{index}." for index in missing)
 
 
 @MODELS.register_module(force=True)
@@ -147,8 +143,7 @@ class MRLAEfficientNet(PlainEfficientNet):
         super().__init__(arch, **kwargs)
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
         self.zero_init_attention = zero_init_attention
-        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer
-        # have no blocks
+        # mmengine's ModuleList hands init_weights on; the first and last layer have no blocks
         self.layers = ModuleList(
             self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer
             for layer in self.layers
@@ -157,27 +152,20 @@ class MRLAEfficientNet(PlainEfficientNet):
 
     def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:
         """Replace the blocks of a layer by blocks with layer attention."""
-        blocks, first_in_stage = [], True
+        blocks = []
+        first_in_stage = True
         for block in layer:
+            *_, last = block.children()
+            branch = None
             # mmdet's two kinds of blocks name the same thing differently
-            has_shortcut = getattr(block, "with_res_shortcut", False) or getattr(
-                block, "with_residual", False
-            )
-            blocks.append(
-                MRLAMBConv(block, self.make_branch(block, first_in_stage) if has_shortcut else None)
-            )
-            first_in_stage = not has_shortcut
+            if getattr(block, "with_res_shortcut", getattr(block, "with_residual", False)):
+                branch = LayerAttentionResidual(
+                    self.layer_attention,
+                    last.conv.out_channels,
+                    norm_cfg=self.norm_cfg,
+                    zero_init=self.zero_init_attention,
+                    first_in_stage=first_in_stage,
+                )
+            blocks.append(MRLAMBConv(block, branch))
+            first_in_stage = branch is None
         return MRLAMBConvLayer(*blocks)
-
-    def make_branch(
-        self, block: InvertedResidual | EdgeResidual, first_in_stage: bool
-    ) -> LayerAttentionResidual:
-        """Build the residual branch of a block, without a drop path of its own."""
-        *_, last = block.children()
-        return LayerAttentionResidual(
-            self.layer_attention,
-            last.conv.out_channels,
-            norm_cfg=self.norm_cfg,
-            zero_init=self.zero_init_attention,
-            first_in_stage=first_in_stage,
-        )

@@ -54,18 +54,15 @@ class ViT(PretrainedBackbone, VisionTransformer):
     ) -> None:
         if with_dist_token:
             self.num_extra_tokens = 2
-        out_indices = (
-            out_indices if isinstance(out_indices, int) else list(out_indices)
-        )  # mmpretrain writes to it
+        if not isinstance(out_indices, int):
+            out_indices = list(out_indices)  # mmpretrain writes to it
         super().__init__(arch, out_indices=out_indices, **kwargs)
         for module in self.modules():
-            if isinstance(module, DropPath):
-                module.drop_prob = float(
-                    module.drop_prob
-                )  # mmpretrain's NumPy number breaks compiled graphs
-        self.dist_token = (
-            nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
-        )
+            if isinstance(module, DropPath):  # whose NumPy number breaks compiled graphs
+                module.drop_prob = float(module.drop_prob)
+        self.dist_token = None
+        if with_dist_token:
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
         self._freeze_stages()
@@ -92,12 +89,8 @@ class ViT(PretrainedBackbone, VisionTransformer):
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Embed an image (B, 3, height, width): tokens (B, E + H * W, C) and grid (H, W)."""
         x, grid = self.patch_embed(x)
-        extra = [
-            token.expand(x.shape[0], -1, -1)
-            for token in (self.cls_token, self.dist_token)
-            if token is not None
-        ]
-        x = torch.cat([*extra, x], dim=1)
+        tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
+        x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
         return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
@@ -105,13 +98,11 @@ class ViT(PretrainedBackbone, VisionTransformer):
         extra, own = self.num_extra_tokens, self.patch_resolution
         if not is_exporting():
             return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
-        # mmpretrain's asks whether the two grids are equal, which would fix the grid of an exported
-        # graph
+        # mmpretrain's compares the grids, which would fix that of an exported graph
         maps = to_map(self.pos_embed[:, extra:].float(), own)
-        patches = to_tokens(
-            F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)
-        )
-        return torch.cat([self.pos_embed[:, :extra], patches.to(self.pos_embed.dtype)], dim=1)
+        maps = F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)
+        patches = to_tokens(maps).to(self.pos_embed.dtype)
+        return torch.cat([self.pos_embed[:, :extra], patches], dim=1)
 
     def run_block(
         self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
