@@ -5,10 +5,11 @@ G * D), T depth in the stage.
 """
 
 from mrla_mm.ops.base import base_fused
-from mrla_mm.ops.coefficients import FrozenNorm, Weights
 from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
+    FrozenNorm,
+    Weights,
     affine_residual,
     at_least_float32,
     depthwise_value,

@@ -16,10 +16,40 @@ whole feature maps.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class Weights(NamedTuple):
+    """Parameters of an attention; None stands for what a variant lacks.
+
+    query and key (1, 1, k) or (E, C), without which the gate is 1; value (C, 1, 3, 3), without
+    which v = x; history_scale (C,), without which lambda = 1.
+    """
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    history_scale: Tensor | None = None
+
+
+class FrozenNorm(NamedTuple):
+    """What the residual branch does with an attention's output o: y = x + keep norm(o).
+
+    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and
+    variance (C,) take no gradient. keep (B,) is the drop-path factor of each sample, or None for 1,
+    and takes none either.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    keep: Tensor | None = None
+    eps: float = 1e-5
 
 
 def global_average(x: Tensor) -> Tensor:

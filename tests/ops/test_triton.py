@@ -15,7 +15,7 @@ import torch
 
 from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, dispatch, light_fused
 from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import GridSums
+from mrla_mm.ops.coefficients import GridSums, Layer
 
 from .cases import DEVICE, INTERPRETED, base_joined, draw, light, needs_triton
 from .test_fused import assert_same, poisoned
@@ -109,27 +109,28 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
     x = torch.ones(batch, channels, 3, 5, device=DEVICE)
     earlier = random("earlier", batch, depth - 1, channels) if depth > 1 else None
     grad_keys = random("keys", batch, depth, channels) if depth > 2 else None
-    taps, of_values, found = (
-        sums(11 if value is not None else 3),
-        sums(depth + 1) if depth else None,
-        [],
-    )
-    total = taps.sum(0)
+    layer = Layer(weights, norm, heads, has_history)
+    spans = sums(11 if value is not None else 3)
+    value_spans = sums(depth + 1) if depth else None
+    total = spans.sum(0)
     total = GridSums(total[:, :-2].mT, total[:, -2] if has_history else None, total[:, -1])
-    for way, *given in (
-        (plain, partial.sum(0), total, of_values.sum(0) if depth else None),
-        (kernels, partial, taps, of_values),
+    value_total = value_spans.sum(0) if depth else None
+    found = []
+    for way, pooled, grid, of_values in (
+        (plain, partial.sum(0), total, value_total),
+        (kernels, partial, spans, value_spans),
     ):
-        options = dict(heads=heads, softmax=depth > 0, has_history=has_history, earlier=earlier)
-        state = way.attention_state(x, given[0], weights, norm, **options)
-        constant, gradients, of_keys = way.attention_backward(
-            x, state, weights, norm, *given[1:], grad_keys, softmax=depth > 0
-        )
-        found.append([*state, constant, *gradients, of_keys])
-    for index, (wanted, ours) in enumerate(zip(*found, strict=True)):
-        if ours is None:  # without the norm's weight nobody asks for its gradient
-            assert wanted is None or {"weight", "bias"}.intersection(absent), index
+        if depth:
+            state = way.base_state(pooled, layer, earlier)
+            results = way.base_backward(x, state, layer, grid, of_values, grad_keys)
         else:
+            state = way.light_state(x, pooled, layer)
+            results = (*way.light_backward(x, state, layer, grid), None)
+        grad_pixel, gradients, grad_earlier = results
+        found.append([*state, grad_pixel, *gradients, grad_earlier])
+    for index, (wanted, ours) in enumerate(zip(*found, strict=True)):
+        assert (ours is None) == (wanted is None), index
+        if ours is not None:
             torch.testing.assert_close(ours.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
 
 

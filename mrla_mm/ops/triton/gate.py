@@ -12,12 +12,15 @@ What other kernels leave is a sum for each span of the grid; here the spans are 
 Everything is in float32, and every sum has one order: results are the same to the bit in every run.
 """
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import FrozenNorm, GridSums, State, Weights
+from mrla_mm.ops.coefficients import GridSums, Layer, Parameters, State
+from mrla_mm.ops.reference import FrozenNorm, Weights
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
 
 BLOCK_B, BLOCK_C = (
@@ -279,80 +282,146 @@ def supports(weights: Weights) -> bool:
     return query is not None and query.dim() == 3 and query.shape[-1] <= MAX_KERNEL_SIZE
 
 
-def attention_state(
-    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None,
-    *, heads: int, softmax: bool, has_history: bool = False, earlier: Tensor | None = None,
-) -> State:  # fmt: skip
-    """See `coefficients.attention_state`; pooled channels come as averages of each span (spans, B, C)."""
+def norm_tensors(norm: FrozenNorm | None) -> tuple[Sequence[Tensor | None], float]:
+    """The five tensors of a norm, each None without one, and its eps."""
+    return ((None,) * 5, 0.0) if norm is None else (norm[:5], norm.eps)
+
+
+def contiguous(state: State) -> State:
+    """State whose tensors the kernels can read."""
+    return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
+
+
+def light_state(x: Tensor, pooled: Tensor | None, layer: Layer) -> State:
+    """See `coefficients.light_state`; pooled channels are averages of each span (spans, B, C)."""
+    weights, norm, heads, has_history = layer
     if not supports(weights):
-        options = dict(heads=heads, softmax=softmax, has_history=has_history, earlier=earlier)
-        state = plain.attention_state(
-            x, None if pooled is None else pooled.sum(0), weights, norm, **options
-        )
-        return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
-    (spans, batch, channels), new = pooled.shape, pooled.new_empty
-    depth, width = 1 if earlier is None else earlier.shape[1] + 1, channels // heads
-    *of_norm, eps = norm or (None, None, None, None, None, 0.0)
+        total = None if pooled is None else pooled.sum(0)
+        return contiguous(plain.light_state(x, total, layer))
+    spans, batch, channels = pooled.shape
+    width, size, new = channels // heads, (batch, channels), pooled.new_empty
     state = State(
-        new(batch, channels), new(batch, channels), new(batch, depth, channels), new(batch, depth, heads),
-        None if softmax and norm is None else new(batch, channels),
-        new(batch, channels) if has_history else None,
-        None if norm is None else new(batch, channels),
-    )  # fmt: skip
-    earlier = None if earlier is None else earlier.float().contiguous()
+        pooled=new(size),
+        query=new(size),
+        keys=new(batch, 1, channels),
+        scores=new(batch, 1, heads),
+        gain=new(size),
+        slope=new(size) if has_history else None,
+        shift=None if norm is None else new(size),
+    )
+    of_norm, eps = norm_tensors(norm)
     launch(
         state_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
-        batch, channels, width, depth, spans, width**-0.5, eps,
-        weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, None, *state),
+        batch, channels, width, 1, spans, width**-0.5, eps,
+        weights.query.shape[-1], False, next_power_of_2(width), 1,
     )  # fmt: skip
     return state
 
 
-def attention_backward(
-    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, taps: Tensor, sums: Tensor | None = None,
-    grad_keys: Tensor | None = None, *, softmax: bool,
-) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:  # fmt: skip
-    """See `coefficients.attention_backward`; sums come as those of each span of the grid, spans first."""
-    size, has_history = taps.shape[2] - 2, state.slope is not None
+def base_state(pooled: Tensor, layer: Layer, earlier: Tensor | None) -> State:
+    """See `coefficients.base_state`; pooled channels are averages of each span (spans, B, C)."""
+    weights, norm, heads, _ = layer
     if not supports(weights):
-        found = taps.sum(0)  # (B, size + 2, C)
-        found = GridSums(found[:, :size].mT, found[:, size] if has_history else None, found[:, -1])
-        sums = None if sums is None else sums.sum(0)
-        return plain.attention_backward(
-            x, state, weights, norm, found, sums, grad_keys, softmax=softmax
-        )
-    (batch, depth, channels), new = state.keys.shape, state.keys.new_empty
-    query, key, value, history_scale = weights
-    weight, bias, mean, variance, keep, eps = norm or (None, None, None, None, None, 0.0)
-    width, blocks = channels // state.scores.shape[2], ceil_div(channels, BLOCK_C)
-    derived, earlier = (
-        new(batch, DERIVED.value, channels),
-        new(batch, depth - 1, channels) if depth > 1 else None,
+        return contiguous(plain.base_state(pooled.sum(0), layer, earlier))
+    spans, batch, channels = pooled.shape
+    width, size, new = channels // heads, (batch, channels), pooled.new_empty
+    depth = 1
+    if earlier is not None:
+        depth += earlier.shape[1]
+        earlier = earlier.float().contiguous()
+    state = State(
+        pooled=new(size),
+        query=new(size),
+        keys=new(batch, depth, channels),
+        scores=new(batch, depth, heads),
+        gain=None if norm is None else new(size),
+        shift=None if norm is None else new(size),
     )
-    sums, grad_keys = (
-        taps if sums is None else sums,
-        None if grad_keys is None else grad_keys.contiguous(),
-    )
+    of_norm, eps = norm_tensors(norm)
     launch(
-        scores_backward_kernel, (batch, channels // width, 1),
-        (sums, taps, state.query, state.keys, state.scores, value, history_scale, weight, variance, keep, grad_keys,
-         derived, earlier),
-        batch, channels, width, depth, len(sums), len(taps), width**-0.5, eps,
-        size, has_history, norm is not None, softmax, next_power_of_2(width), next_power_of_2(depth),
+        state_kernel, (batch, heads, 1),
+        (pooled, weights.query, weights.key, None, *of_norm, earlier, *state),
+        batch, channels, width, depth, spans, width**-0.5, eps,
+        weights.query.shape[-1], True, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
-    constant, projections = new(batch, channels), new(blocks, 2, *query.shape)
+    return state
+
+
+def plain_sums(sums: Tensor, state: State) -> GridSums:
+    """What `stencil.grid_sums` returns as the `GridSums` of the plain passes."""
+    total = sums.sum(0)  # (B, n + 2, C)
+    of_history = None if state.slope is None else total[:, -2]
+    return GridSums(total[:, :-2].mT, of_history, total[:, -1])
+
+
+def light_backward(
+    x: Tensor, state: State, layer: Layer, sums: Tensor
+) -> tuple[Tensor | None, Parameters]:
+    """See `coefficients.light_backward`; the sums are those of each span of the grid."""
+    if not supports(layer.weights):
+        return plain.light_backward(x, state, layer, plain_sums(sums, state))
+    return launch_backward(x, state, layer, sums, sums, None, softmax=False)[:2]
+
+
+def base_backward(
+    x: Tensor,
+    state: State,
+    layer: Layer,
+    sums: Tensor,
+    value_sums: Tensor,
+    grad_keys: Tensor | None,
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """See `coefficients.base_backward`; the sums are those of each span of the grid."""
+    if not supports(layer.weights):
+        sums, value_sums = plain_sums(sums, state), value_sums.sum(0)
+        return plain.base_backward(x, state, layer, sums, value_sums, grad_keys)
+    if grad_keys is not None:
+        grad_keys = grad_keys.contiguous()
+    return launch_backward(x, state, layer, sums, value_sums, grad_keys, softmax=True)
+
+
+def launch_backward(
+    x: Tensor,
+    state: State,
+    layer: Layer,
+    sums: Tensor,
+    output_sums: Tensor,
+    grad_keys: Tensor | None,
+    *,
+    softmax: bool,
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """Launch both kernels of a backward pass; see `coefficients.base_backward`.
+
+    output_sums are the sums of the output's gradient: of base with each value, of light as sums.
+    """
+    batch, depth, channels = state.keys.shape
+    heads, places = layer.heads, sums.shape[2] - 2
+    width, blocks = channels // heads, ceil_div(channels, BLOCK_C)
+    query, key, value, history_scale = layer.weights
+    (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
+    has_history = state.slope is not None
+    new = state.keys.new_empty
+    derived = new(batch, DERIVED.value, channels)
+    grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
+    launch(
+        scores_backward_kernel, (batch, heads, 1),
+        (output_sums, sums, state.query, state.keys, state.scores, value, history_scale, weight,
+         variance, keep, grad_keys, derived, grad_earlier),
+        batch, channels, width, depth, len(output_sums), len(sums), width**-0.5, eps,
+        places, has_history, layer.norm is not None, softmax,
+        next_power_of_2(width), next_power_of_2(depth),
+    )  # fmt: skip
+    grad_pixel = new(batch, channels)
+    grad_projections = new(blocks, 2, *query.shape)
     learned = value, history_scale if has_history else None, weight, bias
-    made = [None if t is None else new(t.shape) for t in learned]
+    gradients = [None if tensor is None else new(tensor.shape) for tensor in learned]
     launch(
         parameters_backward_kernel, (blocks, 1, 1),
-        (taps, derived, state.pooled, None if softmax else state.gain, query, key, weight, mean, variance, keep,
-         constant, projections, *made),
+        (sums, derived, state.pooled, None if softmax else state.gain, query, key, weight, mean,
+         variance, keep, grad_pixel, grad_projections, *gradients),
         batch, channels, x.shape[2] * x.shape[3], eps,
-        query.shape[-1], size, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
+        query.shape[-1], places, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
-    return (
-        constant,
-        [*(projections[0] if blocks == 1 else projections.sum(0)).unbind(0), *made],
-        earlier,
-    )
+    grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)
+    return grad_pixel, Parameters(*grad_projections, *gradients), grad_earlier
