@@ -1,8 +1,8 @@
 """MRLA-base as one autograd Function, with or without the sum, ReLU, norm and residual around it.
 
-    x = relu(c + shortcut)              with add_relu, else x = c
-    o = sum_s softmax_s(q . k_s / sqrt(D)) v_s    Eq. 6, over the stage's layers, the last of whose
-    values is dw(x) y = x + keep norm(o)                with a norm, else y = o
+    x = relu(c + shortcut)                       with add_relu, else x = c
+    o = sum_s softmax_s(q . k_s / sqrt(D)) v_s   Eq. 6, over the stage's layers; the last v is dw(x)
+    y = x + keep norm(o)                         with a norm, else y = o
 
 Saved for backward are x, the values and small tensors; each value is read once in either direction.
 The values pass through the Function, so that the gradient of each comes back as one map, to which
@@ -45,7 +45,7 @@ class BaseFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, options, c, shortcut, *tensors):
-        """Compute y (B, C, H, W), the keys (B, T, E), and the earlier values and the layer's own."""
+        """Compute y (B, C, H, W), the keys (B, T, E), and all T values."""
         tensors = iter(tensors)
         parameters = Parameters(*islice(tensors, len(Parameters._fields)))
         earlier_keys = next(tensors)
@@ -79,7 +79,7 @@ class BaseFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad, grad_keys, *grad_values):
-        """Compute the gradients of c, the shortcut, the parameters, and the earlier keys and values."""
+        """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         refuse_second_derivative()
         options = ctx.options
         state, parameters, (x, *values) = Saved.load(ctx)

@@ -137,7 +137,7 @@ def product(*factors: Tensor | None) -> Tensor | None:
 def norm_coefficients(
     norm: FrozenNorm | None, size: torch.Size
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Factor keep s and shift keep t of a norm (B, C), in at least single precision, or None each."""
+    """Factor keep s and shift keep t of a norm (B, C), at least float32; None each without one."""
     if norm is None:
         return None, None
     scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (
+from mrla_mm.ops.coefficients import (  # noqa: F401  four belong to the passes' interface
     GridSums,
     State,
     base_backward,
@@ -24,22 +24,8 @@ from mrla_mm.ops.coefficients import (
 )
 from mrla_mm.ops.reference import at_least_float32, global_average
 
-__all__ = [
-    "add_relu",
-    "apply",
-    "apply_backward",
-    "base_backward",
-    "base_state",
-    "chunks",
-    "grid_sums",
-    "light_backward",
-    "light_state",
-    "pool",
-    "weighted_sum",
-    "weighted_sum_backward",
-]
 CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
-# Types in which the residual may be a weight of 1: in less precision it would swallow small weights.
+# Where the residual may be a weight of 1, which swallows small weights in half precision.
 EXACT = (torch.float32, torch.float64)
 
 
@@ -193,7 +179,7 @@ def apply_backward(
 
 
 def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
-    """Write [x +] gain sum_s scores_s values_s [+ shift], reading each value once: x, T values and out (B, C, H, W)."""
+    """Write [x +] gain sum_s scores_s values_s [+ shift] (B, C, H, W), reading each value once."""
     weights = value_weights(state, out)
     first = x is not None and out.dtype in EXACT
     if first:

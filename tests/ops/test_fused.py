@@ -1,4 +1,4 @@
-"""The fused paths against the equations in float64: values, every gradient, every precision, awkward shapes."""
+"""The fused paths against the equations in float64: values and gradients, dtypes, odd shapes."""
 
 import functools
 
@@ -8,6 +8,7 @@ from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path, cpu, dispatch
+from mrla_mm.ops.self_check import Outcome
 
 from .cases import (
     CONSTANT,
@@ -77,7 +78,7 @@ def dtypes_of(path):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Fill every buffer that the fused paths allocate with NaN, so that what nothing writes shows."""
+    """Fill every buffer that the fused paths allocate with NaN, to show what nothing writes."""
 
     def poison(make):
         def call(*args, **kwargs):
@@ -184,7 +185,7 @@ def test_only_the_gradients_that_are_needed(frozen):
     ],
 )
 def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path):
-    """A branch worth 1/100 of x: folded into a centre tap of 1 its weights would be rounded to a few values."""
+    """A branch worth 1/100 of x, whose weights a centre weight of 1 would swallow."""
     tensors = draw((2, 8, 6, 5), "branch", gated=False, history=False, keep=False)
     tensors |= dict.fromkeys(("bias", "mean"), torch.zeros(8).double())
     tensors |= dict(weight=torch.full((8,), 3e-3).double(), variance=torch.full((8,), 0.9).double())
@@ -331,10 +332,8 @@ def test_dispatch_gives_its_reasons(monkeypatch):
     with pytest.raises(InputError, match="float64"):
         choose_path(x.double())
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    dispatch.why_triton_fails.cache_clear()
     with pytest.raises(InputError, match="does not run on cpu"):
         choose_path(x)
-    dispatch.why_triton_fails.cache_clear()
 
 
 class OnGpu(torch.Tensor):
@@ -345,6 +344,7 @@ class OnGpu(torch.Tensor):
 
 def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
+    monkeypatch.setattr(dispatch, "OUTCOMES", {})
     gpu, capturing = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu), []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     tried = dispatch.why_triton_fails
@@ -356,9 +356,12 @@ def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     last = gpu.half().contiguous(memory_format=torch.channels_last)
     assert choose_path(last) == ("fused", "no torch.float16")
     capturing.append(True)
-    assert choose_path(last).path == "fused"  # as it was before the capture
     monkeypatch.setattr(dispatch, "why_triton_fails", tried)
-    assert choose_path(last).path == "triton"  # nothing is tried while a graph is captured
+    path, reason = choose_path(last)  # nothing is tried while a graph is captured
+    assert path == "fused" and "captured" in reason and not dispatch.OUTCOMES
+    key = torch.device("cuda"), torch.float16, True
+    monkeypatch.setitem(dispatch.OUTCOMES, key, Outcome("", 0.0))
+    assert choose_path(last).path == "triton"
 
 
 def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):

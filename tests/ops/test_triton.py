@@ -9,11 +9,22 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, dispatch, light_fused
+from mrla_mm.errors import InputError
+from mrla_mm.ops import (
+    FrozenNorm,
+    Weights,
+    base_fused,
+    choose_path,
+    dispatch,
+    light_fused,
+    self_check,
+)
 from mrla_mm.ops import coefficients as plain
 from mrla_mm.ops.coefficients import GridSums, Layer
 
@@ -134,29 +145,83 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
             torch.testing.assert_close(ours.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Tensors of this device are dispatched as those of a GPU are, and nothing is checked yet."""
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    monkeypatch.setattr(dispatch, "TRITON_DEVICE", DEVICE)
+    monkeypatch.setattr(dispatch, "OUTCOMES", {})
+
+
+FAULTS = {
+    "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
+    "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
+    "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
+    "uninitialised": ("add_relu", lambda maps: maps["out"].copy_(torch.empty_like(maps["out"]))),
+    "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
+}
+
+
 @needs_triton
-def test_triton_is_tried_before_it_is_trusted(monkeypatch):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_triton_kernel_is_not_used(fault, unchecked, monkeypatch):
     from mrla_mm.ops import triton as passes
 
-    here = torch.device(DEVICE), torch.bfloat16, True
-    assert dispatch.why_triton_fails.__wrapped__(*here) == ""
+    name, damage = FAULTS[fault]
+    original = getattr(passes, "add_relu" if name == "pool" else name)
 
-    def no_compiler(x):
-        raise RuntimeError("Failed to find C compiler")
+    def damaged(*args, **maps):
+        result = original(*args, **maps)
+        damage({name: tensor for name, tensor in maps.items() if tensor is not None})
+        return result
 
-    monkeypatch.setattr(passes, "pool", no_compiler)
-    with pytest.warns(UserWarning, match="C compiler"):
-        assert "C compiler" in dispatch.why_triton_fails.__wrapped__(*here)
+    monkeypatch.setattr(passes, "add_relu" if name == "pool" else name, damaged)
+    tensors = draw((2, 12, 3, 4), "block end")
+    x = tensors["c"].float().to(DEVICE)
+    with pytest.warns(UserWarning, match="runs without Triton: the self-check .* failed") as caught:
+        path, reason = choose_path(x)
+    assert path == "fused" and reason in str(caught[0].message)
+    assert choose_path(x).path == "fused" and len(caught) == 1
+    function = functools.partial(light, extent="block end")
+    assert_same(function, tensors, path=path, dtype=torch.float32)
+    monkeypatch.setenv("MRLA_OPS", "triton")
+    with pytest.raises(InputError, match=re.escape(reason)):
+        choose_path(x)
 
-    def no_memory(x):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(passes, "pool", no_memory)
-    dispatch.why_triton_fails.cache_clear()
+class NoOperator(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"the caller's mode sees {func}")
+
+
+@needs_triton
+def test_triton_is_checked_once_and_leaves_the_caller_alone(unchecked, monkeypatch):
+    x = torch.zeros(1, 4, 2, 2, device=DEVICE)
+    state = torch.get_rng_state()
+    hooks = torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail)
+    with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16), hooks, NoOperator():
+        assert choose_path(x).path == "triton"
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+    (outcome,) = dispatch.OUTCOMES.values()
+    assert 0 < outcome.difference < 1e-5
+    monkeypatch.setattr(self_check, "largest_difference", lambda *key: pytest.fail("again"))
+    assert choose_path(x).path == "triton"
+
+
+@needs_triton
+def test_a_lack_of_memory_says_nothing_about_triton(unchecked, monkeypatch):
+    x, answers = torch.zeros(1, 4, 2, 2, device=DEVICE), iter([torch.cuda.OutOfMemoryError, None])
+
+    def largest_difference(*key):
+        if error := next(answers):
+            raise error
+        return 0.0, "output"
+
+    monkeypatch.setattr(self_check, "largest_difference", largest_difference)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        dispatch.why_triton_fails(*here)
-    monkeypatch.undo()
-    assert dispatch.why_triton_fails(*here) == ""
+        choose_path(x)
+    assert choose_path(x).path == "triton"
 
 
 @pytest.fixture
@@ -261,6 +326,37 @@ def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
             kernel.__name__,
             grid,
         )
+
+
+def test_a_second_launch_passes_what_triton_passes(monkeypatch):
+    """With a stub for the driver; from the third shape on the least recent launchers are dropped."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from mrla_mm.ops.triton import launch, reduce
+
+    if INTERPRETED or not launch.CAN_CACHE or not hasattr(driver, "_active"):
+        pytest.skip("this Triton's launches are not cached")
+    launched, stub = [], SimpleNamespace(utils=SimpleNamespace())
+    stub.utils.load_binary = lambda *args: (0, 0, 32, 0, 1024)
+    stub.utils.get_device_properties = lambda device: {"max_shared_mem": 2**17}
+    stub.get_current_device, stub.get_current_stream = lambda: 0, lambda device: 0
+    stub.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(args)
+    monkeypatch.setattr(driver, "_active", stub)
+    monkeypatch.setattr(launch, "KNOWN", {})
+    monkeypatch.setattr(launch, "MAX_KNOWN", 2)
+    x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
+    for spans in (1, 1, 2, 3):
+        blocks = (1, False, 4, 32)
+        grid = (2, 1, spans)
+        launch.launch(reduce.pool_kernel, grid, (x, None, None, averages), 2, 4, 30, 32, *blocks)
+    through_triton, cached = launched[:2]
+    assert through_triton[:3] == (2, 1, 1)
+    assert all(
+        one is other or one == other for one, other in zip(through_triton, cached, strict=True)
+    )
+    assert len(launched) == 4 and len(launch.KNOWN) == 1
 
 
 def test_maps_beyond_32_bits_take_the_fused_path(monkeypatch):

@@ -1,4 +1,4 @@
-"""The passes over feature maps of fused layer attention as Triton kernels; the interface is that of `cpu`.
+"""The passes of fused layer attention as Triton kernels; the interface is that of `cpu`.
 
 Values are loaded in the map's precision, computed in float32 and rounded once, when stored. Where a
 kernel sums, each program writes the sum of its span of the grid, and the spans are added up
