@@ -1,6 +1,7 @@
 """The fused paths against the equations in float64: values and gradients, dtypes, odd shapes."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -315,6 +316,20 @@ def test_results_are_the_same_to_the_bit_in_every_run(function, path):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_autocast_leaves_scores_in_single_precision(path):
+    """Of half the maps' precision they would be off by 1e-3."""
+    tensors = {name: t.float() for name, t in draw((2, 12, 3, 4), "attention").items()}
+    for linear in (False, True):
+        size = (12, 12) if linear else (1, 1, 5)
+        weight = torch.linspace(-1, 1, math.prod(size)).view(size)
+        given = tensors | dict(query=weight, key=weight)
+        del given["value"]
+        expected = light(given, "attention", path)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(light(given, "attention", path), expected)
 
 
 def test_dispatch_gives_its_reasons(monkeypatch):
