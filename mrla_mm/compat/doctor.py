@@ -21,7 +21,7 @@ FAMILIES = {  # import name: the distributions that provide it, of which only on
     "mmpretrain": ("mmpretrain", "onedl-mmpretrain"),
 }
 REMEDIES = {
-    "torchvision": "install the torchvision build that belongs to your torch (same index, same CUDA)",
+    "torchvision": "install the torchvision build that belongs to your torch (index, CUDA)",
     "cv2": "pip install opencv-python (opencv-python-headless on a machine without libGL)",
     **{name: f"pip install {distributions[0]}" for name, distributions in FAMILIES.items()},
 }
@@ -89,7 +89,7 @@ def check_packages(report: Report) -> None:
             )
     if importlib.util.find_spec("pkg_resources") is None:
         report.fail(
-            f"no pkg_resources (setuptools {version('setuptools')}): mmengine cannot find `mmdet::` configs",
+            f"no pkg_resources (setuptools {version('setuptools')}): mmengine finds no `mmdet::` config",
             'pip install "setuptools<81"',
         )
 

@@ -61,12 +61,10 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
 
     for module in (reduce, stencil):
         monkeypatch.setattr(module, "PROGRAMS", 2)
-    options = dict(path="triton", dtype=torch.float32)
-    assert_same(
-        functools.partial(light, extent="block end"), draw((1, 4, 33, 35), "block end"), **options
-    )
-    tensors = draw((1, 8, 33, 35), "block end", depth=1, history=False)
-    assert_same(functools.partial(base_joined, extent="block end"), tensors, **options)
+    for function, depth in ((light, 0), (base_joined, 1)):
+        tensors = draw((1, 4, 33, 35), "block end", depth=depth, history=not depth)
+        bound = functools.partial(function, extent="block end")
+        assert_same(bound, tensors, path="triton", dtype=torch.float32)
 
 
 @needs_triton
@@ -102,21 +100,15 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
     def sums(planes):
         return random("sums", 2, batch, planes, channels)
 
-    value = None if depth else random("value", channels, 1, 3, 3)
-    value = random("own value", channels, 1, 3, 3) if depth else value
+    value = random("own value" if depth else "value", channels, 1, 3, 3)
     weights = Weights(random("query", 1, 1, kernel), random("key", 1, 1, kernel), value,
                       None if depth else random("history_scale", channels))  # fmt: skip
     variance = torch.rand(channels, device=DEVICE) + 0.1
-    norm = FrozenNorm(
-        *(random(name, channels) for name in ("weight", "bias", "mean")),
-        variance,
-        random("keep", batch),
-    )
+    affine = (random(name, channels) for name in ("weight", "bias", "mean"))
+    norm = FrozenNorm(*affine, variance, random("keep", batch))
     norm = None if "mean" in absent else norm
-    has_history, partial = (
-        not depth and "history_scale" not in absent,
-        random("pooled", 2, batch, channels),
-    )
+    has_history = not depth and "history_scale" not in absent
+    partial = random("pooled", 2, batch, channels)
     x = torch.ones(batch, channels, 3, 5, device=DEVICE)
     earlier = random("earlier", batch, depth - 1, channels) if depth > 1 else None
     grad_keys = random("keys", batch, depth, channels) if depth > 2 else None
@@ -247,21 +239,16 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
     c, shortcut = (leaf(*shape, dtype=dtype).to(memory_format=layout) for _ in range(2))
     channels, memory = shape[1], (None, ())
     for _ in range(3):
-        query, key, value, scale = (
-            leaf(1, 1, 3),
-            leaf(1, 1, 3),
-            leaf(channels, 1, 3, 3),
-            leaf(channels),
-        )
+        query, key = leaf(1, 1, 3), leaf(1, 1, 3)
+        value, scale = leaf(channels, 1, 3, 3), leaf(channels)
         norm = FrozenNorm(leaf(channels), leaf(channels), *leaf(2, channels).detach())
         options = dict(heads=4, add_relu=True, norm=norm)
         if variant == "light":
             weights = Weights(query, key, value, scale)
             shortcut = light_fused("triton", c, shortcut, weights, has_history=True, **options)
         else:
-            shortcut, *memory = base_fused(
-                "triton", c, shortcut, Weights(query, key, value), memory, **options
-            )
+            weights = Weights(query, key, value)
+            shortcut, *memory = base_fused("triton", c, shortcut, weights, memory, **options)
     assert shortcut.is_contiguous(memory_format=layout)
     shortcut.float().square().mean().backward()
 
@@ -305,14 +292,9 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
     for (name, *_), source in sources.items():
         ptx = compile(source, target=GPUTarget("cuda", target, 32)).asm["ptx"]
         assert ".visible .entry" in ptx
-        if shape[3] == 14 and name in (
-            "pool_kernel",
-            "weighted_sum_kernel",
-            "weighted_sum_backward_kernel",
-        ):
-            assert re.search(
-                r"ld\.global[.\w]*\.v4\.b32", ptx
-            )  # 168 positions, eight at a time in half precision
+        if shape[3] == 14 and name.startswith(("pool", "weighted_sum")):
+            # 168 positions, eight at a time in half precision
+            assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -325,10 +307,8 @@ def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
     train_step(variant, shape, torch.float16, layout)
     assert launches
     for kernel, grid, _ in launches:
-        assert 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:]), (
-            kernel.__name__,
-            grid,
-        )
+        fits = 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:])
+        assert fits, (kernel.__name__, grid)
 
 
 def test_a_second_launch_passes_what_triton_passes(monkeypatch):
