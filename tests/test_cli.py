@@ -38,7 +38,7 @@ def plan(monkeypatch):
         runner = SimpleNamespace(
             train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"), model=None
         )
-        monkeypatch.setattr(cli, "build_runner", lambda cfg: built.append(cfg) or runner)
+        monkeypatch.setattr(cli, "build_runner", lambda cfg, *phases: built.append(cfg) or runner)
         load_tool(tool).main([str(config), *map(str, argv)])
         return built[0]
 
@@ -68,7 +68,11 @@ def test_options_reach_the_config(plan):
     assert os.environ["LOCAL_RANK"] == "3"
 
 
-def test_amp_and_scaled_learning_rate(plan):
+def test_amp_and_scaled_learning_rate(plan, monkeypatch):
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="BFloat16OptimWrapper"):
+            plan("train", "--amp")
+    monkeypatch.setattr("mmengine.device.get_device", lambda: "cuda")
     cfg = plan("train", "--amp", "--auto-scale-lr", "--cfg-options", "auto_scale_lr.enable=False")
     assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ("AmpOptimWrapper", "dynamic")
     assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)

@@ -95,14 +95,21 @@ def test_data_root_moves_data_sets_and_evaluators(tmp_path):
         == "data/coco/mini/"
     )
     assert cfg.val_evaluator.ann_file == "data/coco/mini/annotations/instances_val2017.json"
-    loaders = {
-        f"{name}_dataloader": dict(dataset=dict(data_root=f"sets/{name}"))
-        for name in ("train", "training")
-    }
-    Config(dict(data_root="sets/train", **loaders)).dump(tmp_path / "own.py")
+    sets = dict(data_root="sets/own", ann_file="sets/own/a.json", img="sets/owner")
+    loaders = {f"{name}_dataloader": dict(dataset=dict(sets)) for name in ("train", "val")}
+    Config(dict(loaders, data_root="data/coco/")).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
-    assert cfg.train_dataloader.dataset.data_root == "/new/"
-    assert cfg.training_dataloader.dataset.data_root == "sets/training"
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        assert loader.dataset.to_dict() == dict(
+            data_root="/new/", ann_file="/new/a.json", img="sets/owner"
+        )
+    loaders["val_dataloader"]["dataset"]["data_root"] = "sets/other"
+    Config(loaders).dump(tmp_path / "own.py")
+    with pytest.raises(InputError, match="2 folders .sets/other, sets/own"):
+        read(tmp_path / "own.py", data_root="/new")
+    Config(dict(loaders, data_root="sets")).dump(tmp_path / "own.py")
+    cfg, _ = read(tmp_path / "own.py", data_root="/new")
+    assert cfg.val_dataloader.dataset.data_root == "/new/other"
 
 
 def test_packed_configs_are_found_from_any_folder(tmp_path, monkeypatch):
