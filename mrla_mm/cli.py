@@ -84,20 +84,16 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
     try:
         main(argv)
-    except InputError as error:
-        # A data loading worker wraps the message into its traceback.
-        return finish(f"error: {str(error).rpartition('InputError: ')[2].strip()}", 2)
+        code = 0
+    except InputError as error:  # a data loading worker wraps the message into its traceback
+        code, message = 2, f"error: {str(error).rpartition('InputError: ')[2].strip()}"
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        return finish(f"error: {error}", 2)
+        code, message = 2, f"error: {error}"
     except KeyboardInterrupt as stop:
-        return finish(": ".join(filter(None, ("interrupted", str(stop)))), 130)
-    if torch.distributed.is_initialized():
+        code, message = 130, f"interrupted: {stop}".removesuffix(": ")
+    if code:
+        print(message, file=sys.stderr, flush=True)  # noqa: T201
+    elif torch.distributed.is_initialized():
         gc.collect()  # the wrapped model holds the group, whose threads may abort the process
         torch.distributed.destroy_process_group()
-    return 0
-
-
-def finish(message: str, code: int) -> int:
-    """Write the last line of a tool that failed, and return its exit code."""
-    print(message, file=sys.stderr, flush=True)  # noqa: T201
     return code

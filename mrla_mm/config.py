@@ -8,25 +8,20 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from mmengine.config import Config, DictAction
-from mmengine.runner import Runner
+from mmengine.runner import FlexibleRunner, Runner
 
 from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
 
-# Top-level keys that a config may gain: the Runner's arguments, and what is read beside them.
+# Top-level keys that a config may gain: arguments of the runners, and what is read beside them.
+READ = "custom_imports find_unused_parameters runner_type tta_model tta_pipeline auto_scale_lr"
 TOP_LEVEL = {
     *inspect.signature(Runner).parameters,
+    *inspect.signature(FlexibleRunner).parameters,
+    *READ.split(),
     "activation_checkpointing",
-    "auto_scale_lr",
-    "compile",
-    "custom_imports",
-    "find_unused_parameters",
     "model_wrapper_cfg",
-    "runner_type",
-    "strategy",
     "sync_bn",
-    "tta_model",
-    "tta_pipeline",
 }
 
 
@@ -35,9 +30,8 @@ class OptionAction(DictAction):
 
     def __call__(self, parser, namespace, values, option_string=None):
         """Store the options."""
-        for value in values:
-            if "=" not in value:
-                parser.error(f"--cfg-options {value}: write KEY=VALUE, without spaces")
+        if not all("=" in value for value in values):
+            parser.error(f"--cfg-options {' '.join(values)}: write KEY=VALUE, without spaces")
         super().__call__(parser, namespace, values, option_string)
 
 
@@ -53,13 +47,10 @@ def add_option_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def device(name: str) -> str:
-    """Return the device of a command line, or refuse a GPU that torch does not find."""
-    try:
-        torch.zeros(1, device=name)
-    except (AssertionError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise argparse.ArgumentTypeError(f"{name} cannot be used: {reason}") from None
+def device_name(name: str) -> str:
+    """Return the device of a command line, or let argparse refuse a GPU where there is none."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError(f"torch finds no GPU for {name}")
     return name
 
 
