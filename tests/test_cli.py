@@ -119,7 +119,7 @@ def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):
 
 
 def test_augmentation_at_test_time(plan):
-    """A config's own is used; a detector without gets the mirror image, a classifier without is refused."""
+    """A config's own is used; without, a detector is flipped and a classifier refused."""
     own = Config.fromfile(RETINANET)
     cfg = plan("test", "c.pth", "--tta")
     assert (cfg.model.type, cfg.model.module.type) == ("DetTTAModel", "RetinaNet")

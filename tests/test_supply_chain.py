@@ -1,4 +1,4 @@
-"""What the package takes from outside: locked and hashed packages, stated places of weights, no network at import."""
+"""What comes from outside: locked packages, stated weights, no network at import."""
 
 import ast
 import os
@@ -31,7 +31,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mrla_mm import backbones, export
 
-sizes = dict(MRLAResNet=18, MRLAViT="deit-tiny", MRLACeiT="ceit-tiny", MRLAPVTv2="b0", MRLAEfficientNet="b0")
+sizes = dict(MRLAResNet=18, MRLAViT="deit-tiny", MRLACeiT="ceit-tiny")
+sizes |= dict(MRLAPVTv2="b0", MRLAEfficientNet="b0")
 for name, size in sizes.items():
     getattr(backbones, name)(size)
 cfg = Config.fromfile("configs/retinanet_r50_mrla_light_1x.py")
