@@ -57,7 +57,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # meta kernels, or where its Dynamo gives up.
 TOO_OLD = re.compile(
     r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse"
-    r"|argument 'grad_input'|meta tensor|torch\._dynamo|has no attribute '(compiler|export|Dim|weight_norm)'"
+    r"|argument 'grad_input'|meta tensor|torch\._dynamo"
+    r"|has no attribute '(compiler|export|Dim|weight_norm)'"
 )
 
 

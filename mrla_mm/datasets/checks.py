@@ -42,7 +42,7 @@ def check_data(runner: Runner, *phases: str) -> None:
         return
     runner.data_is_checked = True
     model = getattr(runner.model, "module", runner.model)
-    faults, numbered, counts = [], {}, []
+    faults, first, counts = [], {}, []
     for phase in phases:
         sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
         evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
@@ -51,13 +51,13 @@ def check_data(runner: Runner, *phases: str) -> None:
             if isinstance(classes, str):
                 faults.append(f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)")
                 continue
-            found, objects = inspect(dataset, node, evaluators)
+            found, objects = inspect_files(dataset, node, evaluators)
             folders = class_folders(dataset)
             if set(folders) == set(classes) and folders != list(classes):
                 found.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
             names = folders or list(classes)
-            if not getattr(dataset, "return_classes", False):  # which says: an open vocabulary
-                found += compare_names(numbered.setdefault(bool(folders), names), names)
+            if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
+                found += compare_names(first.setdefault(bool(folders), names), names)
                 found += check_heads(model, dataset, len(names))
             faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
             if phase == "train":
@@ -78,7 +78,9 @@ def tell(objects: Counter) -> str:
 
 
 def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
-    """Yield the data sets inside a config's wrappers, annotations unread, with their configs."""
+    """Yield the image data sets in a config's wrappers, annotations unread, with their configs."""
+    from mmdet.datasets import BaseVideoDataset
+
     if not isinstance(node, Mapping):
         return
     if "dataset" in node or "datasets" in node:
@@ -89,7 +91,7 @@ def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
         dataset = DATASETS.build(dict(node, lazy_init=True, pipeline=[]))
     except TypeError:  # a data set of another kind, or a wrong argument, which mmengine names
         return
-    if isinstance(dataset, BaseDataset):
+    if isinstance(dataset, BaseDataset) and not isinstance(dataset, BaseVideoDataset):
         yield dataset, node
 
 
@@ -102,14 +104,12 @@ def class_folders(dataset: BaseDataset) -> list[str]:
 
 def compare_names(first: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return a fault if a data set numbers its classes differently from the first data set."""
-    differ = [pair for pair in zip(first, names, strict=False) if pair[0] != pair[1]]
-    if not differ and len(first) == len(names):
+    if list(names) == list(first):
         return []
-    example = f", e.g. {differ[0][0]!r} as {differ[0][1]!r}" if differ else ""
-    return [
-        f"numbers {len(names)} classes differently from the first data set, which has "
-        f"{len(first)}{example}: give all data sets the same classes in the same order"
-    ]
+    differ = [f"{old!r} as {new!r}" for old, new in zip(first, names, strict=False) if old != new]
+    differ.append(f"{len(names)} instead of {len(first)}")
+    remedy = "give all data sets the same classes in the same order"
+    return [f"numbers classes differently from the first data set, {differ[0]}: {remedy}"]
 
 
 def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:
@@ -119,21 +119,16 @@ def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[st
         size = getattr(module, "num_classes", classes)
         if "head" in name and size != classes and not OTHER_HEADS & set(name.split(".")):
             wrong.append(f"{name}.num_classes={size}")
-    if not wrong or not classes or "thing_classes" in dataset.metainfo:  # stuff counts apart
+    if not wrong or "thing_classes" in dataset.metainfo:  # panoptic heads count stuff apart
         return []
-    return [
-        f"the data set has {classes} classes, but the model {', '.join(wrong)}: set num_classes of "
-        "every head, or metainfo.classes of every data set"
-    ]
+    told = f"the data set has {classes} classes, but the model {', '.join(wrong)}"
+    return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
 
 
-def inspect(dataset: BaseDataset, node: Mapping, evaluators: object) -> tuple[list[str], Counter]:
-    """Check the files of a lazily built data set of mmdet's two main formats.
-
-    Args:
-        dataset: the data set.
-        node: its config.
-        evaluators: config of the evaluators of this data set alone.
+def inspect_files(
+    dataset: BaseDataset, node: Mapping, evaluators: object
+) -> tuple[list[str], Counter]:
+    """Check the files of a data set that has this config, and these evaluators to itself.
 
     Returns:
         Faults, and the number of objects by the reason why training skips them, "" for those it
@@ -145,17 +140,17 @@ def inspect(dataset: BaseDataset, node: Mapping, evaluators: object) -> tuple[li
     reader, path = type(dataset).load_data_list, dataset.ann_file
     if backend != "local" or "://" in path:
         return [], Counter()
-    if reader is XMLDataset.load_data_list:
-        return inspect_xml(dataset)
-    if reader is not CocoDataset.load_data_list:
-        return [], Counter()
     evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
     scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
     try:
+        if reader is XMLDataset.load_data_list:
+            return inspect_xml(dataset)
+        if reader is not CocoDataset.load_data_list:
+            return [], Counter()
         faults, objects = inspect_coco(dataset, masks=masks, crowds=bool(scored))
     except OSError as error:
-        return [f"{error.strerror}: correct data_root or ann_file"], Counter()
+        return [f"{error}: correct data_root or ann_file"], Counter()
     except (KeyError, TypeError, ValueError) as error:
         return [f"not COCO's format, {error!r}"], Counter()
     if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):

@@ -132,17 +132,10 @@ def write_split(root: Path, split: str, *, first_id: int, count: int, size: int,
         images.append(dict(id=image_id, file_name=name, width=width, height=height))
         for number, (label, mask) in enumerate(shapes, 1):
             runs = coco_mask.encode(np.asfortranarray(mask, np.uint8))
-            annotations.append(
-                dict(
-                    id=image_id * 100 + number,
-                    image_id=image_id,
-                    category_id=label + 1,
-                    bbox=coco_mask.toBbox(runs).tolist(),
-                    area=int(coco_mask.area(runs)),
-                    iscrowd=0,
-                    segmentation=dict(size=[height, width], counts=runs["counts"].decode()),
-                )
-            )
+            ids = dict(id=image_id * 100 + number, image_id=image_id, category_id=label + 1)
+            box = dict(bbox=coco_mask.toBbox(runs).tolist(), area=int(coco_mask.area(runs)))
+            encoded = dict(size=[height, width], counts=runs["counts"].decode())
+            annotations.append(ids | box | dict(segmentation=encoded, iscrowd=0))
     categories = [dict(id=number, name=name) for number, name in enumerate(CLASSES, 1)]
     content = dict(images=images, annotations=annotations, categories=categories)
     (root / f"annotations/instances_{split}.json").write_text(json.dumps(content))
