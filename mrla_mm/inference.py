@@ -13,7 +13,7 @@ from mmengine.device import get_device
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
-from mrla_mm.config import add_option_argument, read_config
+from mrla_mm.config import add_option_argument, device_name, read_config
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
@@ -128,7 +128,9 @@ def add_picture_arguments(parser: argparse.ArgumentParser, *, out_dir: str) -> N
     )
     parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
     parser.add_argument(
-        "--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
+        "--device",
+        type=device_name,
+        help="cpu, cuda, cuda:1, ... (default: cuda where there is one)",
     )
     add_option_argument(parser)
 

@@ -1,14 +1,17 @@
 #!/usr/bin/env python
-"""Detect objects in images with mmdet's DetInferencer: `python tools/demo.py INPUTS CONFIG --weights CHECKPOINT`.
+"""Detect objects in images: `python tools/demo.py INPUTS CONFIG --weights CHECKPOINT`.
 
-The arguments are those of mmdet's image_demo.py. Weights must be those of the config's model, all
-of them.
+It runs mmdet's DetInferencer with the arguments of its image_demo.py. Weights must be those of the
+config's model, all of them.
 """
 
 import argparse
 import sys
+from pathlib import Path
 
 from mrla_mm import cli
+from mrla_mm.config import device_name
+from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 
 
@@ -22,7 +25,9 @@ def parse_args(argv):
         "--out-dir", default="outputs", help="folder for vis/ and preds/ (default: %(default)s)"
     )
     parser.add_argument(
-        "--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
+        "--device",
+        type=device_name,
+        help="cpu, cuda, cuda:1, ... (default: cuda where there is one)",
     )
     parser.add_argument(
         "--pred-score-thr",
@@ -48,14 +53,17 @@ def parse_args(argv):
 def main(argv=None):
     """Run the detector over the inputs."""
     options = vars(parse_args(argv))
+    if "://" not in options["inputs"] and not Path(options["inputs"]).exists():
+        raise InputError(f"{options['inputs']} does not exist: name an image or a folder of images")
     from mmdet.apis import DetInferencer
 
-    weights, device = options.pop("weights"), options.pop("device")
+    weights = options.pop("weights")
     trained = load_model(options.pop("model"), weights, device="cpu")
-    inferencer = DetInferencer(trained.cfg, weights, device, palette=options.pop("palette"))
-    inferencer.model.load_state_dict(
-        trained.model.state_dict()
-    )  # of other keys mmengine loads a part, or nothing
+    inferencer = DetInferencer(
+        trained.cfg, weights, options.pop("device"), palette=options.pop("palette")
+    )
+    # Of other keys mmengine loads a part, or nothing.
+    inferencer.model.load_state_dict(trained.model.state_dict())
     found = inferencer(**options)["predictions"]
     print(f"{len(found)} images; results are in {options['out_dir']}")
 
