@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -106,6 +107,38 @@ def test_sigterm_during_evaluation_ends_the_run_at_once(tmp_path):
     with pytest.raises(SystemExit):
         build(tmp_path, hooks=[At("before_val_iter", terminate)]).train()
     assert names(tmp_path) == {"epoch_1.pth"}, "the epoch was saved before its evaluation"
+
+
+# Glibc runs `pause` in a forked process before Python's own after-fork step, until a signal comes.
+FORK_AND_TERMINATE_EARLY = """
+import ctypes, multiprocessing, os, pathlib, signal, sys, time
+from tests.engine.runs import At, build
+
+def fork():
+    libc = ctypes.CDLL(None)
+    libc.__register_atfork(None, None, libc.pause, None)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
+    child.start()
+    child.terminate()
+    for _ in range(100):
+        os.kill(child.pid, signal.SIGUSR1)
+        child.join(0.05)
+        if child.exitcode is not None:
+            break
+    child.kill()
+    print("exit code", child.exitcode)
+
+build(pathlib.Path(sys.argv[1]), hooks=[At("before_train_iter", fork, 2)]).train()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="uses a function of glibc")
+def test_a_process_terminated_right_after_its_fork_ends(tmp_path):
+    """As multiprocessing's pools, which mmdet's VOCMetric uses, terminate and join theirs."""
+    run = [sys.executable, "-c", FORK_AND_TERMINATE_EARLY, tmp_path]
+    ended = subprocess.run(run, cwd=ROOT, timeout=300, capture_output=True, text=True, check=True)
+    assert f"exit code {-signal.SIGTERM}" in ended.stdout
 
 
 @pytest.mark.slow
