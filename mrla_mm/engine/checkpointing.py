@@ -76,8 +76,8 @@ class AtomicCheckpointHook(CheckpointHook):
       at most five) and ends the process with code 143; the next regular checkpoint replaces it.
       torchrun sends the signal to loaders' workers too, which live through it, except those that a
       loop by iterations has started before any hook runs.
-    * Resumed, a run by epochs repeats the epoch in progress, unless `ExactResumeHook` is there.
-      During evaluation SIGTERM ends it at once.
+    * Resumed, a run by epochs repeats the epoch in progress.
+    * During evaluation SIGTERM ends the run after the batch in progress, if nothing is lost by it.
 
     Raises:
         InputError: a checkpoint cannot be written, for example on a full disk.
