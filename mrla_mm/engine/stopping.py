@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from functools import cache
+from ctypes import c_byte
+from functools import cache, partial
 from multiprocessing.util import Finalize
 
 import torch
@@ -28,17 +29,13 @@ class StopRequest:
         self.received = True
 
     def handle_while_running(self, loop: BaseLoop) -> None:
-        """Handle the signal during a loop's next run; mmengine calls no hook after an exception.
-
-        A signal that came too late to end the run is passed on. Only a process's main thread can
-        handle signals.
-        """
-        run = loop.run
+        """Handle the signal during a loop's next run; pass on one that came too late to end it."""
+        run = loop.run  # wrapped, since mmengine calls no hook after an exception
 
         def handling_run() -> object:
             loop.run, self.received = run, False
             if threading.current_thread() is not threading.main_thread():
-                return run()
+                return run()  # Python handles signals in the main thread alone
             default_sigterm_in_forks()
             previous = signal.signal(signal.SIGTERM, self)
             try:
@@ -88,26 +85,19 @@ def default_sigterm_in_forks() -> None:
     os.register_at_fork(before=block, after_in_parent=restore, after_in_child=reset)
 
 
-class OutliveSigterm:
-    """A loader's `worker_init_fn`: its workers outlive a SIGTERM while their parent trains."""
-
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self.init = init
-        self.ended = multiprocessing.RawValue("b", 0)
-        # Before multiprocessing terminates and joins its children; atexit would be too late in a
-        # child of its own.
-        Finalize(None, setattr, (self.ended, "value", 1), exitpriority=0)
-
-    def __call__(self, worker: int) -> None:
-        """Start the worker of this number."""
-        signal.signal(signal.SIGTERM, lambda *_: self.ended.value and os._exit(0))
-        if self.init is not None:
-            self.init(worker)
+def start_worker(ended: c_byte, init: Callable[[int], None] | None, worker: int) -> None:
+    """Start a loader's worker that ends at a SIGTERM only once the training has ended."""
+    signal.signal(signal.SIGTERM, lambda *_: ended.value and os._exit(0))
+    if init is not None:
+        init(worker)
 
 
 def outlive_sigterm(loader: object) -> None:
-    """Let the workers that a loader will start outlive a SIGTERM."""
+    """Let the workers that a loader will start outlive a SIGTERM while their parent trains."""
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return
-    if not isinstance(loader.worker_init_fn, OutliveSigterm):
-        loader.worker_init_fn = OutliveSigterm(loader.worker_init_fn)
+    ended = multiprocessing.RawValue("b", 0)
+    # Before multiprocessing terminates and joins its children; atexit would be too late in a child
+    # of its own.
+    Finalize(None, setattr, (ended, "value", 1), exitpriority=0)
+    loader.worker_init_fn = partial(start_worker, ended, loader.worker_init_fn)
