@@ -5,7 +5,6 @@ import random
 import signal
 
 import torch
-from mmengine.dataset import BaseDataset
 from mmengine.evaluator import Evaluator
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -19,34 +18,22 @@ ITERATIONS = dict(type="IterBasedTrainLoop", max_iters=10, val_interval=3)
 LOOPS = {"epoch": (EPOCHS, {}), "iter": (ITERATIONS, dict(interval=2, by_epoch=False))}
 
 
-class Data(BaseDataset):
-    """Seven samples with noise."""
-
-    def load_data_list(self):
-        return [dict(value=float(number)) for number in range(7)]
-
-    def prepare_data(self, idx):
-        return torch.tensor([self.get_data_info(idx)["value"], float(torch.rand(()))])
-
-
 class Model(BaseModel):
-    """A linear layer with dropout."""
+    """A linear layer."""
 
     def __init__(self):
         super().__init__()
-        self.linear, self.dropout = nn.Linear(2, 4), nn.Dropout(0.5)
+        self.linear = nn.Linear(2, 4)
 
     def forward(self, *samples, mode):
-        score = self.dropout(self.linear(torch.stack(samples))).mean()
+        score = self.linear(torch.stack(samples)).mean()
         return dict(loss=score) if mode == "loss" else [score]
 
 
 class ImprovingMetric(Evaluator):
     """An evaluation that is better every time."""
 
-    def __init__(self):
-        super().__init__([])
-        self.calls = 0
+    calls = 0
 
     def process(self, **_):
         pass
@@ -56,13 +43,13 @@ class ImprovingMetric(Evaluator):
         return dict(score=self.calls)
 
 
-def build(work_dir, *, loop=EPOCHS, workers=0, hooks=(), resume=False, **checkpoint):
+def build(work_dir, *, loop=EPOCHS, workers=0, start="fork", hooks=(), resume=False, **checkpoint):
     """Build a run of 12 iterations, four an epoch, or of ten."""
 
     def loader(sampler, shuffle):
-        sampler = dict(type=sampler, shuffle=shuffle)
+        dataset, sampler = list(torch.rand(7, 2)), dict(type=sampler, shuffle=shuffle)
         options = dict(num_workers=workers, persistent_workers=workers > 0)
-        return dict(dataset=Data(), batch_size=2, sampler=sampler, **options)
+        return dict(dataset=dataset, batch_size=2, sampler=sampler, **options)
 
     torch.manual_seed(0)
     runner = Runner(
@@ -80,10 +67,11 @@ def build(work_dir, *, loop=EPOCHS, workers=0, hooks=(), resume=False, **checkpo
         custom_hooks=list(hooks),
         resume=resume,
         randomness=dict(seed=3),
+        env_cfg=dict(mp_cfg=dict(mp_start_method=start)),
         default_scope="mmengine",
         experiment_name=f"{work_dir.name}{random.SystemRandom().random()}",
     )
-    runner._val_evaluator = ImprovingMetric()
+    runner._val_evaluator = ImprovingMetric([])
     return runner
 
 

@@ -40,19 +40,14 @@ def test_custom_keys_train_layer_attention_alone():
     assert changed == {name for name in before if ".mrla." in name}
 
 
-def test_a_cpu_trains_in_bfloat16():
-    """The forward pass computes in bfloat16, weights stay in float32, and the loss falls."""
-    torch.manual_seed(0)
-    model, x = nn.Linear(4, 1), torch.randn(64, 4)
-    wanted = x @ torch.tensor([1.0, -2.0, 0.5, 3.0])
+def test_a_cpu_computes_in_bfloat16():
+    model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wrapper = OPTIM_WRAPPERS.build(dict(type="BFloat16OptimWrapper", optimizer=optimizer))
-    losses = []
-    for _ in range(20):
-        with wrapper.optim_context(model):
-            out = model(x)
-        losses.append((out.float().squeeze(1) - wanted).square().mean())
-        wrapper.update_params(losses[-1])
-    assert out.dtype == torch.bfloat16 and model.weight.dtype == torch.float32
-    assert losses[-1] < 0.05 * losses[0]
-    assert model(x).dtype == torch.float32
+    before = model.weight.clone()
+    with wrapper.optim_context(model):
+        out = model(torch.ones(2, 4))
+    wrapper.update_params(out.float().sum())
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(model.weight, before - 0.2)
+    assert model(torch.ones(2, 4)).dtype == torch.float32
