@@ -177,11 +177,15 @@ def test_sigterm_to_a_whole_job_saves_despite_its_workers(tmp_path, start):
     """As clusters send it; loader workers that died first would end the run by an error."""
     options = f"hooks=[At('before_train_iter', kill, 6)], workers=1, start={start!r}"
     code = f"""
-import os, pathlib, signal, sys
+import multiprocessing, os, pathlib, signal, time
 from tests.engine.runs import At, build
 
+def kill():
+    os.killpg(os.getpid(), signal.SIGTERM)
+    time.sleep(0.5)
+    assert multiprocessing.active_children()
+
 if __name__ == "__main__":
-    kill = lambda: os.killpg(os.getpid(), signal.SIGTERM)
     build(pathlib.Path({str(tmp_path)!r}), {options}).train()
 """
     run = [sys.executable, "-c", code]
