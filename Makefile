@@ -50,7 +50,6 @@ bench: install
 	$(BIN)/python .dev_scripts/benchmark.py
 
 crash: install
-	$(BIN)/python .dev_scripts/crash_test.py
 	$(BIN)/python .dev_scripts/check_distributed.py --processes 2
 	$(BIN)/python .dev_scripts/check_distributed.py --processes 4
 

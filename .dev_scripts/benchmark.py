@@ -2,9 +2,9 @@
 """Measure what layer attention costs: `python .dev_scripts/benchmark.py [SUITE ...] [options]`.
 
 Suites (default: goals, oom, branch, depth):
-  goals     step time and memory of light on ResNet-50 and base on ResNet-101 against the plain
-  backbone oom       MLA, base and light on ResNet-50 and -101, the paper's memory table: step time
-  and memory branch    the light branch alone: achieved share of the memory bandwidth
+  goals     step time and memory of light on ResNet-50 and base on ResNet-101 over plain ones
+  oom       the same of MLA, base and light on ResNet-50 and -101: the paper's memory table
+  branch    the light branch alone: achieved share of the memory bandwidth
   depth     one stage of T layers: growth of time and memory with T, and multiply-adds of an image
   backbone  the ResNet that --depth, --attention and --norm name
   compiled  the same under torch.compile
@@ -59,50 +59,22 @@ STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="benchmark.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="what to measure, see above")
-    parser.add_argument(
-        "--config", help="suite detector: config file, or package::name of a packed one"
-    )
-    parser.add_argument(
-        "--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth"
-    )
-    parser.add_argument("--attention", choices=ATTENTION, default="light", help="likewise: variant")
-    parser.add_argument(
-        "--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics"
-    )
-    parser.add_argument("--paths", nargs="+", choices=PATHS, help="default: all that can run here")
-    parser.add_argument(
-        "--batch-size", type=int, help="default: 8 on a CPU, 64 on a GPU; 2 for a detector"
-    )
-    parser.add_argument(
-        "--size",
-        type=int,
-        nargs=2,
-        metavar=("H", "W"),
-        help="default: 224 224; a detector 800 1344",
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="timed repeats")
-    parser.add_argument(
-        "--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU"
-    )
-    parser.add_argument(
-        "--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
-    )
-    clock_help = (
-        "cpu: processor seconds of this process, for a busy machine (use with OMP_NUM_THREADS=1)"
-    )
-    parser.add_argument("--clock", choices=measure.CLOCKS, default="wall", help=clock_help)
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("work_dirs/benchmark"),
-        help="folder for report.json and .md",
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("suites", nargs="*", metavar="SUITE", help="what to measure, see above")
+    add("--config", help="suites detector and roi_align: config file, or package::name")
+    add("--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth")
+    add("--attention", choices=ATTENTION, default="light", help="likewise: variant")
+    add("--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics")
+    add("--paths", nargs="+", choices=PATHS, help="default: all that can run here")
+    add("--batch-size", type=int, help="default: 8 on a CPU, 64 on a GPU; 2 for a detector")
+    add("--size", type=int, nargs=2, help="height and width (224 224; a detector 800 1344)")
+    add("--rounds", type=int, default=7, help="timed repeats")
+    add("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    add("--clock", choices=measure.CLOCKS, default="wall", help="cpu: processor seconds")
+    add("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for the report")
     args = parser.parse_args(argv)
     args.suites = args.suites or ["goals", "oom", "branch", "depth"]
     if unknown := [suite for suite in args.suites if suite not in SUITES]:
@@ -110,9 +82,8 @@ def parse_args(argv):
     if {"detector", "roi_align"} & {*args.suites} and not args.config:
         raise InputError("the suites detector and roi_align need --config")
     args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    args.batch_size = args.batch_size or (
-        2 if args.config else 64 if args.device.type == "cuda" else 8
-    )
+    backbone_images = 64 if args.device.type == "cuda" else 8
+    args.batch_size = args.batch_size or (2 if args.config else backbone_images)
     args.size = args.size or ([800, 1344] if args.config else [224, 224])
     return args
 
@@ -142,16 +113,10 @@ def rows_of(title, steps, args, errors, warm_up=1):
     rows = []
     for name, step in steps.items():
         set_path(name)
-        median, ratios = (
-            statistics.median(seconds[name]),
-            measure.ratios(seconds[name], seconds["plain"]),
-        )
-        row = {
-            "model": title,
-            "path": name,
-            "ms": 1e3 * median,
-            "images/s": args.batch_size / median,
-        }
+        median = statistics.median(seconds[name])
+        ratios = measure.ratios(seconds[name], seconds["plain"])
+        row = {"model": title, "path": name, "ms": 1e3 * median}
+        row |= {"images/s": args.batch_size / median}
         row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
         row |= {"MiB": round(step.memory() / 2**20), "error": errors.get(name, "")}
         rows.append(row)
@@ -161,10 +126,8 @@ def rows_of(title, steps, args, errors, warm_up=1):
 
 def measure_resnet(depth, kind, norm, args, **options):
     """Rows of one variant on one ResNet."""
-    makers = [
-        lambda name=name: build_backbone(depth, name, norm) for name in (None, ATTENTION[kind])
-    ]
-    return measure_model(f"R{depth} {kind}, {norm} statistics", *makers, args, **options)
+    plain, ours = (partial(build_backbone, depth, name, norm) for name in (None, ATTENTION[kind]))
+    return measure_model(f"R{depth} {kind}, {norm} statistics", plain, ours, args, **options)
 
 
 def goals(args):
@@ -177,7 +140,7 @@ def goals(args):
 
 
 def oom(args):
-    """Reproduce the paper's memory table: quadratic MLA, base and light as the network gets deeper."""
+    """Reproduce the paper's memory table: MLA, base and light as the network gets deeper."""
     rows, fast = [], usable_paths(args.device, args.paths)[-1:]
     for depth in (50, 101):
         for kind in ("mla", "base", "light"):
@@ -191,12 +154,11 @@ def backbone(args):
 
 
 def compiled(args):
-    """The ResNet that the command line describes, under torch.compile, where layer attention runs the naive path."""
+    """The ResNet of the command line under torch.compile, where the naive path runs."""
     torch.compiler.reset()
-    steps = {
-        name: Step(build_backbone(args.depth, kind, args.norm), args, compiled=True)
-        for name, kind in (("plain", None), ("naive", ATTENTION[args.attention]))
-    }
+    steps = {}
+    for name, kind in {"plain": None, "naive": ATTENTION[args.attention]}.items():
+        steps[name] = Step(build_backbone(args.depth, kind, args.norm), args, compiled=True)
     title = f"R{args.depth} {args.attention}, {args.norm} statistics, compiled"
     return {"torch.compile": rows_of(title, steps, args, {}, warm_up=2)}
 
@@ -209,7 +171,7 @@ def detector(args):
 
 
 def roi_align(args):
-    """The detector of a config, its RoIAlign through torchvision's operator and as sparse products where they pay."""
+    """The detector of a config, RoIAlign as torchvision's operator and as sparse products."""
     set_path(usable_paths(args.device, args.paths)[-1])
     step = Step(build_detector(read_config(args.config, {}), plain=False), args, detector=True)
     limits = {
@@ -231,21 +193,19 @@ def roi_align(args):
     rows = []
     for name in limits:
         ratios = measure.ratios(seconds[name], seconds["torchvision"])
-        row = {
-            "model": options["title"],
-            "RoIAlign": name,
-            "ms": 1e3 * statistics.median(seconds[name]),
-        }
+        median = statistics.median(seconds[name])
+        row = {"model": options["title"], "RoIAlign": name, "ms": 1e3 * median}
         row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
         rows.append(row | {"error": error if name == "sparse" else ""})
     return {"RoIAlign": rows}
 
 
 def branch(args):
-    """Compare the light branch of each stage with the bytes it cannot avoid: 3 maps forward, 5 backward."""
+    """Compare the light branch with the bytes it cannot avoid: 3 maps forward, 5 backward."""
     bandwidth = measure.copy_bandwidth(args.device)
     dtype = torch.float16 if args.amp and args.device.type == "cuda" else torch.float32
-    rows = []
+    tolerance = 1e-2 if dtype == torch.float16 else 1e-4
+    paths, rows = usable_paths(args.device, args.paths), []
     for channels, stride in STAGES:
         shape = (args.batch_size, channels, args.size[0] // stride, args.size[1] // stride)
         layer = LayerAttentionResidual(dict(type="MRLALight"), channels, norm_cfg=dict(type="BN"))
@@ -257,24 +217,17 @@ def branch(args):
             set_path(path)
             return torch.autograd.grad(layer(inputs[0], inputs[1])[0], inputs, grad)
 
-        steps = {
-            path: (lambda path=path, run=run: run(path))
-            for path in usable_paths(args.device, args.paths)
-        }
+        steps = {path: partial(run, path) for path in paths}
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             expected = run("naive")[:2]
             for path, step in steps.items():
-                measure.check_parity(
-                    path, step()[:2], expected, 1e-2 if dtype == torch.float16 else 1e-4
-                )
+                measure.check_parity(path, step()[:2], expected, tolerance)
         title = "x".join(map(str, shape))
         options = dict(device=args.device, clock=args.clock, queued=True, title=title)
         for path, found in measure.time_rounds(steps, 3 * args.rounds, **options).items():
             median = statistics.median(found)
-            share = 8 * x.nbytes / bandwidth / median
-            rows.append(
-                {"map": title, "path": path, "ms": 1e3 * median, "share of bandwidth": share}
-            )
+            row = {"map": title, "path": path, "ms": 1e3 * median}
+            rows.append(row | {"share of bandwidth": 8 * x.nbytes / bandwidth / median})
     return {f"Light branch, copy bandwidth {bandwidth / 1e9:.1f} GB/s": rows}
 
 
@@ -303,7 +256,7 @@ class Stage(nn.Module):
 
 
 class StageStep(Step):
-    """Step of a stage on maps of ResNet-101's third, 1024 channels at a 16th of the image's size."""
+    """Step of a stage on maps of ResNet-101's third stage."""
 
     def draw(self, batch, height, width):
         """Draw random maps."""
@@ -320,29 +273,22 @@ def depth(args, depths=(4, 8, 16, 23)):
             set_path(path := usable_paths(args.device, args.paths)[-1])
             title = f"stage of {count} {kind} layers, {path}"
             options = dict(device=args.device, clock=args.clock, title=title)
-            seconds = statistics.median(
-                measure.time_rounds({path: step}, args.rounds, **options)[path]
-            )
+            found_seconds = measure.time_rounds({path: step}, args.rounds, **options)[path]
+            seconds = statistics.median(found_seconds)
             with torch.no_grad(), OperationCounter(step.model) as counter:
                 step.model(step.data[:1])
             found.append((count, seconds, max(step.memory(), 1), sum(counter.counts.values())))
         sizes, times, memories, _ = zip(*found, strict=True)
         growth = [f"T^{measure.fit_exponent(sizes, amounts):.2f}" for amounts in (times, memories)]
         for count, seconds, memory, operations in found:
-            row = {
-                "model": kind,
-                "path": path,
-                "T": count,
-                "ms": 1e3 * seconds,
-                "MiB": round(memory / 2**20),
-            }
-            row |= {"G multiply-adds": operations / 1e9}
+            row = {"model": kind, "path": path, "T": count, "ms": 1e3 * seconds}
+            row |= {"MiB": round(memory / 2**20), "G multiply-adds": operations / 1e9}
             rows.append(row | {"time grows as": growth[0], "memory grows as": growth[1]})
     return {"Growth with the depth of a stage": rows}
 
 
 def trace(args):
-    """Write Chrome traces of one step of light on ResNet-50 and base on ResNet-101; the time of the same step."""
+    """Write Chrome traces of a step of light on ResNet-50 and base on ResNet-101."""
     rows, path = [], usable_paths(args.device, args.paths)[-1]
     args.out.mkdir(parents=True, exist_ok=True)
     for depth, kind in ((50, "light"), (101, "base")):
@@ -366,19 +312,13 @@ SUITES = {suite.__name__: suite for suite in SUITES}
 def main(argv=None):
     """Run the suites; write the report after each, print it at the end."""
     args = parse_args(argv)
-    settings = dict(
-        batch=args.batch_size,
-        size="x".join(map(str, args.size)),
-        rounds=args.rounds,
-        clock=args.clock,
-    )
+    settings = dict(batch=args.batch_size, size="x".join(map(str, args.size)))
+    settings |= dict(rounds=args.rounds, clock=args.clock)
     settings |= dict(precision="autocast" if args.amp else "float32")
-    tables = {}
+    machine, tables = measure.describe_machine(args.device, **settings), {}
     for suite in args.suites:
         tables |= SUITES[suite](args)
-        text = measure.write_report(
-            args.out, measure.describe_machine(args.device, **settings), tables
-        )
+        text = measure.write_report(args.out, machine, tables)
     print(text)
     print(f"report.md and report.json are in {args.out}")
 

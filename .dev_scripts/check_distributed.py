@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Compare the gradients of DistributedDataParallel with those of one process on the same global batch.
+"""Compare the gradients of DistributedDataParallel with those of one process.
 
-`python .dev_scripts/check_distributed.py --processes 4` runs small backbones of every family and
-variant on the CPU with gloo: frozen stages, activation checkpointing, a static graph, no_sync, and
-batch statistics reduced over the processes. `find_unused_parameters` is off. The rows go to
-OUT/distributed.json; an error above TOLERANCE exits with 1.
+`python .dev_scripts/check_distributed.py --processes 4` splits a global batch over processes. Small
+backbones of every family and variant run on the CPU with gloo: frozen stages, activation
+checkpointing, a static graph, no_sync, and batch statistics reduced over the processes.
+`find_unused_parameters` is off. The rows go to OUT/distributed.json; an error above TOLERANCE exits
+with 1.
 """
 
 import argparse
@@ -35,17 +36,11 @@ VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
 IMAGES, SIZE = 2, (49, 33)  # per process
 RESNET = dict(type="MRLAResNet", depth=18, base_channels=16, strides=(1, 2, 2, 1), norm_eval=True)
 TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
-VIT = dict(
-    type="MRLAViT", arch=TINY, img_size=SIZE, stage_blocks=2, out_type="featmap", out_indices=[1, 3]
-)
+VIT = dict(type="MRLAViT", arch=TINY, img_size=SIZE, stage_blocks=2)
+VIT |= dict(out_type="featmap", out_indices=[1, 3])
+CEIT = dict(type="MRLACeiT", arch=TINY | dict(num_layers=2), img_size=(64, 48), stem_channels=16)
 OTHERS = (
-    dict(
-        type="MRLACeiT",
-        arch={**TINY, "num_layers": 2},
-        img_size=(64, 48),
-        stem_channels=16,
-        out_type="featmap",
-    ),
+    CEIT | dict(out_type="featmap"),
     dict(type="MRLAPVTv2", drop_path_rate=0.0),
     dict(type="MRLAEfficientNet", arch="b0", drop_path_rate=0.0),
 )
@@ -71,6 +66,7 @@ class AllReduceBatchNorm(_BatchNorm):
 
 def cases(short: bool) -> Iterator[dict]:
     """Yield what is compared: a name, the backbone's config, and how it is wrapped."""
+    checkpointing = dict(with_cp=True, static_graph=True)
     for variant in VARIANTS:
         attention = dict(layer_attention=dict(type=variant, head_channels=16))
         yield dict(name=f"ResNet {variant}", **attention)
@@ -79,52 +75,28 @@ def cases(short: bool) -> Iterator[dict]:
         yield dict(name=f"ResNet {variant}, batch statistics", sync=True, **attention)
         if short:
             continue
-        yield dict(
-            name=f"ResNet {variant}, checkpointing, static graph",
-            with_cp=True,
-            static_graph=True,
-            **attention,
-        )
-        yield dict(
-            name=f"ResNet {variant}, batch statistics, checkpointing",
-            sync=True,
-            with_cp=True,
-            **attention,
-        )
+        yield dict(name=f"ResNet {variant}, static graph", **checkpointing, **attention)
+        name = f"ResNet {variant}, batch statistics, checkpointing"
+        yield dict(name=name, sync=True, with_cp=True, **attention)
     for stages in range(5):
         for variant in VARIANTS[:1] if short else VARIANTS:
             attention = dict(layer_attention=dict(type=variant, head_channels=16))
-            yield dict(
-                name=f"ResNet {variant}, {stages} frozen stages", frozen_stages=stages, **attention
-            )
-    yield dict(
-        name="ResNet-50 MRLALight, checkpointing, static graph",
-        depth=50,
-        with_cp=True,
-        static_graph=True,
-    )
+            name = f"ResNet {variant}, {stages} frozen stages"
+            yield dict(name=name, frozen_stages=stages, **attention)
+    yield dict(name="ResNet-50 MRLALight, static graph", depth=50, **checkpointing)
     for variant in VARIANTS[:2] if short else VARIANTS:
         model = dict(VIT, layer_attention=dict(type=variant, head_channels=16))
         yield dict(name=f"ViT {variant}", model=model)
-        yield dict(
-            name=f"ViT {variant}, checkpointing, 1 frozen stage",
-            model=model,
-            with_cp=True,
-            frozen_stages=1,
-        )
+        name = f"ViT {variant}, checkpointing, 1 frozen stage"
+        yield dict(name=name, model=model, with_cp=True, frozen_stages=1)
     for model in () if short else OTHERS:
         name = model["type"].removeprefix("MRLA")
         yield dict(name=name, model=model)
-        yield dict(
-            name=f"{name}, checkpointing, static graph",
-            model=model,
-            with_cp=True,
-            static_graph=True,
-        )
+        yield dict(name=f"{name}, static graph", model=model, **checkpointing)
 
 
 class Detector(nn.Module):
-    """A backbone with a scale behind it, so that something trains even if the whole backbone is frozen."""
+    """A backbone with a scale behind it, which trains even if the whole backbone is frozen."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
@@ -142,19 +114,13 @@ def build(case: dict, *, distributed: bool) -> nn.Module:
     cases use float64.
     """
     torch.manual_seed(0)
-    settings = {
-        key: case[key]
-        for key in ("depth", "layer_attention", "with_cp", "frozen_stages")
-        if key in case
-    }
-    model, sync = (
-        dict(case.get("model", RESNET), zero_init_attention=False, **settings),
-        case.get("sync", False),
-    )
+    keys = ("depth", "layer_attention", "with_cp", "frozen_stages")
+    settings = {key: case[key] for key in keys if key in case}
+    model = dict(case.get("model", RESNET), zero_init_attention=False, **settings)
+    sync = "sync" in case
     if sync:
-        model |= dict(
-            norm_eval=False, norm_cfg=dict(type="AllReduceBatchNorm" if distributed else "BN")
-        )
+        norm = "AllReduceBatchNorm" if distributed else "BN"
+        model |= dict(norm_eval=False, norm_cfg=dict(type=norm))
     backbone = MODELS.build(model).train()
     for module in backbone.modules():
         if isinstance(module, _BatchNorm) and not sync:
@@ -176,10 +142,11 @@ def gradients(
         with model.no_sync() if quiet and hasattr(model, "no_sync") else nullcontext():
             levels = model(images)
             # Channels are weighted, or a norm at the end would make the loss constant.
-            sum(
-                (y.square().mean((0, 2, 3)) * torch.linspace(0.5, 1.5, y.shape[1])).mean()
-                for y in levels
-            ).backward()
+            losses = []
+            for y in levels:
+                scale = torch.linspace(0.5, 1.5, y.shape[1])
+                losses.append((y.square().mean((0, 2, 3)) * scale).mean())
+            sum(losses).backward()
     model = getattr(model, "module", model)
     return {name: value.grad for name, value in model.named_parameters() if value.requires_grad}
 
@@ -199,10 +166,9 @@ def compare(case: dict, rank: int, world: int) -> dict:
     if not row["without gradient"]:
         floor = NEGLIGIBLE * max(value.abs().max() for value in alone.values())
         scales = {name: value.abs().max().clamp(min=floor) for name, value in alone.items()}
-        errors = {
-            name: float((value - alone[name]).abs().max() / scales[name])
-            for name, value in shared.items()
-        }
+        errors = {}
+        for name, value in shared.items():
+            errors[name] = float((value - alone[name]).abs().max() / scales[name])
         row["worst"] = max(errors, key=errors.get)
         row["error"] = errors[row["worst"]]
     row["passed"] = shared.keys() == alone.keys() and row.get("error", 1) <= TOLERANCE
@@ -212,27 +178,20 @@ def compare(case: dict, rank: int, world: int) -> dict:
 def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
     """Run all cases as one of the processes; the first one reports."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
-    )
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     rows = []
     for case in cases(args.short):
         rows.append(compare(case, rank, world))
         if rank == 0:
-            error = rows[-1].get("error")
-            print(
-                f"{case['name']:60} {error if error is None else format(error, '.1e')}", flush=True
-            )
+            print(f"{case['name']:60} {rows[-1].get('error', float('nan')):.1e}", flush=True)
             if unused := rows[-1]["without gradient"]:
                 print("    without gradient:", *unused, flush=True)
     if rank == 0:
         report = dict(processes=world, tolerance=TOLERANCE, torch=torch.__version__, rows=rows)
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / "distributed.json").write_text(json.dumps(report, indent=1) + "\n")
-        worst, passed = (
-            max(row.get("error", float("inf")) for row in rows),
-            sum(row["passed"] for row in rows),
-        )
+        worst = max(row.get("error", float("inf")) for row in rows)
+        passed = sum(row["passed"] for row in rows)
         print(f"{passed} of {len(rows)} passed, {world} processes, largest error {worst:.1e}")
     dist.barrier()
     dist.destroy_process_group()
@@ -242,9 +201,7 @@ def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Fork the processes, so that they need not import anything, and wait for them."""
-    parser = argparse.ArgumentParser(
-        prog="check_distributed.py", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--short", action="store_true", help="fewer combinations")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/distributed"))
@@ -253,9 +210,7 @@ def main(argv: list[str] | None = None) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     arguments = (args.processes, port, args)
-    torch.multiprocessing.start_processes(
-        work, arguments, nprocs=args.processes, start_method="fork"
-    )
+    torch.multiprocessing.start_processes(work, arguments, args.processes, start_method="fork")
 
 
 if __name__ == "__main__":

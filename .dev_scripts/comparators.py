@@ -1,4 +1,4 @@
-"""The benchmark's suite `comparators`: what every system of the paper's tables costs on ResNet-50, in the same rounds.
+"""The benchmark's suite `comparators`: what every system of the paper's tables costs.
 
 Networks are those of configs/; "plain, BN folded" is ours without attention, whose frozen norms are
 folded as those of all others but "plain", mmdet's. Beside the cost stand the paper's figures.
@@ -19,7 +19,8 @@ import measure
 from mrla_mm.config import read_config
 from steps import Step, randomize_zero_init
 
-PAPER = {  # the paper's box AP of Mask R-CNN (Table 3) and Top-1 (Tables 1 and 6), both on ResNet-50
+# The paper's box AP of Mask R-CNN (Table 3) and Top-1 (Tables 1 and 6), both on ResNet-50.
+PAPER = {
     "plain": (37.2, 76.1),
     "plain, BN folded": (37.2, 76.1),
     "se": (38.7, 76.7),
@@ -43,75 +44,54 @@ def build(name: str, norm: str) -> nn.Module:
     """Build the backbone of a row, with frozen or with batch statistics."""
     cfg = dict(type="mmdet.ResNet" if name == "plain" else "ComparatorResNet", depth=50)
     if not name.startswith("plain"):
-        config = (
-            "comparators/mask_rcnn_r50_gc_r4_1x"
-            if name == "gc_r4"
-            else f"imagenet/resnet50_{name}_8xb32"
-        )
-        own = read_config(f"mrla_mm::{config}.py", {}).model.backbone
-        cfg = {
-            key: value
-            for key, value in own.items()
-            if key not in ("init_cfg", "out_hidden", "attention_drop_path")
-        }
-    cfg |= dict(
-        norm_eval=norm == "frozen",
-        frozen_stages=-1,
-        out_indices=(0, 1, 2, 3),
-        zero_init_residual=False,
-    )
+        config = f"imagenet/resnet50_{name}_8xb32"
+        if name == "gc_r4":
+            config = "comparators/mask_rcnn_r50_gc_r4_1x"
+        cfg = dict(read_config(f"mrla_mm::{config}.py", {}).model.backbone)
+        for key in ("init_cfg", "out_hidden", "attention_drop_path"):
+            cfg.pop(key, None)
+    cfg |= dict(norm_eval=norm == "frozen", frozen_stages=-1)
+    cfg |= dict(out_indices=(0, 1, 2, 3), zero_init_residual=False)
     return randomize_zero_init(MODELS.build(cfg))
 
 
 def comparators(args):
-    """Every attention module of the paper's tables on ResNet-50: time and memory of a step over plain, and the plot."""
-    rows = {
-        name: {"model": name, "AP": ap or "", "Top-1": top or ""}
-        for name, (ap, top) in PAPER.items()
-    }
+    """Time and memory of a step with each attention module over plain, and their plot."""
+    rows = {}
+    for name, (ap, top) in PAPER.items():
+        rows[name] = {"model": name, "AP": ap or "", "Top-1": top or ""}
     os.environ.pop("MRLA_OPS", None)
     for norm in ("frozen", "batch"):
         steps = {name: Step(build(name, norm), args) for name in PAPER}
-        options = dict(
-            device=args.device, clock=args.clock, title=f"comparators, {norm} statistics"
-        )
+        options = dict(device=args.device, clock=args.clock, title=f"{norm} statistics")
         seconds = measure.time_rounds(steps, args.rounds, **options)
         for name, step in steps.items():
             ratios = measure.ratios(seconds[name], seconds["plain"])
-            rows[name] |= {
-                f"{norm}: time": statistics.median(ratios),
-                f"{norm}: +-": measure.spread(ratios),
-            }
+            rows[name][f"{norm}: time"] = statistics.median(ratios)
+            rows[name][f"{norm}: +-"] = measure.spread(ratios)
             rows[name][f"{norm}: memory"] = step.memory() / max(steps["plain"].memory(), 1)
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / "comparators.csv").open("w", newline="") as file:
-        shown = [
-            [f"{cell:.3g}" if isinstance(cell, float) else cell for cell in row.values()]
-            for row in rows.values()
-        ]
-        csv.writer(file, lineterminator="\n").writerows([rows["plain"], *shown])
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(rows["plain"])
+        for row in rows.values():
+            writer.writerow(measure.show(cell) for cell in row.values())
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": ""}):
         draw([row for row in rows.values() if row["AP"]]).savefig(args.out / "comparators.svg")
-    return {
-        "Comparators on ResNet-50: the paper's AP and Top-1, and cost relative to plain": [
-            *rows.values()
-        ]
-    }
+    title = "Comparators on ResNet-50: the paper's AP and Top-1, and cost relative to plain"
+    return {title: [*rows.values()]}
 
 
 def draw(rows: list[dict]) -> Figure:
-    """Plot AP against time and memory with frozen statistics, as detectors train; the line is the front of the best."""
+    """Plot AP against time and memory with frozen statistics; the line joins the best."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, cost in zip(figure.subplots(1, 2, sharey=True), ("time", "memory"), strict=True):
         points = sorted((row[f"frozen: {cost}"], row["AP"], row["model"]) for row in rows)
-        front = [
-            point
-            for n, point in enumerate(points)
-            if all(point[1] > other[1] for other in points[:n])
-        ]
-        axes.step(
-            [x for x, _, _ in front], [y for _, y, _ in front], where="post", color="0.7", zorder=0
-        )
+        front = []
+        for x, y, _ in points:
+            if not front or y > front[-1][1]:
+                front.append((x, y))
+        axes.step(*zip(*front, strict=True), where="post", color="0.7", zorder=0)
         for x, y, name in points:
             axes.scatter(x, y, color="tab:red" if name.startswith("mrla") else "tab:blue")
             axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)

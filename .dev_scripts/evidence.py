@@ -1,14 +1,15 @@
 #!/usr/bin/env python
-"""Train one small detector with and without attention on BCCD from several seeds; compare AP on its test images.
+"""Train a small detector with and without attention on BCCD from several seeds; compare AP.
 
 `python .dev_scripts/evidence.py --data-root bccd` skips runs that an earlier call has finished.
-Detectors of a seed share the initial weights of what they share, and the order and flips of the
-images. It prints the table of docs/benchmarks.md and writes OUT/bccd.csv, a row a run, and
-OUT/bccd.svg, of docs/tables and docs/_static.
+Runs with the same seed start from identical shared weights and see the same images. It prints the
+table of docs/benchmarks.md and writes OUT/bccd.csv, a row a run, and OUT/bccd.svg, of docs/tables
+and docs/_static.
 """
 
 import argparse
 import csv
+import itertools
 import json
 import multiprocessing
 import statistics
@@ -29,14 +30,11 @@ from mrla_mm import cli
 from mrla_mm.config import read_config
 
 BASE = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
+PLUGIN = dict(position="after_conv3")
 VARIANTS = {  # what a backbone differs in
     "plain": dict(type="ComparatorResNet"),
-    "SE": dict(
-        type="ComparatorResNet", plugins=[dict(cfg=dict(type="SE"), position="after_conv3")]
-    ),
-    "ECA": dict(
-        type="ComparatorResNet", plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]
-    ),
+    "SE": dict(type="ComparatorResNet", plugins=[dict(PLUGIN, cfg=dict(type="SE"))]),
+    "ECA": dict(type="ComparatorResNet", plugins=[dict(PLUGIN, cfg=dict(type="ECA"))]),
     "MRLA-light": dict(type="MRLAResNet", layer_attention=dict(type="MRLALight", head_channels=32)),
     "MRLA-base": dict(type="MRLAResNet", layer_attention=dict(type="MRLABase", head_channels=32)),
 }
@@ -47,9 +45,7 @@ CLASSES = ("RBC", "WBC", "Platelets")
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="evidence.py", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--data-root", type=Path, required=True, help="BCCD: JPEGImages/ and annotations/*.json"
-    )
+    parser.add_argument("--data-root", type=Path, required=True, help="BCCD in COCO's format")
     parser.add_argument("--seeds", type=int, default=5, help="two at least")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/evidence"))
@@ -59,20 +55,14 @@ def parse_args(argv):
 def make_config(variant: str, seed: int, args: argparse.Namespace) -> Config:
     """Build the config of a run."""
     cfg = read_config(BASE, {})
-    backbone = {
-        key: value
-        for key, value in cfg.model.backbone.items()
-        if key not in ("layer_attention", "init_cfg")
-    }
+    for key in ("layer_attention", "init_cfg"):
+        cfg.model.backbone.pop(key, None)
     if variant in ("plain", "SE", "ECA"):
-        del backbone["zero_init_attention"]
-    cfg.model.backbone = {**backbone, **VARIANTS[variant]}
+        del cfg.model.backbone["zero_init_attention"]
+    cfg.model.backbone.update(VARIANTS[variant])
     cfg.model.roi_head.bbox_head.num_classes = len(CLASSES)
-    data = dict(
-        data_root=str(args.data_root),
-        data_prefix=dict(img="JPEGImages"),
-        metainfo=dict(classes=CLASSES),
-    )
+    data = dict(data_root=str(args.data_root), data_prefix=dict(img="JPEGImages"))
+    data |= dict(metainfo=dict(classes=CLASSES))
     for split in ("train", "test"):
         cfg[f"{split}_dataloader"].dataset.update(ann_file=f"annotations/{split}.json", **data)
     cfg.test_evaluator.ann_file = str(args.data_root / "annotations/test.json")
@@ -98,21 +88,18 @@ def run(file: Path, variant: str, seed: int, args: argparse.Namespace) -> None:
     share_initial_weights(runner.model, make_config("plain", seed, args))
     runner.train()
     found = runner.test()
-    row = dict(
-        model=variant, seed=seed, parameters=sum(p.numel() for p in runner.model.parameters())
-    )
-    file.write_text(
-        json.dumps(row | {name: round(100 * found[key], 1) for name, key in METRICS.items()})
-    )
+    parameters = sum(p.numel() for p in runner.model.parameters())
+    row = dict(model=variant, seed=seed, parameters=parameters)
+    row |= {name: round(100 * found[key], 1) for name, key in METRICS.items()}
+    file.write_text(json.dumps(row))
 
 
 def summarize(rows: list[dict]) -> list[dict]:
     """Mean and standard error of each model, and of the difference to plain with the same seed."""
 
     def show(values):
-        return (
-            f"{statistics.mean(values):.1f} ± {statistics.stdev(values) / len(values) ** 0.5:.1f}"
-        )
+        error = statistics.stdev(values) / len(values) ** 0.5
+        return f"{statistics.mean(values):.1f} ± {error:.1f}"
 
     plain = {row["seed"]: row["AP"] for row in rows if row["model"] == "plain"}
     table = []
@@ -120,14 +107,8 @@ def summarize(rows: list[dict]) -> list[dict]:
         own = [row for row in rows if row["model"] == model]
         shown = {metric: show([row[metric] for row in own]) for metric in METRICS}
         gain = show([row["AP"] - plain[row["seed"]] for row in own]) if model != "plain" else ""
-        table.append(
-            {
-                "backbone": model,
-                "parameters": own[0]["parameters"],
-                **shown,
-                "AP over plain's": gain,
-            }
-        )
+        row = {"backbone": model, "parameters": own[0]["parameters"]}
+        table.append(row | shown | {"AP over plain's": gain})
     return table
 
 
@@ -136,20 +117,12 @@ def draw(rows: list[dict]) -> Figure:
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     models = [*dict.fromkeys(row["model"] for row in rows)]
     for axes, metric in zip(figure.subplots(1, len(METRICS)), METRICS, strict=True):
-        values = {
-            model: {row["seed"]: row[metric] for row in rows if row["model"] == model}
-            for model in models
-        }
-        for seed in values[models[0]]:
-            axes.plot(
-                models,
-                [values[model][seed] for model in models],
-                "o-",
-                color="tab:blue",
-                lw=0.4,
-                ms=4,
-            )
-        means = [statistics.mean(found.values()) for found in values.values()]
+        values = {(row["model"], row["seed"]): row[metric] for row in rows}
+        seeds = {row["seed"] for row in rows}
+        for seed in seeds:
+            run_values = [values[model, seed] for model in models]
+            axes.plot(models, run_values, "o-", color="tab:blue", lw=0.4, ms=4)
+        means = [statistics.mean(values[model, seed] for seed in seeds) for model in models]
         axes.plot(models, means, "_", color="tab:red", ms=24, mew=2)
         axes.set_title(f"{metric} on BCCD's test images", fontsize=10)
     return figure
@@ -158,16 +131,13 @@ def draw(rows: list[dict]) -> Figure:
 def main(argv=None):
     """Run what is missing; print and write what was found."""
     args = parse_args(argv)
-    runs = {
-        args.out / f"{name}_{seed}/result.json": (name, seed)
-        for seed in range(args.seeds)
-        for name in VARIANTS
-    }
+    runs = {}
+    for seed, name in itertools.product(range(args.seeds), VARIANTS):
+        runs[args.out / f"{name}_{seed}/result.json"] = name, seed
     fresh = dict(mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=1)
     with ProcessPoolExecutor(args.jobs, **fresh) as pool:
-        futures = [
-            pool.submit(run, file, *each, args) for file, each in runs.items() if not file.exists()
-        ]
+        missing = [file for file in runs if not file.exists()]
+        futures = [pool.submit(run, file, *runs[file], args) for file in missing]
         for future in futures:
             future.result()
     rows = [json.loads(file.read_text()) for file in runs]

@@ -28,17 +28,15 @@ DEPTHS = {"light": (1, 3), "base": (1, 2, 3, 4, 5, 6)}
 
 
 def stub_driver():
-    """Make Triton compile for a GPU that is not there; return the list that each launch is added to."""
+    """Make Triton compile for a GPU that is not there; return the list of launches."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
     launched = []
     stub, stub.utils = SimpleNamespace(), SimpleNamespace()
     stub.utils.load_binary = lambda *args: (0, 0, 32, 0, 1024)
-    stub.utils.get_device_properties = lambda device: {
-        "max_shared_mem": 2**17,
-        "multiprocessor_count": 132,
-    }
+    properties = {"max_shared_mem": 2**17, "multiprocessor_count": 132}
+    stub.utils.get_device_properties = lambda device: properties
     stub.get_current_device, stub.get_current_stream = lambda: 0, lambda device: 0
     stub.get_current_target = lambda: GPUTarget("cuda", 90, 32)
     stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(1)
@@ -47,7 +45,7 @@ def stub_driver():
 
 
 def stage(kind, depth):
-    """A function that runs a stage of blocks' ends and returns the last output, and the tensors that learn."""
+    """A function that runs the ends of a stage's blocks, and the tensors that learn."""
     torch.manual_seed(0)
     relu = nn.ReLU(inplace=True)
     inputs = [torch.randn(SHAPE, requires_grad=True) for _ in range(depth + 1)]
@@ -99,7 +97,7 @@ def cases():
 
 
 def measure(kind, depth, launched):
-    """Figures of a case per block: microseconds, launches and operations, each forward and backward."""
+    """Microseconds, launches and operations per block, each forward and backward."""
     (run, leaves), grad, seconds = stage(kind, depth), torch.randn(SHAPE), []
     for _ in range(STEPS):
         for leaf in leaves:
@@ -131,10 +129,8 @@ def main():
     for name, (kind, depth, os.environ["MRLA_OPS"]) in cases().items():
         microseconds, launches, operations = measure(kind, depth, launched)
         row = {"per block": name, "us": "{:.0f} / {:.0f}".format(*microseconds)}
-        row |= {
-            "launches": "{:.3g} / {:.3g}".format(*launches),
-            "operations": "{:.3g} / {:.3g}".format(*operations),
-        }
+        row["launches"] = "{:.3g} / {:.3g}".format(*launches)
+        row["operations"] = "{:.3g} / {:.3g}".format(*operations)
         rows.append(row)
     print(as_markdown(rows))
 

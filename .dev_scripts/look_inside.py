@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Draw what the detectors of evidence.py learnt: detections, layer-attention maps and lambda, seed by seed.
+"""Draw what the detectors of evidence.py learnt: detections, layer attention and lambda.
 
 `python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that evidence.py left
 over the test images, prints the figures of docs/analysis.md and writes detections.jpg,
@@ -48,17 +48,14 @@ def with_initial_queries(loaded, seed, args):
     set_random_seed(seed)
     initial = evidence.MODELS.build(evidence.make_config(loaded.name, seed, args).model)
     evidence.share_initial_weights(initial, evidence.make_config("plain", seed, args))
-    first = {
-        key: value
-        for key, value in initial.state_dict().items()
-        if ".query." in key or ".key." in key
-    }
+    weights = initial.state_dict()
+    first = {key: weights[key] for key in weights if ".query." in key or ".key." in key}
     loaded.model.load_state_dict(first, strict=False)
     return loaded
 
 
 def likeness(a, b):
-    """Correlation of two maps, means over heads, each less the map that attends to all layers alike."""
+    """Correlation of two maps, means over heads, each less uniform attention."""
     below = np.tril_indices(len(a[0]))
     return np.corrcoef([weights.mean(0)[below] - 1 / (below[0] + 1) for weights in (a, b)])[0, 1]
 
@@ -74,22 +71,15 @@ def draw_map(axes, weights, title):
     axes.imshow(np.ma.masked_invalid(weights), cmap="Blues", vmin=0, vmax=1)
     for row, column in np.argwhere(np.isfinite(weights)):
         color = "white" if weights[row, column] > 0.6 else "black"
-        axes.text(
-            column,
-            row,
-            f"{weights[row, column]:.2f}",
-            ha="center",
-            va="center",
-            fontsize=6,
-            color=color,
-        )
+        style = dict(ha="center", va="center", fontsize=6, color=color)
+        axes.text(column, row, f"{weights[row, column]:.2f}", **style)
     axes.set_xticks(range(len(weights)), range(1, len(weights) + 1), fontsize=7)
     axes.set_yticks(range(len(weights)), range(1, len(weights) + 1), fontsize=7)
     axes.set_title(title, fontsize=9)
 
 
 def draw_seeds(maps, models, file):
-    """Draw the maps of the third stage, a column for each seed, and below them lambda of every layer."""
+    """Draw the maps of the third stage, a column for each seed, and lambda of every layer."""
     figure = Figure(figsize=(2 * len(models), 6.4), layout="constrained")
     grid = figure.add_gridspec(len(maps) + 1, len(models))
     for row, (kind, seeds) in enumerate(maps.items()):
@@ -97,23 +87,16 @@ def draw_seeds(maps, models, file):
             draw_map(figure.add_subplot(grid[row, seed]), stages[2], f"{kind}, seed {seed}")
     axes = figure.add_subplot(grid[len(maps), :])
     for seed, loaded in enumerate(models):
-        found = {
-            name: p.detach()
-            for name, p in loaded.model.named_parameters()
-            if name.endswith("history_scale")
-        }
+        weights = loaded.model.state_dict()
+        found = {key: weights[key] for key in weights if key.endswith("history_scale")}
         at = np.arange(len(found)) + 0.12 * (seed - len(models) / 2)
-        means, deviations = zip(
-            *((float(p.mean()), float(p.std())) for p in found.values()), strict=True
-        )
+        means = [float(scale.mean()) for scale in found.values()]
+        deviations = [float(scale.std()) for scale in found.values()]
         axes.errorbar(at, means, deviations, fmt="o", ms=3, lw=1, label=f"seed {seed}")
-    axes.set_xticks(
-        range(len(found)), [".".join(name.split(".")[1:3])[5:] for name in found], fontsize=7
-    )
-    axes.set_title(
-        "λ of MRLA-light by stage and block, 1 at first: mean and deviation over channels",
-        fontsize=9,
-    )
+    blocks = [".".join(name.split(".")[1:3]).removeprefix("layer") for name in found]
+    axes.set_xticks(range(len(found)), blocks, fontsize=7)
+    title = "λ of MRLA-light by stage and block, 1 at first: mean and deviation over channels"
+    axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, ncols=len(models), loc="lower left")
     figure.savefig(file, dpi=90)
 
@@ -132,21 +115,17 @@ def draw_beside(image, stages, file):
 
 def draw_detections(loaded, images, file):
     """Draw what a detector finds, image beside image."""
-    pen, row = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4)), []
-    pen.dataset_meta = dict(
-        classes=loaded.classes, palette=[(31, 119, 180), (44, 160, 44), (255, 127, 14)]
-    )
+    pen = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4))
+    palette = [(31, 119, 180), (44, 160, 44), (255, 127, 14)]
+    pen.dataset_meta = dict(classes=loaded.classes, palette=palette)
+    gap, row = np.full((300, 8, 3), 255, "u1"), []
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
             (found,) = loaded.model.predict(image.inputs, image.samples)
-        pen.add_datasample(
-            "", cv2.imread(str(path))[..., ::-1], found, draw_gt=False, pred_score_thr=0.5
-        )
-        row += [
-            cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA),
-            np.full((300, 8, 3), 255, "u1"),
-        ]
+        picture = cv2.imread(str(path))[..., ::-1]
+        pen.add_datasample("", picture, found, draw_gt=False, pred_score_thr=0.5)
+        row += [cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA), gap]
     cv2.imwrite(str(file), np.hstack(row[:-1])[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
 
 
@@ -168,14 +147,12 @@ def main(argv=None):
     rows = [{"stage": stage + 1} for stage in range(len(trained[0]))]
     for stage, row in enumerate(rows):
         for name, of in {"two seeds": trained, "two seeds, first queries and keys": first}.items():
-            row[name] = spread(
-                [likeness(a[stage], b[stage]) for a, b in itertools.combinations(of, 2)]
-            )
+            pairs = itertools.combinations(of, 2)
+            row[name] = spread([likeness(a[stage], b[stage]) for a, b in pairs])
         own = [likeness(a[stage], b[stage]) for a, b in zip(trained, first, strict=True)]
         row["a seed, last and first queries and keys"] = spread(own)
-    gates = np.concatenate(
-        [of.diagonal(0, 1, 2).ravel() for stages in maps["MRLA-light"] for of in stages]
-    )
+    light = itertools.chain.from_iterable(maps["MRLA-light"])
+    gates = np.concatenate([weights.diagonal(0, 1, 2).ravel() for weights in light])
     closed, opened = sum(gates < 0.01), sum(gates > 0.99)
     print(f"{as_markdown(rows)}\n{len(gates)} gates, {closed} below 0.01, {opened} above 0.99")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Run the same tests on every stack that the package promises, each in a clean environment of its own.
+"""Run the same tests on every stack that the package promises, each in a clean environment.
 
 `python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs
 the tests there and removes each again: 6 GB of disk at a time. Results go to OUT/<stack>.json,
@@ -21,27 +21,21 @@ from mrla_mm import cli
 from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = [
-    f"tests/{name}"
-    for name in ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")
-]
+FOLDERS = ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")
+TESTS = [f"tests/{name}" for name in FOLDERS]
 TEST_TOOLS = ("pytest", "pytest-xdist")
-OPENMMLAB = ("mmengine==0.10.7", "mmcv-lite==2.1.0", "mmdet==3.3.0", "mmpretrain==1.2.0")
+WITHOUT_MMCV = ("mmengine==0.10.7", "mmdet==3.3.0", "mmpretrain==1.2.0")
+OPENMMLAB = (*WITHOUT_MMCV, "mmcv-lite==2.1.0")
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
 ONEDL_MMCV = "onedl-mmcv==2.3.6"
 SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools<81", "wheel")
 NUMPY_1 = ("numpy==1.26.4", "opencv-python<4.12")  # torch below 2.3 was compiled against it
-SHOWN = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "mmcv",
-    *(name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)),
-)
+SHOWN = ["torch", "torchvision", "numpy", "mmcv"]
+SHOWN += [name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)]
 
 
 class Stack(NamedTuple):
-    """A Python version, and the arguments of one install command after the other, by uv or by pip."""
+    """A Python version, and the arguments of its install commands."""
 
     python: str
     installs: tuple[tuple[str, ...], ...]
@@ -49,15 +43,14 @@ class Stack(NamedTuple):
 
 
 def locked(python):
-    """Return the stack of the lock file, installed as `make install` does it, every hash checked."""
+    """Return the stack of the lock file, installed as `make install` does it."""
     return Stack(python, (("--require-hashes", "-r", "requirements/lock.txt"),), "pip")
 
 
 def with_torch(python, torch, torchvision, *more):
     """Return OpenMMLab's packages on another torch."""
-    return Stack(
-        python, ((f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *more),)
-    )
+    packages = (f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *more)
+    return Stack(python, (packages,))
 
 
 STACKS = {
@@ -66,20 +59,12 @@ STACKS = {
     "lock-py312": locked("3.12"),
     "lock-py313": locked("3.13"),
     "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1),
-    "torch-2.6": with_torch(
-        "3.10", "2.6.0", "0.21.0"
-    ),  # the first that reads checkpoints by an allow-list of names
+    "torch-2.6": with_torch("3.10", "2.6.0", "0.21.0"),  # the first with weights_only=True
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
     "classic": Stack(
         "3.10",
         (
-            (
-                "torch==2.1.2",
-                "torchvision==0.16.2",
-                *SHARED,
-                *NUMPY_1,
-                *(p for p in OPENMMLAB if "mmcv" not in p),
-            ),
+            ("torch==2.1.2", "torchvision==0.16.2", *SHARED, *NUMPY_1, *WITHOUT_MMCV),
             ("--no-build-isolation", "mmcv==2.1.0"),  # compiles its ops against this torch
         ),
     ),
@@ -87,12 +72,7 @@ STACKS = {
         "3.11",
         (
             ("torch==2.11.0", "torchvision==0.26.0", "ninja", *SHARED, *ONEDL),
-            (
-                "--no-build-isolation",
-                "--no-binary",
-                "onedl-mmcv",
-                ONEDL_MMCV,
-            ),  # compiles its ops against this torch
+            ("--no-build-isolation", "--no-binary", "onedl-mmcv", ONEDL_MMCV),  # likewise
         ),
     ),
 }
@@ -100,14 +80,11 @@ STACKS = {
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="matrix.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="matrix.py", description=__doc__, formatter_class=raw)
     parser.add_argument("stacks", nargs="*", metavar="STACK", help="stacks to run (default: all)")
     parser.add_argument("--list", action="store_true", help="show what each stack is and stop")
-    parser.add_argument(
-        "--find-links", type=Path, help="folder of wheels to prefer, such as a compiled mmcv"
-    )
+    parser.add_argument("--find-links", type=Path, help="folder of wheels, such as mmcv's")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/matrix"))
     args = parser.parse_args(argv)
     if unknown := [name for name in args.stacks if name not in STACKS]:
@@ -117,30 +94,18 @@ def parse_args(argv):
 
 def call(command, log, **variables):
     """Run a command from the repository with its output in the log; return the exit code."""
-    env = {
-        key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")
-    }
+    env = os.environ | variables
+    for name in ("VIRTUAL_ENV", "PYTHONPATH"):
+        env.pop(name, None)
     with log.open("a") as file:
         file.write(f"$ {' '.join(map(str, command))}\n")
         file.flush()
-        return subprocess.run(
-            command, cwd=ROOT, stdout=file, stderr=file, env={**env, **variables}
-        ).returncode
+        return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=env).returncode
 
 
 def install(stack, env, args, log):
-    """Make a stack's environment with the package and the test tools; return the first command that failed, or None.
-
-    Raises:
-        InputError: uv is not installed.
-    """
-    uv = shutil.which(
-        "uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    )
-    if uv is None:
-        raise InputError(
-            "the environments are made with uv, which is not installed: pip install uv"
-        )
+    """Make a stack's environment; return the first command that failed, or None."""
+    uv = Path(sys.executable).with_name("uv")  # `make matrix` installs it
     python = env / "bin/python"
     installers = {
         "uv": (uv, "pip", "install", "--quiet", "--python", python),
@@ -149,10 +114,10 @@ def install(stack, env, args, log):
     installs = stack.installs
     if args.find_links and stack.installer == "uv":  # a wheel at hand replaces the compilation
         compiling = ("--no-binary", "onedl-mmcv")
-        installs = [
-            ("--find-links", args.find_links, *(w for w in words if w not in compiling))
-            for words in installs
-        ]
+        installs = []
+        for words in stack.installs:
+            packages = [word for word in words if word not in compiling]
+            installs.append(("--find-links", args.find_links, *packages))
     commands = [
         (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
         *((*installers[stack.installer], *packages) for packages in installs),
@@ -164,15 +129,13 @@ def install(stack, env, args, log):
 
 def versions(env):
     """Return the installed versions of the packages that make a stack."""
-    code = (
-        "import importlib.metadata as m, json, platform, sys;"
-        "have = {d.metadata['Name'].lower(): d.version for d in m.distributions()};"
-        "print(json.dumps({'python': platform.python_version(), **{n: have[n] for n in sys.argv[1:] if n in have}}))"
-    )
-    done = subprocess.run(
-        [env / "bin/python", "-c", code, *SHOWN], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+    code = """
+import importlib.metadata as m, json, platform
+have = {d.metadata["Name"].lower(): d.version for d in m.distributions()}
+print(json.dumps({"python": platform.python_version(), **have}))
+"""
+    found = json.loads(subprocess.check_output([env / "bin/python", "-c", code]))
+    return {name: found[name] for name in ("python", *SHOWN) if name in found}
 
 
 def run_stack(name, args):
@@ -185,19 +148,8 @@ def run_stack(name, args):
     if failed := install(STACKS[name], env, args, log):
         result["tests"] = f"failed: {' '.join(map(str, failed))}"
     else:
-        command = [
-            env / "bin/python",
-            "-m",
-            "pytest",
-            "-q",
-            "-m",
-            "not slow",
-            "-n",
-            "2",
-            "--dist",
-            "worksteal",
-            *TESTS,
-        ]
+        options = ["-q", "-m", "not slow", "-n", "2", "--dist", "worksteal"]
+        command = [env / "bin/python", "-m", "pytest", *options, *TESTS]
         passed = call(command, log, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE") == 0
         result |= dict(versions=versions(env), tests=log.read_text().splitlines()[-1].strip("= "))
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1))

@@ -1,4 +1,4 @@
-"""Training steps of backbones and detectors, as the benchmark times them, and the paths they can take.
+"""Training steps of backbones and detectors, and the paths they can take.
 
 Paths: "naive" computes the paper's equations in plain PyTorch, "fused" the same in few passes over
 memory, "triton" the fused passes as kernels. "plain" stands for a backbone without layer attention.
@@ -22,9 +22,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path
 
 PATHS = ("naive", "fused", "triton")
-HALF_LOSS_SCALE = (
-    2.0**10
-)  # as float16 training has one: most gradients of a mean would underflow without it
+HALF_LOSS_SCALE = 2.0**10  # in float16 most gradients of a mean would underflow
 
 
 def set_path(path: str) -> None:
@@ -37,13 +35,12 @@ def usable_paths(device: torch.device, wanted: Sequence[str] | None = None) -> l
     if wanted:
         return list(wanted)
     os.environ.pop("MRLA_OPS", None)
-    return list(
-        PATHS if choose_path(torch.zeros(1, 1, 1, 1, device=device)).path == "triton" else PATHS[:2]
-    )
+    has_triton = choose_path(torch.zeros(1, 1, 1, 1, device=device)).path == "triton"
+    return list(PATHS if has_triton else PATHS[:2])
 
 
 def randomize_zero_init(model: nn.Module) -> nn.Module:
-    """Move the branches away from the identity they start as, so that they matter for outputs and gradients."""
+    """Move the branches away from the identity they start as."""
     for module in model.modules():
         if isinstance(module, LayerAttentionResidual):
             nn.init.uniform_(module.norm.weight, 0.02, 0.05)
@@ -52,27 +49,20 @@ def randomize_zero_init(model: nn.Module) -> nn.Module:
 
 def build_backbone(depth: int, attention: str | None, norm: str) -> nn.Module:
     """Build a ResNet, plain or with layer attention, with frozen or with batch statistics."""
-    cfg = dict(
-        type="mmdet.ResNet", depth=depth, norm_eval=norm == "frozen", zero_init_residual=False
-    )
+    cfg = dict(type="mmdet.ResNet", depth=depth, zero_init_residual=False)
+    cfg |= dict(norm_eval=norm == "frozen")
     if attention is not None:
         cfg |= dict(type="MRLAResNet", layer_attention=dict(type=attention))
     return randomize_zero_init(MODELS.build(cfg))
 
 
 def build_detector(cfg: Config, *, plain: bool) -> nn.Module:
-    """Build the detector of a config with its own backbone, or with mmdet's plain ResNet of the same depth.
-
-    Raises:
-        InputError: the backbone is not an MRLAResNet, so that there is nothing to compare with.
-    """
+    """Build the detector of a config, or the same with mmdet's plain ResNet."""
     init_default_scope("mmdet")
     model = copy.deepcopy(cfg.model)
     backbone = model.backbone
     if backbone.type != "MRLAResNet":
-        raise InputError(
-            f"{cfg.filename} has a {backbone.type}; only an MRLAResNet has a plain ResNet to compare with"
-        )
+        raise InputError(f"{cfg.filename} has a {backbone.type} in place of an MRLAResNet")
     backbone.init_cfg = None
     if plain:
         backbone.type = "mmdet.ResNet"
@@ -103,13 +93,11 @@ class Step:
     def draw(self, batch: int, height: int, width: int) -> Tensor | dict:
         """Draw random images; for a detector with boxes, masks and labels, preprocessed."""
         if self.detector:
-            packed = demo_mm_inputs(
-                batch, [[3, height, width]] * batch, num_classes=2, with_mask=True
-            )
+            shapes = [[3, height, width]] * batch
+            packed = demo_mm_inputs(batch, shapes, num_classes=2, with_mask=True)
             return self.model.data_preprocessor(packed, True)
-        return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(0)).to(
-            self.args.device
-        )
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(batch, 3, height, width, generator=generator).to(self.args.device)
 
     def forward(self) -> Tensor:
         """Return the loss."""
@@ -139,7 +127,7 @@ class Step:
 
 
 def fold_norms(step: Step) -> Step | None:
-    """Let mmengine fold the frozen norms of a plain ResNet, as MRLAResNet folds its own; None if none is frozen."""
+    """Let mmengine fold the frozen norms of a plain ResNet; None if none is frozen."""
     backbone = step.model.backbone if step.detector else step.model
     if all(norm.training for norm in backbone.modules() if isinstance(norm, nn.BatchNorm2d)):
         return None
@@ -148,14 +136,14 @@ def fold_norms(step: Step) -> Step | None:
 
 
 def results(step: Step) -> Tensor:
-    """Loss and gradients of a step, which all paths must agree on, in one float32 vector on the CPU."""
+    """Loss and gradients of a step in one float32 vector on the CPU."""
     torch.manual_seed(0)
     tensors = [step(), *(p.grad for p in step.model.parameters() if p.grad is not None)]
     return torch.cat([tensor.detach().flatten().float().cpu() for tensor in tensors])
 
 
 def check_paths(step: Step, paths: Sequence[str]) -> dict[str, float]:
-    """Compare each path with the naive one on the very step that will be timed; return the errors by path.
+    """Compare each path with the naive one on the step that will be timed; return the errors.
 
     Batch statistics amplify rounding. How much is measured by changing the images by 1e-6 in the
     naive path; another path may differ by five times that. Where half precision amplifies it so

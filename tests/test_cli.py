@@ -127,7 +127,7 @@ def test_augmentation_at_test_time(plan):
     cfg = plan("test", "c.pth", "--tta", config=ROOT / "configs/faster_rcnn_r50_mrla_light_1x.py")
     *steps, last = cfg.test_dataloader.dataset.pipeline
     assert [step["type"] for step in steps] == ["LoadImageFromFile", "Resize", "LoadAnnotations"]
-    assert [flip["prob"] for flip in last["transforms"][0]] == [1.0, 0.0]
+    assert [flip["prob"] for flip in last["transforms"][0]] == [0.0, 1.0]
     with pytest.raises(InputError, match="tta_model"):
         plan("test", "c.pth", "--tta", config=ROOT / "configs/imagenet/resnet50_8xb32.py")
 

@@ -45,13 +45,11 @@ def enable_visualization(cfg, args):
 
 
 def enable_tta(cfg):
-    """Wrap model and pipeline in test-time augmentation; detectors default to the image and its mirror image."""
+    """Wrap model and pipeline for test-time augmentation; a detector's default is flipping."""
     dataset = get_test_dataset(cfg)
     if cfg.default_scope == "mmdet":
-        nms = dict(type="nms", iou_threshold=0.5)
-        cfg.setdefault(
-            "tta_model", dict(type="DetTTAModel", tta_cfg=dict(nms=nms, max_per_img=100))
-        )
+        tta_cfg = dict(nms=dict(type="nms", iou_threshold=0.5), max_per_img=100)
+        cfg.setdefault("tta_model", dict(type="DetTTAModel", tta_cfg=tta_cfg))
         cfg.setdefault("tta_pipeline", flip_pipeline(dataset.pipeline))
     if not {"tta_model", "tta_pipeline"} <= set(cfg):
         raise InputError("--tta: the config defines no tta_model and tta_pipeline")
@@ -60,17 +58,13 @@ def enable_tta(cfg):
 
 
 def flip_pipeline(pipeline):
-    """Return a test pipeline whose last step, packing, runs on the image and on its mirror image."""
-    meta_keys = (
-        "img_id",
-        "img_path",
-        "ori_shape",
-        "img_shape",
-        "scale_factor",
-        "flip",
-        "flip_direction",
-    )
-    flips = [dict(type="RandomFlip", prob=1.0), dict(type="RandomFlip", prob=0.0)]
+    """Return a test pipeline that packs each image and its mirror image.
+
+    The image comes first: metrics such as VOC's compare with the ground truth of the first view.
+    """
+    meta_keys = ["img_id", "img_path", "ori_shape", "img_shape", "scale_factor"]
+    meta_keys += ["flip", "flip_direction"]
+    flips = [dict(type="RandomFlip", prob=prob) for prob in (0.0, 1.0)]
     packs = [dict(type="PackDetInputs", meta_keys=meta_keys)]
     return [*copy.deepcopy(pipeline[:-1]), dict(type="TestTimeAug", transforms=[flips, packs])]
 

@@ -1,7 +1,6 @@
 """Hooks and optimizer wrappers for mmengine's Runner."""
 
 from mrla_mm.engine.checkpointing import AtomicCheckpointHook
-from mrla_mm.engine.exact_resume import ExactResumeHook
 from mrla_mm.engine.precision import BFloat16OptimWrapper
 
-__all__ = ["AtomicCheckpointHook", "BFloat16OptimWrapper", "ExactResumeHook"]
+__all__ = ["AtomicCheckpointHook", "BFloat16OptimWrapper"]

@@ -1,7 +1,6 @@
 """Checkpoints that survive whatever ends a run: written aside, forced to the disk, renamed."""
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 from mmengine.dist import get_world_size, is_main_process
@@ -40,11 +39,12 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
         ) from error
 
 
+@register_backend(BACKEND)
 class AtomicBackend(LocalBackend):
-    """mmengine's local files, written atomically, and removed only when `prune` is called."""
+    """mmengine's local files, written atomically; what it is to remove is only noted."""
 
     def __init__(self) -> None:
-        self.outdated: list[str] = []
+        self.outdated: set[str] = set()
 
     def put(self, obj: bytes | memoryview, filepath: str | Path) -> None:
         """Write a file."""
@@ -52,35 +52,19 @@ class AtomicBackend(LocalBackend):
 
     def remove(self, filepath: str | Path) -> None:
         """Note a file for removal."""
-        self.outdated.append(str(filepath))
-
-    def prune(self, keep: Collection[str] = ()) -> None:
-        """Remove what was noted, except files that have been written anew."""
-        for path in set(self.outdated) - set(keep):
-            Path(path).unlink(missing_ok=True)
-        self.outdated.clear()
-
-
-register_backend(BACKEND, AtomicBackend)
+        self.outdated.add(str(filepath))
 
 
 @HOOKS.register_module()
 class AtomicCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook without its windows for losing work; it takes the same arguments.
+    """mmengine's CheckpointHook that loses no work to a full disk or a kill; same arguments.
 
-    * A checkpoint and `last_checkpoint` are written aside, forced to the disk and renamed; only
-      then are outdated checkpoints removed. The disk must have room for one checkpoint more than
-      `max_keep_ckpts` and the best ones. Folders of mmengine's remote backends are written as
-      mmengine does.
+    * Files on a local disk are written aside, forced to the disk and renamed. Only then are
+      outdated checkpoints removed, so the disk needs room for one more.
     * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after
-      at most five) and ends the process with code 143; the next regular checkpoint replaces it.
-      torchrun sends the signal to loaders' workers too, which live through it, except those that a
-      loop by iterations has started before any hook runs.
-    * Resumed, a run by epochs repeats the epoch in progress, unless `ExactResumeHook` is there.
-      During evaluation SIGTERM ends it at once.
-
-    Raises:
-        InputError: a checkpoint cannot be written, for example on a full disk.
+      at most five) and ends the process with code 143. The next regular checkpoint replaces it.
+      Loaders' workers live through the signal, except those that a loop by iterations has started
+      before any hook runs.
     """
 
     def __init__(self, *args, **kwargs):
@@ -100,29 +84,24 @@ class AtomicCheckpointHook(CheckpointHook):
         for loop in (runner.train_loop, runner.val_loop):
             outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
-            self.backend_args, self.file_backend = dict(backend=BACKEND), AtomicBackend()
+            self.file_backend = AtomicBackend()
+            self.backend_args = dict(backend=BACKEND)
             if is_main_process():
                 for path in Path(self.out_dir).glob(f"*.pth{PART}"):  # of a run that was killed
                     path.unlink(missing_ok=True)
 
-    def after_train_iter(
-        self, runner: Runner, batch_idx: int, data_batch=None, outputs=None
-    ) -> None:
+    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
         """Save if it is time to, or if the run is asked to stop."""
-        super().after_train_iter(runner, batch_idx, data_batch, outputs)
+        super().after_train_iter(runner, *args, **kwargs)
         if self.stop.agreed(runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
 
-    def after_val_iter(self, runner: Runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        """Stop if asked to and there is nothing to save, or if it can be saved here.
-
-        Processes may evaluate unequal numbers of batches, so they cannot save together; and EMAHook
-        has swapped the weights for the evaluation.
-        """
-        alone = get_world_size() == 1 and not any(
-            isinstance(hook, EMAHook) for hook in runner.hooks
-        )
-        if self.stop.received and (alone or self.saved_iter == runner.iter):
+    def after_val_iter(self, runner: Runner, *_, **__) -> None:
+        """Stop if asked to and there is nothing to save, or if it can be saved here."""
+        # Processes may evaluate unequal numbers of batches; EMAHook has swapped the weights.
+        averaged = any(isinstance(hook, EMAHook) for hook in runner.hooks)
+        can_save = get_world_size() == 1 and not averaged
+        if self.stop.received and (can_save or self.saved_iter == runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
@@ -165,12 +144,13 @@ class AtomicCheckpointHook(CheckpointHook):
             self.file_backend.remove(path)
 
     def _prune(self) -> None:
-        if isinstance(self.file_backend, AtomicBackend):
-            best = [
-                getattr(self, "best_ckpt_path", None),
-                *getattr(self, "best_ckpt_path_dict", {}).values(),
-            ]
-            self.file_backend.prune(keep={self.last_ckpt, *best})
+        if not isinstance(self.file_backend, AtomicBackend):
+            return
+        best = [getattr(self, "best_ckpt_path", None)]
+        best += getattr(self, "best_ckpt_path_dict", {}).values()
+        for path in self.file_backend.outdated - {self.last_ckpt, *best}:
+            Path(path).unlink(missing_ok=True)
+        self.file_backend.outdated.clear()
 
     def _stop(self, runner: Runner, meta: dict) -> None:
         """Save unless this iteration is saved already, and end the process."""

@@ -1,30 +1,21 @@
 """Layer-wise learning rate decay for detectors whose backbone knows the depth of its parameters."""
 
-from collections.abc import Callable
 from functools import partial
 
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
-from torch import nn
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
-    """Give each block of a backbone its own learning rate, lr * layer_decay_rate ** (blocks behind it).
+    """Gives each block of a backbone the rate lr * layer_decay_rate ** (blocks behind it).
 
-    mmpretrain's constructor wants a model that knows the depth of its parameters; this one asks a
+    mmpretrain's constructor asks the model for the depth of its parameters; this one asks a
     detector's backbone. Heads and necks keep the full rate. Takes the same `paramwise_cfg`.
     """
 
-    def add_params(
-        self,
-        params: list[dict],
-        module: nn.Module,
-        prefix: str = "",
-        get_layer_depth: Callable[[str], tuple[int, int]] | None = None,
-        **kwargs: object,
-    ) -> None:
-        """Append the module's parameters to params, one group each; see mmpretrain's constructor."""
+    def add_params(self, params, module, prefix="", get_layer_depth=None, **kwargs) -> None:
+        """Append the module's parameters to params, one group each."""
         if get_layer_depth is None and not hasattr(module, "get_layer_depth"):
             get_layer_depth = partial(module.backbone.get_layer_depth, prefix=f"{prefix}backbone.")
         super().add_params(params, module, prefix, get_layer_depth, **kwargs)

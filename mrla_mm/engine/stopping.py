@@ -1,10 +1,12 @@
-"""A SIGTERM while a run trains, kept until the run can act on it."""
+"""SIGTERM during training: noted, and acted on once the iteration in progress is done."""
 
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable
+from ctypes import c_byte
+from functools import cache, partial
 from multiprocessing.util import Finalize
 
 import torch
@@ -17,34 +19,25 @@ AGREE_EVERY = 5  # iterations between two collectives that ask whether any proce
 
 
 class StopRequest:
-    """Notes a SIGTERM, which a cluster sends some seconds before it kills."""
+    """A signal handler that notes a SIGTERM; a cluster sends it some seconds before it kills."""
 
     def __init__(self) -> None:
         self.received = False
 
-    def handle_while_running(self, loop: BaseLoop) -> None:
-        """Handle the signal during a loop's next run, however that ends; mmengine calls no hook after an exception.
+    def __call__(self, *_: object) -> None:
+        """Note the signal."""
+        self.received = True
 
-        A signal that came too late to end the run is then passed on. Only a process's main thread
-        can handle signals.
-        """
-        run = loop.run
+    def handle_while_running(self, loop: BaseLoop) -> None:
+        """Handle the signal during a loop's next run; pass on one that came too late to end it."""
+        run = loop.run  # wrapped, since mmengine calls no hook after an exception
 
         def handling_run() -> object:
             loop.run, self.received = run, False
             if threading.current_thread() is not threading.main_thread():
-                return run()
-            process = os.getpid()
-
-            def note(*_: object) -> None:
-                self.received = True
-                if (
-                    os.getpid() != process
-                ):  # a process forked by a metric, for example, has nothing to save
-                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                    signal.raise_signal(signal.SIGTERM)
-
-            previous = signal.signal(signal.SIGTERM, note)
+                return run()  # Python handles signals in the main thread alone
+            default_sigterm_in_forks()
+            previous = signal.signal(signal.SIGTERM, self)
             try:
                 result = run()
             finally:
@@ -56,7 +49,7 @@ class StopRequest:
         loop.run = handling_run
 
     def agreed(self, iteration: int) -> bool:
-        """Whether any process of the run is to stop; all get the same answer at the same iteration."""
+        """Whether any process is to stop; all get the same answer at the same iteration."""
         if get_world_size() == 1:
             return self.received
         if iteration % AGREE_EVERY:
@@ -66,28 +59,45 @@ class StopRequest:
         return bool(answer)
 
 
-class OutliveSigterm:
-    """A loader's `worker_init_fn`: its workers live through a SIGTERM to the whole job while their parent trains."""
+@cache
+def default_sigterm_in_forks() -> None:
+    """End forked processes at a SIGTERM, however early it comes.
 
-    def __init__(self, init: Callable[[int], None] | None) -> None:
-        self.init = init
-        self.ended = multiprocessing.RawValue("b", 0)
-        # Before multiprocessing terminates and awaits its children; atexit would be too late in a
-        # child of its own.
-        Finalize(None, setattr, (self.ended, "value", 1), exitpriority=0)
+    Python discards the signals that a new process handles before its after-fork step, and whoever
+    terminates and joins it, as multiprocessing's pools do, would wait forever. So the signal is
+    blocked while forking: it stays pending until the new process has the default action.
+    """
+    if not hasattr(os, "register_at_fork"):  # Windows does not fork
+        return
+    saved = threading.local()
 
-    def __call__(self, worker: int) -> None:
-        """Start the worker of this number."""
-        signal.signal(signal.SIGTERM, lambda *_: self.ended.value and os._exit(0))
-        if self.init is not None:
-            self.init(worker)
+    def block() -> None:
+        saved.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, saved.mask)
+
+    def reset() -> None:
+        if isinstance(signal.getsignal(signal.SIGTERM), StopRequest):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        restore()
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=reset)
+
+
+def start_worker(ended: c_byte, init: Callable[[int], None] | None, worker: int) -> None:
+    """Start a loader's worker that ends at a SIGTERM only once the training has ended."""
+    signal.signal(signal.SIGTERM, lambda *_: ended.value and os._exit(0))
+    if init is not None:
+        init(worker)
 
 
 def outlive_sigterm(loader: object) -> None:
-    """Let the workers that a loader will start outlive a SIGTERM."""
-    if (
-        isinstance(loader, DataLoader)
-        and loader.num_workers
-        and not isinstance(loader.worker_init_fn, OutliveSigterm)
-    ):
-        loader.worker_init_fn = OutliveSigterm(loader.worker_init_fn)
+    """Let the workers that a loader will start outlive a SIGTERM while their parent trains."""
+    if not isinstance(loader, DataLoader) or not loader.num_workers:
+        return
+    ended = multiprocessing.RawValue("b", 0)
+    # Before multiprocessing terminates and joins its children; atexit would be too late in a child
+    # of its own.
+    Finalize(None, setattr, (ended, "value", 1), exitpriority=0)
+    loader.worker_init_fn = partial(start_worker, ended, loader.worker_init_fn)
