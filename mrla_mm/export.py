@@ -65,7 +65,7 @@ class Preprocess(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """Convert, normalise and pad: (B, H, W, 3) uint8 -> (B, 3, H', W')."""
         settings = self.preprocessor
-        x = image.permute(0, 3, 1, 2).float()
+        x = image.permute(0, 3, 1, 2).float().contiguous()
         if getattr(settings, "_channel_conversion", getattr(settings, "to_rgb", False)):
             x = x.flip(1)
         if settings._enable_normalize:
