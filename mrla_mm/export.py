@@ -30,14 +30,7 @@ TOLERANCE = 1e-4  # of feature maps and logits, relative to the largest
 BOX_TOLERANCE = 1e-2  # of boxes, in pixels
 EXAMPLE_SIZE = (256, 320)
 # What of mmdet's classes `Detect` follows; a class with its own is refused.
-PREDICTION = (
-    "predict",
-    "predict_by_feat",
-    "_predict_by_feat_single",
-    "_bbox_post_process",
-    "predict_bbox",
-    "predict_mask",
-)
+PREDICTION = "predict predict_by_feat _predict_by_feat_single _bbox_post_process predict_bbox"
 
 
 class Graph(NamedTuple):
@@ -221,14 +214,15 @@ def check_detector(model: nn.Module) -> None:
     else:
         parts = [(model, SingleStageDetector), (getattr(model, "bbox_head", None), BaseDenseHead)]
     for part, base in parts:
-        methods = [name for name in PREDICTION if hasattr(base, name)]
+        methods = [name for name in PREDICTION.split() if hasattr(base, name)]
         own = [name for name in methods if getattr(type(part), name, None) != getattr(base, name)]
-        test_cfg = getattr(part, "test_cfg", None) or {}
-        nms_type = test_cfg.get("nms", {}).get("type", "nms")
+        options = dict((getattr(part, "test_cfg", None) or {}).get("nms", {}))
+        options.pop("iou_threshold", None)
+        own_nms = options.pop("type", "nms") != "nms" or options
         custom_loss = getattr(getattr(part, "loss_cls", None), "custom_cls_channels", False)
         shared_head = getattr(part, "with_shared_head", False)
-        if not isinstance(part, base) or own or nms_type != "nms" or custom_loss or shared_head:
-            names = f"{type(model).__name__} with {type(part).__name__} and {nms_type}"
+        if not isinstance(part, base) or own or own_nms or custom_loss or shared_head:
+            names = f"{type(model).__name__} with this {type(part).__name__}"
             raise InputError(f"{names} cannot be exported; export its backbone with --backbone")
     if any(getattr(layer, "pool_mode", "avg") != "avg" for layer in model.modules()):
         raise InputError("RoIAlign can be exported with pool_mode='avg' only")

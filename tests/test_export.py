@@ -1,4 +1,4 @@
-"""Backbones as torch.export programs and ONNX files for any batch and size, and under torch.compile."""
+"""Backbones as ONNX files and programs for any batch and size, and under torch.compile."""
 
 import pytest
 import torch

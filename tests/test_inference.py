@@ -1,4 +1,4 @@
-"""A trained model has all the weights of its checkpoint or is refused; images and models as the tools choose them."""
+"""A model has all the weights of its checkpoint or is refused; how tools choose images."""
 
 import re
 from functools import partial
@@ -21,14 +21,16 @@ data_preprocessor = dict(num_classes=3, mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0
 model = dict(
     type="ImageClassifier",
     backbone=dict(
-        type="MRLAResNet", depth=18, base_channels=8, num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,),
-        layer_attention={attention},
+        type="MRLAResNet", depth=18, base_channels=8, num_stages=1, strides=(1,), dilations=(1,),
+        out_indices=(0,), layer_attention={attention},
     ),
     neck=dict(type="GlobalAveragePooling"),
     head=dict(type="LinearClsHead", num_classes=3, in_channels=8),
 )
 pipeline = [
-    dict(type="LoadImageFromFile"), dict(type="ResizeEdge", scale=32, edge="short"), dict(type="PackInputs"),
+    dict(type="LoadImageFromFile"),
+    dict(type="ResizeEdge", scale=32, edge="short"),
+    dict(type="PackInputs"),
 ]
 test_dataloader = dict(dataset=dict(type="CustomDataset", pipeline=pipeline))
 """
@@ -44,9 +46,8 @@ def config(tmp_path):
 @pytest.fixture
 def plain_config(tmp_path):
     """The same ResNet without layer attention."""
-    text = CONFIG.replace("layer_attention={attention},", "").replace(
-        "MRLAResNet", "mmpretrain.ResNet"
-    )
+    text = CONFIG.replace("layer_attention={attention},", "")
+    text = text.replace("MRLAResNet", "mmpretrain.ResNet")
     (tmp_path / "plain.py").write_text(text)
     return str(tmp_path / "plain.py")
 

@@ -96,7 +96,7 @@ class BranchRecorder(ExitStack):
         raise NotImplementedError
 
     def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
-        """Record a layer from the map x (B, C, H, W) that its attention took and the map it returned."""
+        """Record a layer from the map (B, C, H, W) its attention took and the one it returned."""
         raise NotImplementedError
 
     def _hook(self, name, attention, args, result):
@@ -137,7 +137,7 @@ class LayerAttentionRecorder(BranchRecorder):
 
     @staticmethod
     def supports(attention: nn.Module) -> bool:
-        """Whether the weights are known: a variant of ours, or a subclass that keeps its forward."""
+        """Whether the weights are known: a variant of ours that keeps its forward."""
         bases = [cls for cls in VARIANTS if isinstance(attention, cls)]
         return any(type(attention).forward is cls.forward for cls in bases)
 

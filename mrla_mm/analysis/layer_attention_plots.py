@@ -16,7 +16,7 @@ MAX_ANNOTATED = 8  # larger stages have no room for numbers
 
 
 def draw(panels: Mapping[str, np.ndarray], title: str, out_file: str | Path) -> None:
-    """Draw (T, T) matrices on one colour scale, diverging around 0 if there are negative weights."""
+    """Draw (T, T) matrices on one colour scale, diverging if there are negative weights."""
     values = np.concatenate([matrix.ravel() for matrix in panels.values()])
     largest = max(float(np.nanmax(np.abs(values))), 1e-6)
     has_negative = np.nanmin(values) < 0

@@ -1,4 +1,4 @@
-"""The commands that draw what models see, each run as the documentation shows it, on small models and pictures."""
+"""The commands that draw what models see, as the documentation shows them."""
 
 import csv
 from collections import defaultdict
