@@ -33,7 +33,7 @@ BOX = "bbox_roi_extractor=dict(out_channels=16), bbox_head=dict(in_channels=16, 
 MASK = "mask_roi_extractor=dict(out_channels=16), mask_head=dict(in_channels=16, num_classes=3"
 RCNN = "test_cfg=dict(rcnn=dict(score_thr=0.7))"
 HEADS = {
-    "retinanet": "bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3), "
+    "retinanet": "bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3),"
     "test_cfg=dict(score_thr=0.85)",
     "faster_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3)), {RCNN}",
     "mask_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3), {MASK}, conv_out_channels=8)), {RCNN}",
