@@ -48,14 +48,13 @@ class AA(nn.Module):
     stage_with_dcn=(False, True, True, True)``.
 
     Args:
-        in_channels, out_channels, kernel_size, stride, padding, dilation, bias: of the convolution;
-            set by the block.
+        in_channels, out_channels, kernel_size, stride: of the convolution; set by the block.
         heads: number of heads.
         key_ratio: channels of all keys, as a share of the output's; a head has at least 20.
         value_ratio: channels of all values, which take the place of as many channels of the
             convolution.
-        max_grid: largest height and width of the output: there are embeddings for the distances on
-            such a grid.
+        max_grid: largest height and width of the output.
+        **conv: further arguments of the convolution; set by the block.
     """
 
     def __init__(
@@ -64,27 +63,21 @@ class AA(nn.Module):
         out_channels: int,
         kernel_size: int,
         stride: int = 1,
-        padding: int = 0,
-        dilation: int = 1,
-        bias: bool = False,
         *,
         heads: int = 8,
         key_ratio: float = 0.2,
         value_ratio: float = 0.1,
         max_grid: int = 28,
+        **conv: object,
     ) -> None:
         super().__init__()
         keys = max(20, int(key_ratio * out_channels / heads))
         values = heads * max(1, int(value_ratio * out_channels / heads))
         if values >= out_channels:
-            raise InputError(
-                f"value_ratio={value_ratio} leaves no convolution of {out_channels} channels"
-            )
+            raise InputError(f"value_ratio={value_ratio} leaves {out_channels} channels no conv")
         self.heads, self.stride, self.max_grid = heads, stride, max_grid
         self.sizes = (heads * keys, heads * keys, values)
-        self.conv = nn.Conv2d(
-            in_channels, out_channels - values, kernel_size, stride, padding, dilation, bias=bias
-        )
+        self.conv = nn.Conv2d(in_channels, out_channels - values, kernel_size, stride, **conv)
         self.qkv = nn.Conv2d(in_channels, sum(self.sizes), 1, bias=False)
         self.out = nn.Conv2d(values, values, 1, bias=False)
         self.rows, self.columns = (
@@ -103,13 +96,11 @@ class AA(nn.Module):
         """Attend over pixels: query and key (B, G D, H, W), value (B, C, H, W) -> (B, C, H, W)."""
         height, width = query.shape[2:]
         if max(height, width) > self.max_grid:
-            raise InputError(
-                f"max_grid={self.max_grid} is below the {height} x {width} grid of this map"
-            )
-        query, key, value = (
-            each.unflatten(1, (self.heads, -1)) for each in (query, key, value)
-        )  # (B, G, D, H, W)
+            raise InputError(f"max_grid={self.max_grid} is below {height} x {width}, this map's")
+        heads = (self.heads, -1)
+        query = query.unflatten(1, heads)  # (B, G, D, H, W)
         query = query / query.shape[2] ** 0.5
+        key, value = key.unflatten(1, heads), value.unflatten(1, heads)
         content = torch.einsum("bgdyx,bgdvu->bgyxvu", query, key)
         by_row = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))
         by_column = torch.einsum("bgdyx,xud->bgyxu", query, self.distances(self.columns, width))
