@@ -3,14 +3,12 @@
 import math
 
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, split_heads, without_autocast
 
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
-
-fx.wrap("global_average")  # torch.fx calls it as a whole: its precision depends on the input's
 
 
 def eca_kernel_size(channels: int) -> int:

@@ -8,7 +8,6 @@ from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.ops import global_average, softmax_scores, weighted_sum
 
 # torch.fx calls these as a whole: they depend on the precision or loop over layers
-fx.wrap("global_average")
 fx.wrap("softmax_scores")
 fx.wrap("weighted_sum")
 
