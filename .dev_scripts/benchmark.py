@@ -249,9 +249,9 @@ class Stage(nn.Module):
 
     def forward(self, x):
         """Run the layers on one map; its gradient is computed too."""
-        x, memory = x.requires_grad_(), None
+        x, memory = x.requires_grad_(), ()
         for layer in self.layers:
-            x, memory = layer(x, x, memory)
+            x, *memory = layer(x, x, *memory)
         return (x,)
 
 

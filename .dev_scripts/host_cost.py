@@ -58,10 +58,10 @@ def stage(kind, depth):
         branch.norm.eval()
 
     def run():
-        x, memory = inputs[-1], None
+        x, memory = inputs[-1], ()
         for t in range(depth):
             if branches:
-                x, memory = branches[t].forward_add_relu(inputs[t], x, relu, memory)
+                x, *memory = branches[t].forward_add_relu(inputs[t], x, relu, *memory)
             else:
                 x = relu(inputs[t] + x)
         return x

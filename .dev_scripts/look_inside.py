@@ -29,10 +29,8 @@ def load(kind, seed, args):
     """Return a detector with what prepares its images."""
     folder = args.out / f"{kind}_{seed}"
     (config,) = folder.glob("*.py")
-    trained = inference.load_model(str(config), find_latest_checkpoint(folder), device="cpu")
-    return inference.LoadedModel(
-        kind, trained.model, evidence.CLASSES, inference.get_test_pipeline(trained.cfg)
-    )
+    loaded = inference.load_model(str(config), find_latest_checkpoint(folder), device="cpu")
+    return loaded._replace(name=kind, classes=evidence.CLASSES)
 
 
 def record(loaded, images):
@@ -122,7 +120,7 @@ def draw_detections(loaded, images, file):
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
-            (found,) = loaded.model.predict(image.inputs, image.samples)
+            (found,) = loaded.model.predict(image.inputs, [image.sample])
         picture = cv2.imread(str(path))[..., ::-1]
         pen.add_datasample("", picture, found, draw_gt=False, pred_score_thr=0.5)
         row += [cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA), gap]

@@ -1,4 +1,4 @@
-"""Sphinx configuration: Markdown pages and an API reference from docstrings; `make docs` builds docs/_build."""
+"""Sphinx configuration: Markdown pages and an API reference from docstrings."""
 
 import ast
 import importlib
@@ -37,7 +37,7 @@ BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 
 
 def reference_of(room):
-    """Return the reference of a package: what it exports and builds later, or its modules if it exports nothing."""
+    """Return the reference of a package: what it exports and builds later, or its modules."""
     if hasattr(importlib.import_module(room), "__all__"):
         later = [
             name
@@ -54,7 +54,7 @@ def reference_of(room):
 
 
 def fill_in_reference(app, docname, source):
-    """List the rooms, the modules at the root and the tools, so that the page needs no list of its own."""
+    """List the folders, the modules at the root and the tools on the reference page."""
     if docname != "api/index":
         return
     rooms = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py"))
@@ -67,9 +67,8 @@ def fill_in_reference(app, docname, source):
     parts += [f"## `{name}`\n" + BLOCK.format(f"mrla_mm.{name}", "") for name in roots]
     rows = ["| tool | |", "|---|---|"]
     for path in sorted(TOOLS.glob("*.py")):
-        rows.append(
-            f"| `{path.stem}` | {ast.get_docstring(ast.parse(path.read_text('utf-8'))).splitlines()[0]} |"
-        )
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+        rows.append(f"| `{path.stem}` | {docstring.splitlines()[0]} |")
     source[0] = (
         source[0]
         .replace("<!-- rooms -->", "\n".join(parts))

@@ -1,4 +1,4 @@
-"""`python -m mrla_mm train CONFIG ...`: the packed tools, for users without a checkout, and mmdet's with our names."""
+"""`python -m mrla_mm train CONFIG ...`: the packed tools, and mmdet's with our names registered."""
 
 import ast
 import difflib
@@ -12,7 +12,7 @@ from mrla_mm.errors import InputError
 
 TOOLS = Path(__file__).parent / ".mim/tools"
 USAGE = """usage: python -m mrla_mm TOOL [arguments]         TOOL --help has its arguments
-       python -m mrla_mm mmdet TOOL [arguments]   a tool of mmdet's own, which then knows what mrla_mm registers
+       python -m mrla_mm mmdet TOOL [arguments]   a tool of mmdet's, with our names registered
 """
 
 
@@ -23,27 +23,23 @@ def summary(path: Path) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the packed tool, ours or mmdet's, that the first arguments name, with the arguments that follow.
+    """Run the packed tool, ours or mmdet's, that the first arguments name, with the rest of them.
 
     Raises:
         InputError: there is no such tool; names the nearest.
     """
-    folder, (name, *rest) = TOOLS, (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if name == "mmdet":
-        folder, (name, *rest) = (
-            Path(find_spec("mmdet").origin).parent / ".mim/tools",
-            rest or ["--help"],
-        )
-    tools = {
-        path.relative_to(folder).with_suffix("").as_posix(): path
-        for path in sorted(folder.rglob("*.py"))
-    }
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    folder = TOOLS
+    if arguments[:1] == ["mmdet"]:
+        folder = Path(find_spec("mmdet").origin).parent / ".mim/tools"
+        arguments.pop(0)
+    name, *rest = arguments or ["--help"]
+    paths = sorted(folder.rglob("*.py"))
+    tools = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
     if name in ("-h", "--help"):
-        lines = [
-            f"  {tool:{max(map(len, tools))}}  {summary(path)}".rstrip()
-            for tool, path in tools.items()
-        ]
-        print("\n".join([USAGE, *lines]))  # noqa: T201
+        print(USAGE)  # noqa: T201
+        for tool, path in tools.items():
+            print(f"  {tool:{max(map(len, tools))}}  {summary(path)}".rstrip())  # noqa: T201
         return
     name = name.removesuffix(".py")
     if name not in tools:

@@ -1,4 +1,4 @@
-"""What the command line tools share: their arguments, the config and runner these lead to, and how errors end a run."""
+"""What the command line tools share: arguments, the config and runner, and how errors end a run."""
 
 import argparse
 import gc
@@ -14,6 +14,7 @@ from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mrla_mm.config import add_option_argument, read_config
+from mrla_mm.datasets.checks import check_data
 from mrla_mm.errors import InputError
 from mrla_mm.version import __version__
 
@@ -36,10 +37,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_config(args: argparse.Namespace) -> Config:
-    """Read the config of the parsed arguments and apply their overrides, launcher and work directory.
+    """Read the config of the parsed arguments and apply their overrides.
 
     Raises:
-        InputError: there is no such config.
+        InputError: see `read_config`.
     """
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
@@ -50,49 +51,49 @@ def load_config(args: argparse.Namespace) -> Config:
     return cfg
 
 
-def build_runner(cfg: Config) -> Runner:
-    """Build the Runner, or the class that the config's `runner_type` names; on a CPU, torchrun's processes use gloo."""
+def build_runner(cfg: Config, *phases: str) -> Runner:
+    """Build the config's runner and check the data of the phases, before mmdet reads them.
+
+    On a CPU, torchrun's processes use gloo.
+    """
     unknown_options = cfg.pop("option_warnings", ())
     cfg.mrla_mm_version = __version__
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
-        unused = cfg.get("find_unused_parameters", False)
         wrapper = dict(
-            type="MMDistributedDataParallel", broadcast_buffers=False, find_unused_parameters=unused
+            type="MMDistributedDataParallel",
+            broadcast_buffers=False,
+            find_unused_parameters=cfg.get("find_unused_parameters", False),
         )
-        cfg.model_wrapper_cfg = {
-            **wrapper,
-            **(cfg.get("model_wrapper_cfg") or {}),
-            "device_ids": None,
-        }
+        wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
+        cfg.model_wrapper_cfg = wrapper
     runner = RUNNERS.build(cfg)
     for line in unknown_options:
         runner.logger.warning(line)
+    check_data(runner, *phases)
     return runner
 
 
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
-    """Run a tool; an InputError or Ctrl-C ends it with one line on stderr, anything else keeps its traceback.
+    """Run a tool and return its exit code: 0, 2 for an error of the user's, 130 for Ctrl-C.
 
-    Returns:
-        The exit code: 0, 2 for an InputError, 130 for Ctrl-C.
+    An InputError, a path that cannot be written or Ctrl-C ends it with one line on stderr; anything
+    else keeps its traceback.
     """
-    warnings.filterwarnings(
-        "ignore", message="pkg_resources is deprecated"
-    )  # mmengine's concern, not the user's
+    # It concerns mmengine, not the user.
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
     try:
         main(argv)
+        code = 0
     except InputError as error:  # a data loading worker wraps the message into its traceback
-        print(
-            f"error: {str(error).rpartition('InputError: ')[2].strip()}",
-            file=sys.stderr,
-            flush=True,
-        )  # noqa: T201
-        return 2
+        code, message = 2, f"error: {str(error).rpartition('InputError: ')[2].strip()}"
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        code, message = 2, f"error: {error}"
     except KeyboardInterrupt as stop:
-        print(": ".join(filter(None, ("interrupted", str(stop)))), file=sys.stderr, flush=True)  # noqa: T201
-        return 130
-    if torch.distributed.is_initialized():
-        gc.collect()  # the wrapped model holds the process group; its threads may abort a process that ends under them
+        code, message = 130, f"interrupted: {stop}".removesuffix(": ")
+    if code:
+        print(message, file=sys.stderr, flush=True)  # noqa: T201
+    elif torch.distributed.is_initialized():
+        gc.collect()  # the wrapped model holds the group, whose threads may abort the process
         torch.distributed.destroy_process_group()
-    return 0
+    return code

@@ -4,31 +4,35 @@ import argparse
 import difflib
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+import torch
 from mmengine.config import Config, DictAction
-from mmengine.runner import Runner
+from mmengine.runner import FlexibleRunner, Runner
 
 from mrla_mm.compat.config_scope import find_config
+from mrla_mm.errors import InputError
 
-# Top-level keys that a config may gain: the Runner's own arguments and what mmengine and the tools
-# read beside them.
+# Top-level keys that a config may gain: arguments of the runners, and what is read beside them.
+READ = "custom_imports find_unused_parameters runner_type tta_model tta_pipeline auto_scale_lr"
 TOP_LEVEL = {
     *inspect.signature(Runner).parameters,
+    *inspect.signature(FlexibleRunner).parameters,
+    *READ.split(),
     "activation_checkpointing",
-    "auto_scale_lr",
-    "compile",
-} | {
-    *(
-        "custom_imports",
-        "find_unused_parameters",
-        "model_wrapper_cfg",
-        "runner_type",
-        "strategy",
-        "sync_bn",
-    ),
-    *("tta_model", "tta_pipeline"),
+    "model_wrapper_cfg",
+    "sync_bn",
 }
+
+
+class OptionAction(DictAction):
+    """mmengine's KEY=VALUE, without its traceback where the equals sign is missing."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        """Store the options."""
+        if not all("=" in value for value in values):
+            parser.error(f"--cfg-options {' '.join(values)}: write KEY=VALUE, without spaces")
+        super().__call__(parser, namespace, values, option_string)
 
 
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
@@ -36,26 +40,37 @@ def add_option_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=DictAction,
+        action=OptionAction,
         default={},
         metavar="KEY=VALUE",
-        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b], without spaces",
+        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]",
     )
+
+
+def device_name(name: str) -> str:
+    """Return the device of a command line, or let argparse refuse a GPU where there is none."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise argparse.ArgumentTypeError(f"torch finds no GPU for {name}")
+    return name
 
 
 def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
-    `data_root` moves every data set and evaluator below the config's `data_root`. An override of a
-    key that the config does not have is applied with a warning: mmengine accepts any, and possibly
-    nothing reads it. The warnings are kept in `cfg.option_warnings` too, for the log of the run.
+    `data_root` moves every data set and evaluator. An override of a key that the config does not
+    have is applied with a warning, since possibly nothing reads it; the warnings are kept in
+    `cfg.option_warnings` too, for the log of the run.
 
     Raises:
-        InputError: there is no such config; names the nearest.
+        InputError: there is no such config, it is not a config, or `data_root` would not reach
+            every data set.
     """
-    cfg = Config.fromfile(find_config(name))
+    path = find_config(name)
+    if path.suffix not in (".py", ".json", ".yaml", ".yml"):
+        raise InputError(f"{name} is not a config; the config comes first, then the checkpoint")
+    cfg = Config.fromfile(path)
     options = dict(options)
-    if "data_root" in options and isinstance(cfg.get("data_root"), str) and cfg.data_root:
+    if "data_root" in options:
         move_data_root(cfg, str(options.pop("data_root")))
     unknown = [line for option in options if (line := unknown_key(cfg, option))]
     cfg.merge_from_dict(options)
@@ -67,12 +82,24 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
 
 
 def move_data_root(cfg: Config, root: str) -> None:
-    """Point every data set and evaluator below the config's `data_root` to another folder.
+    """Point every data set and evaluator to another folder.
 
     A config is plain values once it is read, so overriding its variable `data_root` alone would
     change nothing.
+
+    Raises:
+        InputError: the data sets have several folders, not all below the config's `data_root`.
     """
-    old, new = cfg.data_root.rstrip("/"), root.rstrip("/") + "/"
+    keys = [key for key in cfg if key.endswith(("_dataloader", "_evaluator"))]
+    new, old = root.rstrip("/") + "/", str(cfg.get("data_root") or "").rstrip("/")
+    roots = sorted({each.rstrip("/") for each in data_roots([cfg[key] for key in keys])})
+    if not old or not all(f"{each}/".startswith(f"{old}/") for each in roots):
+        if len(roots) != 1:
+            raise InputError(
+                f"--cfg-options data_root={root}: the data sets have {len(roots)} folders "
+                f"({', '.join(roots)}): set train_dataloader.dataset.data_root and so on"
+            )
+        old = roots[0]
 
     def moved(value):
         if isinstance(value, dict):
@@ -83,13 +110,21 @@ def move_data_root(cfg: Config, root: str) -> None:
         return new + value[len(old) :].lstrip("/") if below else value
 
     cfg.data_root = new
-    for key in list(cfg):
-        if key.endswith(("_dataloader", "_evaluator")):
-            cfg[key] = moved(cfg[key])
+    for key in keys:
+        cfg[key] = moved(cfg[key])
+
+
+def data_roots(value: object) -> Iterator[str]:
+    """Yield the `data_root` of every data set inside a part of a config."""
+    if isinstance(value, dict):
+        yield from filter(None, [value.get("data_root")])
+        value = list(value.values())
+    for item in value if isinstance(value, list | tuple) else ():
+        yield from data_roots(item)
 
 
 def unknown_key(cfg: Config, option: str) -> str | None:
-    """Return a warning if an override names a key that the config does not have, with the nearest that it has."""
+    """Return a warning if an override names a key that the config lacks, with the nearest."""
     node = cfg.to_dict()
     keys, path = option.split("."), []
     for key in keys:

@@ -1,4 +1,4 @@
-"""Newer parts of torch, or what older releases have instead: the one place that asks what the installed torch has.
+"""Newer parts of torch, or what older releases have instead: the one place that asks.
 
 The oldest torch that works throughout is 2.1.
 """

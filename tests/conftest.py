@@ -1,4 +1,4 @@
-"""Shared by every test: the package comes first, so that mmdet finds its operators whatever a test imports."""
+"""Shared by every test: the package is imported first, so that mmdet finds its operators."""
 
 import functools
 import importlib.util
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def speed_up_configs():
-    """Save what mmengine takes most time for in short runs: looking up bases, and laying out configs as text.
+    """Skip what mmengine takes longest for in short runs: looking up bases, formatting configs.
 
     For each `package::` base it reads all metafiles of the package, 0.3 s; a detector's config
     takes yapf a second.
@@ -35,7 +35,7 @@ def speed_up_configs():
 
 
 def patch_triton_interpreter():
-    """Let Triton's interpreter take loop bounds: it calls int() on arrays of one element, which numpy 2.4 refuses."""
+    """Let Triton's interpreter call int() on arrays of one element, which numpy 2.4 refuses."""
     from triton.runtime import interpreter
 
     original = interpreter._patch_lang_tensor
@@ -56,8 +56,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 # What torch before 2.6 says where it lacks half precision on a CPU, named globals, torch.export,
 # meta kernels, or where its Dynamo gives up.
 TOO_OLD = re.compile(
-    r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse|argument 'grad_input'|meta tensor"
-    r"|torch\._dynamo|has no attribute '(compiler|export|Dim|weight_norm)'"
+    r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse"
+    r"|argument 'grad_input'|meta tensor|torch\._dynamo"
+    r"|has no attribute '(compiler|export|Dim|weight_norm)'"
 )
 
 
@@ -74,7 +75,7 @@ def pytest_runtest_call():
 
 
 def write_coco(root, images=4, size=(96, 64), names=None):
-    """Write a COCO-format set in COCO's folder layout: bright rectangles of three classes, boxes and masks exact.
+    """Write a set in COCO's format and folders: bright rectangles of three classes.
 
     `names` are the categories of the annotation files, COCO's 80 by default, so that COCO configs
     run on it unchanged.
@@ -90,9 +91,8 @@ def write_coco(root, images=4, size=(96, 64), names=None):
         infos, annotations = [], []
         for index in range(images):
             image = rng.integers(0, 60, (size[1], size[0], 3), dtype=np.uint8)
-            infos.append(
-                dict(id=index + 1, file_name=f"{index:06}.jpg", width=size[0], height=size[1])
-            )
+            name = f"{index:06}.jpg"
+            infos.append(dict(id=index + 1, file_name=name, width=size[0], height=size[1]))
             for column in range(2):
                 label = int(rng.integers(min(3, len(names))))
                 x, y = column * size[0] // 2 + int(rng.integers(8)), int(rng.integers(size[1] // 4))
@@ -100,26 +100,19 @@ def write_coco(root, images=4, size=(96, 64), names=None):
                 image[y : y + h, x : x + w] = 90
                 image[y : y + h, x : x + w, label] = 250
                 corners = [x, y, x + w, y, x + w, y + h, x, y + h]
-                annotations.append(
-                    dict(
-                        id=len(annotations) + 1,
-                        image_id=index + 1,
-                        category_id=label + 1,
-                        bbox=[x, y, w, h],
-                    )
-                    | dict(area=w * h, iscrowd=0, segmentation=[corners])
-                )
+                box = dict(bbox=[x, y, w, h], area=w * h, segmentation=[corners], iscrowd=0)
+                ids = dict(id=len(annotations) + 1, image_id=index + 1, category_id=label + 1)
+                annotations.append(ids | box)
             cv2.imwrite(str(root / split / infos[-1]["file_name"]), image)
         path = root / "annotations" / f"instances_{split}.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(
-            json.dumps(dict(images=infos, annotations=annotations, categories=categories))
-        )
+        content = dict(images=infos, annotations=annotations, categories=categories)
+        path.write_text(json.dumps(content))
     return root
 
 
 def write_class_folders(root, classes=("bird", "cat", "dog"), images=(8, 4), size=(48, 64)):
-    """Write a classification set in ImageNet's folder layout, a bright square of the class's colour in each image."""
+    """Write a classification set in ImageNet's folders: a square of the class's colour each."""
     rng = np.random.default_rng(0)
     for split, count in zip(("train", "val"), images, strict=True):
         for label, name in enumerate(classes):
@@ -145,7 +138,7 @@ def make_coco(tmp_path):
 
 
 def load_tool(name):
-    """Return a command line tool as a module: its name in tools/, or its path below the repository."""
+    """Return a tool as a module, by its name in tools/ or its path below the repository."""
     path = ROOT / (name if name.endswith(".py") else f"tools/{name}.py")
     spec = importlib.util.spec_from_file_location(f"tool_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -154,7 +147,7 @@ def load_tool(name):
 
 
 def forget_runs():
-    """Clear what mmengine keeps of a run: a process is one run to it, and the next would log into its folder."""
+    """Clear what mmengine keeps of a run, or the next would log into its folder."""
     from mmdet.visualization import DetLocalVisualizer
     from mmengine.logging import MessageHub, MMLogger
 
@@ -164,7 +157,7 @@ def forget_runs():
 
 @pytest.fixture
 def run_tool(capsys):
-    """Return `run(name, *argv)`, which runs a tool in this process: its exit code and what it wrote to stderr."""
+    """Return `run(name, *argv)`, which runs a tool here: its exit code and its stderr."""
     from mrla_mm import cli
 
     def run(name, *argv):
@@ -177,7 +170,7 @@ def run_tool(capsys):
 
 
 def tiny_options(config, root, *more):
-    """Return --cfg-options that shrink one of the detector configs to seconds on a CPU and point it at `root`."""
+    """Return --cfg-options that shrink a detector config to seconds on the data at `root`."""
     options = [
         f"data_root={root}",
         "model.backbone.init_cfg=None",
@@ -189,25 +182,19 @@ def tiny_options(config, root, *more):
         options += ["model.backbone.depth=18", "model.backbone.frozen_stages=-1"]
         options.append("model.neck.in_channels=[64,128,256,512]")
     for phase in ("train", "val", "test"):
-        options += [
-            f"{phase}_dataloader.num_workers=0",
-            f"{phase}_dataloader.persistent_workers=False",
-        ]
+        options.append(f"{phase}_dataloader.num_workers=0")
+        options.append(f"{phase}_dataloader.persistent_workers=False")
     for phase in ("val", "test"):
         options.append(f"{phase}_dataloader.dataset.pipeline.1.scale=(96,64)")
-        # recall of class-blind boxes is above zero after a step or two, so that comparing figures
-        # means something
-        options.append(
-            f"{phase}_evaluator.metric=[bbox,{'segm,' if 'mask' in config else ''}proposal]"
-        )
+        # Recall of class-blind boxes is above zero after a step or two: figures to compare.
+        segm = "segm," if "mask" in config else ""
+        options.append(f"{phase}_evaluator.metric=[bbox,{segm}proposal]")
     head = "model.test_cfg"
     if "rcnn" in config:
         head = "model.test_cfg.rcnn"
         options += [
             "model.roi_head.bbox_head.fc_out_channels=64",
             "model.train_cfg.rcnn.sampler.num=64",
-        ]
-        options += [
             "model.train_cfg.rpn_proposal.max_per_img=100",
             "model.test_cfg.rpn.max_per_img=100",
         ]

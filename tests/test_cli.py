@@ -1,4 +1,4 @@
-"""Arguments of the command line tools, the config these lead to, and how errors end a tool; nothing is trained here."""
+"""Arguments of the command line tools, the config they lead to, and how errors end a tool."""
 
 import logging
 import os
@@ -31,14 +31,14 @@ def in_empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Return `plan(tool, *argv)`, which runs tools/train.py or test.py up to the runner and returns its config."""
+    """Return `plan(tool, *argv)`, which runs a tool up to its runner and returns the config."""
 
     def run_up_to_the_runner(tool, *argv, config=RETINANET):
         built = []
         runner = SimpleNamespace(
             train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"), model=None
         )
-        monkeypatch.setattr(cli, "build_runner", lambda cfg: built.append(cfg) or runner)
+        monkeypatch.setattr(cli, "build_runner", lambda cfg, *phases: built.append(cfg) or runner)
         load_tool(tool).main([str(config), *map(str, argv)])
         return built[0]
 
@@ -52,23 +52,19 @@ def write_config(text):
 
 def test_options_reach_the_config(plan):
     """The command line's work directory wins over the config's, torchrun's rank over the option."""
-    assert (
-        plan("train").work_dir == "work_dirs/retinanet_r50_mrla_light_1x"
-        and os.environ.pop("LOCAL_RANK") == "0"
-    )
+    assert plan("train").work_dir == "work_dirs/retinanet_r50_mrla_light_1x"
+    assert os.environ.pop("LOCAL_RANK") == "0"
     options = ["model.backbone.init_cfg=None", "model.neck.in_channels=[1,2]", "work_dir=v"]
     cfg = plan("train", "--work-dir", "w", "--local-rank", 3, "--cfg-options", *options)
-    assert (
-        cfg.model.backbone.init_cfg is None
-        and cfg.model.neck.in_channels == [1, 2]
-        and cfg.work_dir == "w"
-    )
+    assert cfg.model.backbone.init_cfg is None and cfg.model.neck.in_channels == [1, 2]
+    assert cfg.work_dir == "w"
     assert os.environ["LOCAL_RANK"] == "3"
     assert plan("train", "--local_rank", 1, "--cfg-options", "work_dir=v").work_dir == "v"
     assert os.environ["LOCAL_RANK"] == "3"
 
 
-def test_amp_and_scaled_learning_rate(plan):
+def test_amp_and_scaled_learning_rate(plan, monkeypatch):
+    monkeypatch.setattr("mmengine.device.get_device", lambda: "cuda")
     cfg = plan("train", "--amp", "--auto-scale-lr", "--cfg-options", "auto_scale_lr.enable=False")
     assert (cfg.optim_wrapper.type, cfg.optim_wrapper.loss_scale) == ("AmpOptimWrapper", "dynamic")
     assert cfg.auto_scale_lr == dict(enable=True, base_batch_size=16)
@@ -88,7 +84,7 @@ def test_resuming_without_a_checkpoint_starts_from_scratch(plan):
 
 
 def test_resume_takes_the_newest_intact_checkpoint(plan, tmp_path):
-    """The recorded one first, wherever its folder was copied to; else the newest that is neither torn nor the best."""
+    """The recorded one, wherever its folder was copied to; else the newest intact, not the best."""
 
     def resumed(record=None):
         if record is not None:
@@ -116,20 +112,14 @@ def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):
     hook = cfg.default_hooks.visualization
     assert (cfg.load_from, cfg.resume) == ("c.pth", False)
     assert (hook.draw, hook.test_out_dir, hook.show, hook.wait_time) == (True, "vis", False, 0.5)
-    cfg = plan(
-        "test",
-        "c.pth",
-        "--show",
-        "--show-dir",
-        "vis",
-        config=ROOT / "configs/imagenet/resnet50_8xb32.py",
-    )
+    classifier = ROOT / "configs/imagenet/resnet50_8xb32.py"
+    cfg = plan("test", "c.pth", "--show", "--show-dir", "vis", config=classifier)
     hook = cfg.default_hooks.visualization
     assert (hook.enable, hook.out_dir, hook.show) == (True, "vis", True)
 
 
 def test_augmentation_at_test_time(plan):
-    """A config's own is used; a detector without gets the mirror image, a classifier without is refused."""
+    """A config's own is used; without, a detector is flipped and a classifier refused."""
     own = Config.fromfile(RETINANET)
     cfg = plan("test", "c.pth", "--tta")
     assert (cfg.model.type, cfg.model.module.type) == ("DetTTAModel", "RetinaNet")
@@ -148,13 +138,8 @@ def test_the_log_of_a_run_names_options_that_may_have_no_effect(tmp_path):
     config = write_config(
         f"default_scope = 'mmpretrain'\nmodel = {model}\nenv_cfg = dict(cudnn_benchmark=False)"
     )
-    argv = [
-        config,
-        "--work-dir",
-        str(tmp_path / "run"),
-        "--cfg-options",
-        "env_cfg.cudnn_benchmrk=True",
-    ]
+    argv = [config, "--work-dir", str(tmp_path / "run")]
+    argv += ["--cfg-options", "env_cfg.cudnn_benchmrk=True"]
     with pytest.warns(UserWarning, match="env_cfg.cudnn_benchmark"):
         cfg = cli.load_config(load_tool("train").parse_args(argv))
     runner = cli.build_runner(cfg)
@@ -184,15 +169,42 @@ def test_only_input_errors_end_in_one_line(capsys):
 
 
 def test_ctrl_c_ends_a_tool_with_one_line(capsys):
-    def stopped(argv):
-        raise KeyboardInterrupt("the same command with --resume continues")
+    for reason, line in (([], "interrupted\n"), (["--resume continues"], "interrupted: --resume")):
 
-    assert cli.run(stopped) == 130
-    assert capsys.readouterr().err == "interrupted: the same command with --resume continues\n"
+        def stopped(argv, reason=reason):
+            raise KeyboardInterrupt(*reason)
+
+        assert cli.run(stopped) == 130
+        assert capsys.readouterr().err.startswith(line)
+
+
+MISTAKES = {
+    "arguments swapped": (["test", "file.pth", RETINANET], "config comes first"),
+    "no equals sign": (["train", RETINANET, "--cfg-options", "a.b", "2"], "write KEY=VALUE"),
+    "no image": (["demo", "no.jpg", RETINANET, "--weights", "file.pth"], "no.jpg does not exist"),
+    "no GPU": (["demo", ".", RETINANET, "--weights", "w", "--device", "cuda:0"], "no GPU"),
+    "no work directory": (["train", RETINANET, "--work-dir", "file.pth/work"], "file.pth/work"),
+    "amp on a CPU": (["train", RETINANET, "--amp"], "BFloat16OptimWrapper"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_on_the_command_line_end_in_one_line(mistake, capsys, monkeypatch):
+    (tool, *argv), message = MISTAKES[mistake]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("mmengine.device.get_device", lambda: "cpu")
+    torch.save({}, "file.pth")
+    forget_runs()
+    try:
+        code = cli.run(load_tool(tool).main, [str(each) for each in argv])
+    except SystemExit as left:  # argparse prints its usage too
+        code = left.code
+    said = capsys.readouterr().err
+    assert code == 2 and message in said.splitlines()[-1] and "Traceback" not in said
 
 
 def test_entry_point(capsys, monkeypatch):
-    """`python -m mrla_mm` runs packed tools with the remaining arguments, and lists them otherwise."""
+    """`python -m mrla_mm` runs packed tools with the remaining arguments, or lists them."""
     ran = []
     monkeypatch.setattr(
         runpy, "run_path", lambda path, run_name: ran.append((path, run_name, sys.argv[1:]))
@@ -200,16 +212,12 @@ def test_entry_point(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["mrla_mm"])
     entry.main(["train", "config.py", "--amp"])
     ((path, name, argv),) = ran
-    assert (
-        path.endswith(".mim/tools/train.py")
-        and name == "__main__"
-        and argv == ["config.py", "--amp"]
-    )
+    assert path.endswith(".mim/tools/train.py")
+    assert name == "__main__" and argv == ["config.py", "--amp"]
     entry.main([])
     listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[3:])
-    assert {"test", "demo", "quickstart"} < set(listed) and listed[
-        "train"
-    ] == "Train the model of a config"
+    assert {"test", "demo", "quickstart"} < set(listed)
+    assert listed["train"] == "Train the model of a config"
     for wrong, nearest in (("trian", "train"), ("quick-start.py", "quickstart"), ("xyz", "export")):
         with pytest.raises(InputError, match=nearest):
             entry.main([wrong])
@@ -218,7 +226,7 @@ def test_entry_point(capsys, monkeypatch):
 
 
 def test_tools_of_mmdet_know_our_names():
-    """In a process of its own: mmdet imports without compiled operators, `mrla_mm::` bases and backbones are found."""
+    """In a process of its own: mmdet imports without operators, `mrla_mm::` bases are found."""
     config = write_config("_base_ = 'mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py'")
     command = [sys.executable, "-m", "mrla_mm", "mmdet", "misc/print_config", config]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -236,26 +244,8 @@ def test_slurm_script_calls_srun(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "GPUS": "4", "SRUN_ARGS": "--time 1:00 --quiet"}
     script = [ROOT / "tools/slurm_train.sh", "part", "job", "my config.py", "--amp"]
-    said = subprocess.run(
-        script, capture_output=True, text=True, env=environment, check=True
-    ).stdout.splitlines()
-    assert said[:8] == [
-        "--partition",
-        "part",
-        "--job-name",
-        "job",
-        "--gres",
-        "gpu:4",
-        "--ntasks",
-        "4",
-    ]
-    rest = [
-        "--time",
-        "1:00",
-        "--quiet",
-        "python",
-        "-u",
-        str(ROOT / "tools/train.py"),
-        "my config.py",
-    ]
-    assert said[-10:] == [*rest, "--launcher", "slurm", "--amp"]
+    run = subprocess.run(script, capture_output=True, text=True, env=environment, check=True)
+    said = " ".join(run.stdout.splitlines())
+    assert said.startswith("--partition part --job-name job --gres gpu:4 --ntasks 4 ")
+    train = f"python -u {ROOT}/tools/train.py my config.py --launcher slurm --amp"
+    assert said.endswith(f"--time 1:00 --quiet {train}")

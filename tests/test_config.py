@@ -1,4 +1,4 @@
-"""Reading configs: where they are found, what overrides do to them, and which overrides are warned of."""
+"""Reading configs: where they are found, what overrides do, and which are warned of."""
 
 import warnings
 from pathlib import Path
@@ -17,12 +17,11 @@ optim_wrapper = dict(paramwise_cfg=dict(norm_decay_mult=0.0))
 
 
 def read(name, **options):
-    """Read a config with the overrides, in which "__" stands for a dot, and return it with the warnings given."""
+    """Return a config with overrides, in which "__" stands for a dot, and the warnings given."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        cfg = read_config(
-            str(name), {key.replace("__", "."): value for key, value in options.items()}
-        )
+        options = {key.replace("__", "."): value for key, value in options.items()}
+        cfg = read_config(str(name), options)
     return cfg, [str(each.message) for each in caught if "--cfg-options" in str(each.message)]
 
 
@@ -37,19 +36,9 @@ def with_decay(tmp_path):
     [
         ("model.test_cfg.rcnn.score_thresh", "model.test_cfg.rcnn.score_thr"),
         ("model.test_cfg.rpn.max_per_image", "model.test_cfg.rpn.max_per_img"),
-        (
-            "train_dataloader.dataset.filter_cfg.min_sizes",
-            "train_dataloader.dataset.filter_cfg.min_size",
-        ),
         ("train_dataloader.dataset.data_prefix.imgs", "train_dataloader.dataset.data_prefix.img"),
-        (
-            "train_dataloader.dataset.pipeline.2.keepratio",
-            "train_dataloader.dataset.pipeline.2.keep_ratio",
-        ),
-        (
-            "optim_wrapper.paramwise_cfg.norm_decay",
-            "optim_wrapper",
-        ),  # which has no paramwise_cfg here
+        ("train_dataloader.dataset.pipeline.2.keepratio", "dataset.pipeline.2.keep_ratio"),
+        ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),  # without paramwise_cfg here
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
         ("trian_cfg.max_epochs", "train_cfg"),
         ("train_pipeline", "variable"),  # its value is in the data set already
@@ -80,29 +69,32 @@ def test_options_that_are_read_say_nothing(with_decay):
     }
     cfg, said = read(with_decay, **right)
     assert not said and "option_warnings" not in cfg
-    assert cfg.model.backbone.init_cfg is None and cfg.train_dataloader.dataset.pipeline[
-        2
-    ].scale == (96, 64)
+    assert cfg.model.backbone.init_cfg is None
+    assert cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
     assert cfg.randomness.seed == 3 and cfg.load_from == "weights.pth"
 
 
 def test_data_root_moves_data_sets_and_evaluators(tmp_path):
-    """All that lies below the old folder, also to a folder below it; what only begins like it stays."""
+    """All below the old folder, or below the data sets' own; what only begins like it stays."""
     cfg, _ = read(FASTER, data_root="data/coco/mini")
-    assert (
-        cfg.train_dataloader.dataset.data_root
-        == cfg.test_dataloader.dataset.data_root
-        == "data/coco/mini/"
-    )
+    assert cfg.train_dataloader.dataset.data_root == "data/coco/mini/"
+    assert cfg.test_dataloader.dataset.data_root == "data/coco/mini/"
     assert cfg.val_evaluator.ann_file == "data/coco/mini/annotations/instances_val2017.json"
-    loaders = {
-        f"{name}_dataloader": dict(dataset=dict(data_root=f"sets/{name}"))
-        for name in ("train", "training")
-    }
-    Config(dict(data_root="sets/train", **loaders)).dump(tmp_path / "own.py")
+    sets = dict(data_root="sets/own", ann_file="sets/own/a.json", img="sets/owner")
+    loaders = {f"{name}_dataloader": dict(dataset=dict(sets)) for name in ("train", "val")}
+    Config(dict(loaders, data_root="data/coco/")).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
-    assert cfg.train_dataloader.dataset.data_root == "/new/"
-    assert cfg.training_dataloader.dataset.data_root == "sets/training"
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        assert loader.dataset.to_dict() == dict(
+            data_root="/new/", ann_file="/new/a.json", img="sets/owner"
+        )
+    loaders["val_dataloader"]["dataset"]["data_root"] = "sets/other"
+    Config(loaders).dump(tmp_path / "own.py")
+    with pytest.raises(InputError, match="2 folders .sets/other, sets/own"):
+        read(tmp_path / "own.py", data_root="/new")
+    Config(dict(loaders, data_root="sets")).dump(tmp_path / "own.py")
+    cfg, _ = read(tmp_path / "own.py", data_root="/new")
+    assert cfg.val_dataloader.dataset.data_root == "/new/other"
 
 
 def test_packed_configs_are_found_from_any_folder(tmp_path, monkeypatch):

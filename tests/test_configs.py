@@ -83,7 +83,7 @@ def load(name):
 
 
 def build(cfg):
-    """The model without memory for its weights; the hosts read their drop path rates from `torch.linspace`."""
+    """The model on the meta device; hosts read drop path rates from `torch.linspace`."""
     init_default_scope(cfg.default_scope)
     with (
         torch.device("meta"),
@@ -93,7 +93,7 @@ def build(cfg):
 
 
 def check_attention(backbone, said, drop_path):
-    """The backbone has the variant in the name, in every block, with the right heads and the branch's drop path."""
+    """Every block has the variant in the name, with the right heads and drop path."""
     ours, head_channels, blocks = FAMILIES[said.family]
     residuals = (LayerAttentionResidual, TokenAttentionResidual)
     branches = [module for module in backbone.modules() if isinstance(module, residuals)]
@@ -118,12 +118,12 @@ def steps_of(loader):
 
 
 def own(part):
-    """A part of a config without the scope that mmengine notes in what comes from another package."""
+    """A part of a config without the scope that mmengine adds to another package's."""
     return {key: value for key, value in part.items() if key != "_scope_"}
 
 
 def test_every_config_is_listed_for_the_package_manager():
-    """In the metafiles that mim and `package::` names read, which also shows that no config got lost."""
+    """In the metafiles that mim and `package::` names read: no config got lost."""
     files = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
     models = [
         model for file in files for model in yaml.safe_load((ROOT / file).read_text())["Models"]
@@ -196,7 +196,7 @@ def test_detector(name, monkeypatch):
 
 
 def check_checkpoint(init_cfg, said):
-    """Pretrained weights are of the right size; those that nobody publishes come from our own recipes."""
+    """Pretrained weights have the right size; unpublished ones come from our own recipes."""
     assert init_cfg["type"] == "Pretrained"
     checkpoint = init_cfg["checkpoint"]
     if said.family == "r":
@@ -237,7 +237,7 @@ def test_imagenet_recipe(name):
 
 
 def resnet_recipe(cfg, name, model):
-    """100 epochs of SGD from 0.1 on 256 images, decay 1e-4, steps of 30; only layer attention is dropped."""
+    """100 epochs of SGD from 0.1 on 256 images; only layer attention is dropped."""
     check_schedule(cfg, epochs=100, batch=256)
     assert own(cfg.optim_wrapper.optimizer) == dict(
         type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4
@@ -287,7 +287,7 @@ def transformer_recipe(cfg, name, model):
 
 
 def efficientnet_recipe(cfg, name, model):
-    """350 epochs of RMSProp on 768 images, 0.97 of the rate every 2.4 epochs, AutoAugment, drop path and dropout."""
+    """350 epochs of RMSProp on 768 images, AutoAugment, drop path and dropout."""
     check_schedule(cfg, epochs=350, batch=768)
     assert cfg.train_dataloader.batch_size * 8 == 768
     optimizer = dict(

@@ -18,7 +18,7 @@ CONFIG = ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 
 
 def test_sync_bn_reaches_the_branches():
-    """With frozen statistics the converted model computes the same; torch's batch statistics of SyncBN need a GPU."""
+    """With frozen statistics the converted model computes the same; others need a GPU."""
     settings = dict(
         depth=18, base_channels=16, layer_attention=dict(type="MRLALight", head_channels=16)
     )
@@ -38,7 +38,7 @@ def test_sync_bn_reaches_the_branches():
 
 @pytest.mark.slow
 def test_processes_stop_together_at_sigterm(tmp_path):
-    """SIGTERM to the launcher ends every process after the same iteration, with one checkpoint to resume from."""
+    """SIGTERM to the launcher ends every process at one iteration, with one checkpoint."""
     generate_shapes(tmp_path / "data", num_train=6, num_val=2, seed=0)
     options = [
         f"data_root={tmp_path}/data",

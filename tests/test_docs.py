@@ -1,4 +1,4 @@
-"""README and documentation: commands parse and name what exists, configs build, Python runs, links lead somewhere."""
+"""README and documentation: commands parse, configs build, Python runs, links resolve."""
 
 import re
 from pathlib import Path
@@ -67,7 +67,7 @@ def identify(item):
 
 
 def invocation(words):
-    """The tool or script of ours that a command runs and its arguments, or None for another program."""
+    """The tool of ours that a command runs and its arguments, or None for another program."""
     program, *rest = words
     if program.rsplit("/", 1)[-1] in LAUNCHERS:
         tool, places, begin = LAUNCHERS[program.rsplit("/", 1)[-1]]
@@ -101,7 +101,7 @@ def shown_configs(tmp_path_factory):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=identify)
 def test_command(command, shown_configs, monkeypatch):
-    """Its target or tool exists, its arguments parse, and its overrides fit the config, which builds with them."""
+    """Its tool exists, its arguments parse, and its overrides fit the config."""
     monkeypatch.chdir(ROOT)
     _, words = command
     if words[0] == "make":

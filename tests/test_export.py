@@ -1,26 +1,21 @@
-"""Backbones as torch.export programs and ONNX files for any batch and size, and under torch.compile."""
-
-import math
+"""Backbones as ONNX files and programs for any batch and size, and under torch.compile."""
 
 import pytest
 import torch
+from torch import nn
 
 from mrla_mm import export
+from mrla_mm.errors import InputError
 
 from .backbones.common import FAMILIES
 
-VARIANTS, NAMES = (
-    ("light", "base", "mla", "linear"),
-    [name for name in FAMILIES if name != "resnet50"],
-)
+VARIANTS = ("light", "base", "mla", "linear")
+NAMES = [name for name in FAMILIES if name != "resnet50"]
 OPTIONS = {
     "resnet18": dict(num_stages=1, out_indices=(0,), strides=(1,), dilations=(1,)),
     "efficientnet": dict(conv_cfg=dict(type="Conv2d")),
 }
-SHAPE, OTHERS = (
-    (64, 64),
-    (((96, 128), 3), ((64, 96), 1)),
-)  # the first is the one that the embeddings are made for
+SIZES = [(2, 64, 64), (3, 96, 128), (1, 64, 96)]  # the embeddings are made for the first
 
 
 def make(family, variant="light"):
@@ -30,12 +25,16 @@ def make(family, variant="light"):
 
 
 def graph_of(backbone):
-    return export.image_graph(backbone.eval(), torch.rand(2, 3, *SHAPE), ["map"])
+    model = nn.Module()
+    model.backbone = backbone
+    return export.make_graph(model, backbone_only=True)
 
 
 def assert_computes_the_same(graph, run):
-    trials = [graph.inputs, *(export.other_inputs(graph, shape, batch) for shape, batch in OTHERS)]
-    assert max(export.deviation(graph, run, inputs) for inputs in trials) < 1e-5
+    for size in SIZES:
+        image = torch.rand(size[0], 3, *size[1:])
+        for found, expected in zip(run(image), graph.module(image), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -44,15 +43,12 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
     onnx = pytest.importorskip("onnx")
     graph = graph_of(make(family))
-    export.to_onnx(graph, tmp_path / "model.onnx", dynamic=True, metadata={"a": "b"})
-    assert_computes_the_same(graph, export.onnx_runner(graph, tmp_path / "model.onnx"))
+    export.to_onnx(graph, tmp_path / "model.onnx", {"a": "b"})
+    assert_computes_the_same(graph, export.onnx_runner(tmp_path / "model.onnx"))
     model = onnx.load(tmp_path / "model.onnx")
     assert {entry.domain: entry.version for entry in model.opset_import}[""] == export.OPSET
-    assert {node.domain for node in model.graph.node} <= {
-        "",
-        "ai.onnx",
-    }  # nothing that only we could run
-    assert [value.name for value in model.graph.output] == graph.output_names
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}, "only we could run others"
+    assert [value.name for value in model.graph.output] == graph.outputs
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
 
 
@@ -61,7 +57,7 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
 )
 def test_program_of_plain_operators_for_any_batch_and_size(family, variant):
     graph = graph_of(make(family, variant))
-    program = export.to_program(graph, dynamic=True)
+    program = export.to_program(graph)
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in called if "mrla_mm" in name]
     assert_computes_the_same(graph, program.module())
@@ -73,29 +69,38 @@ def test_program_of_plain_operators_for_any_batch_and_size(family, variant):
 )
 def test_train_step_compiles_to_one_graph_with_the_same_gradients(family, variant):
     torch.compiler.reset()
-    backbone, image = (
-        make(family, variant).double().train(),
-        torch.rand(2, 3, *SHAPE, dtype=torch.float64),
-    )
+    backbone = make(family, variant).double().train()
+    image = torch.rand(2, 3, 64, 64, dtype=torch.float64)
 
     def gradients(module):
         backbone.zero_grad()
         sum((level**2).sum() for level in module(image)).backward()
-        return {
-            name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None
-        }
+        grads = {name: parameter.grad for name, parameter in backbone.named_parameters()}
+        return {name: grad.clone() for name, grad in grads.items() if grad is not None}
 
     expected = gradients(backbone)
     found = gradients(torch.compile(backbone, backend="aot_eager", fullgraph=True))
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 
-def test_a_graph_that_computes_something_else_is_found_out():
+@pytest.mark.parametrize("change", [lambda x: 1.01 * x, lambda x: x[:1]])
+def test_a_graph_that_computes_something_else_is_refused(change):
     graph = graph_of(make("resnet18"))
-    assert (
-        export.deviation(graph, lambda image: [1.01 * t for t in graph.module(image)], graph.inputs)
-        > 1e-3
-    )
-    assert (
-        export.deviation(graph, lambda image: graph.module(image)[0][:1], graph.inputs) == math.inf
-    )
+    image = torch.rand(2, 3, 64, 64)
+    assert "difference" in export.check_same(graph, graph.module, image)
+    with pytest.raises(InputError):
+        export.check_same(graph, lambda image: [change(x) for x in graph.module(image)], image)
+
+
+@pytest.mark.parametrize("output", [0, 1, 2])
+def test_detections_that_differ_are_refused(output):
+    """Their order does not matter; their boxes, scores and labels do."""
+    boxes, labels = torch.rand(1, 4, 4) * 100, torch.arange(4)[None]
+    detections = boxes, torch.tensor([[0.9, 0.8, 0.7, 0.6]]), labels
+    module = lambda image: detections  # noqa: E731
+    graph = export.Graph(module, boxes, {}, ["boxes", "scores", "labels"])
+    assert "4 of 4" in export.check_same(graph, lambda _: [x.flip(1) for x in detections], boxes)
+    changed = list(detections)
+    changed[output] = changed[output] + 1
+    with pytest.raises(InputError, match="0 of 4"):
+        export.check_same(graph, lambda _: changed, boxes)

@@ -1,6 +1,5 @@
-"""A trained model has all the weights of its checkpoint or is refused; images and models as the tools choose them."""
+"""A model has all the weights of its checkpoint or is refused; how tools choose images."""
 
-import argparse
 import re
 from functools import partial
 
@@ -22,14 +21,16 @@ data_preprocessor = dict(num_classes=3, mean=[1.0, 2.0, 3.0], std=[4.0, 5.0, 6.0
 model = dict(
     type="ImageClassifier",
     backbone=dict(
-        type="MRLAResNet", depth=18, base_channels=8, num_stages=1, strides=(1,), dilations=(1,), out_indices=(0,),
-        layer_attention={attention},
+        type="MRLAResNet", depth=18, base_channels=8, num_stages=1, strides=(1,), dilations=(1,),
+        out_indices=(0,), layer_attention={attention},
     ),
     neck=dict(type="GlobalAveragePooling"),
     head=dict(type="LinearClsHead", num_classes=3, in_channels=8),
 )
 pipeline = [
-    dict(type="LoadImageFromFile"), dict(type="ResizeEdge", scale=32, edge="short"), dict(type="PackInputs"),
+    dict(type="LoadImageFromFile"),
+    dict(type="ResizeEdge", scale=32, edge="short"),
+    dict(type="PackInputs"),
 ]
 test_dataloader = dict(dataset=dict(type="CustomDataset", pipeline=pipeline))
 """
@@ -45,9 +46,8 @@ def config(tmp_path):
 @pytest.fixture
 def plain_config(tmp_path):
     """The same ResNet without layer attention."""
-    text = CONFIG.replace("layer_attention={attention},", "").replace(
-        "MRLAResNet", "mmpretrain.ResNet"
-    )
+    text = CONFIG.replace("layer_attention={attention},", "")
+    text = text.replace("MRLAResNet", "mmpretrain.ResNet")
     (tmp_path / "plain.py").write_text(text)
     return str(tmp_path / "plain.py")
 
@@ -71,17 +71,13 @@ def test_every_weight_is_the_files_and_images_are_normalised_as_in_training(
     saved = {prefix + key: value for key, value in state.items()}
     path = save(dict(state_dict=saved, meta=dict(dataset_meta=dict(classes=("a", "b", "c")))))
     torch.manual_seed(1)
-    model, cfg, meta = load_model(config, path, device="cpu")
-    assert (
-        not model.training
-        and cfg.default_scope == "mmpretrain"
-        and meta["dataset_meta"]["classes"][0] == "a"
-    )
+    loaded = load_model(config, path, device="cpu")
+    model = loaded.model
+    assert not model.training and loaded.cfg.default_scope == "mmpretrain"
+    assert loaded.classes == ("a", "b", "c")
     for key, value in model.state_dict().items():
         assert torch.equal(value, state[key]), key
-    assert model.data_preprocessor.mean.flatten().tolist() == [1, 2, 3], (
-        "mmpretrain's configs have it beside the model"
-    )
+    assert model.data_preprocessor.mean.flatten().tolist() == [1, 2, 3], "it is beside the model"
 
 
 def test_constants_of_a_preprocessor_are_no_weights(config, state, save):
@@ -112,9 +108,7 @@ def test_layer_attention_of_a_file_is_not_dropped(plain_config, state, save):
 
 
 def parsed(*argv):
-    parser = argparse.ArgumentParser()
-    inference.add_picture_arguments(parser, out_dir="out")
-    inference.add_compare_argument(parser)
+    parser = inference.picture_parser("visualize_cam", "", compare=True)
     return parser.parse_args([str(argument) for argument in argv])
 
 
@@ -129,28 +123,20 @@ def images(tmp_path):
 
 
 def test_images_of_a_folder_come_in_order_of_their_names(images, tmp_path):
-    out = tmp_path / "made/here"
-    chosen = inference.chosen_images(parsed("c.py", "c.pth", images, "--out-dir", out))
-    assert [path.name for path in chosen] == ["a.jpg", "a.png", "b.png"] and out.is_dir()
-    assert (
-        len(
-            inference.chosen_images(
-                parsed("c.py", "c.pth", images, "--out-dir", out, "--max-images", 2)
-            )
-        )
-        == 2
-    )
-    assert inference.chosen_images(parsed("c.py", "c.pth", images / "b.png", "--out-dir", out)) == [
-        images / "b.png"
-    ]
+    def chosen(source, *more):
+        args = parsed("c.py", "c.pth", source, "--out-dir", tmp_path / "made/here", *more)
+        return [path.name for path in inference.chosen_images(args)]
+
+    assert chosen(images) == ["a.jpg", "a.png", "b.png"] and (tmp_path / "made/here").is_dir()
+    assert chosen(images, "--max-images", 2) == ["a.jpg", "a.png"]
+    assert chosen(images / "b.png") == ["b.png"]
 
 
 @pytest.mark.parametrize("source", ["images", "images/b.png"])
 def test_results_never_lie_among_the_images(source, images, tmp_path):
+    args = parsed("c.py", "c.pth", tmp_path / source, "--out-dir", f"{images}/../images")
     with pytest.raises(InputError, match="another folder"):
-        inference.chosen_images(
-            parsed("c.py", "c.pth", tmp_path / source, "--out-dir", f"{images}/../images")
-        )
+        inference.chosen_images(args)
 
 
 @pytest.mark.parametrize("source", ["nowhere", "."])
@@ -163,9 +149,8 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
     config, plain_config, state, images, save
 ):
     """Two checkpoints of one config are told apart; classes come from the checkpoint."""
-    one = save(
-        dict(state_dict=state, meta=dict(dataset_meta=dict(CLASSES=("a", "b", "c")))), "one.pth"
-    )
+    meta = dict(dataset_meta=dict(CLASSES=("a", "b", "c")))
+    one = save(dict(state_dict=state, meta=meta), "one.pth")
     two = save(state, "two.pth")
     plain = save(build_model(Config.fromfile(plain_config)).state_dict(), "plain.pth")
     compared = ["--compare", config, two, "--compare", plain_config, plain]
@@ -173,17 +158,15 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
     assert [each.name for each in models] == ["light, one", "light, two", "plain, plain"]
     assert [each.classes for each in models] == [("a", "b", "c"), (), ()]
     inputs, _, picture = models[0].prepare(images / "b.png")
-    assert picture.shape == (32, 42, 3)
+    assert picture.shape == (32, 42, 3) and inputs.shape == (1, 3, 32, 42)
     assert picture[0, 0].tolist() == [200, 100, 0], "RGB"
-    assert inputs.shape == (1, 3, 32, 42)
-    np.testing.assert_allclose(
-        inputs[0, :, 0, 0], [(0 - 1) / 4, (100 - 2) / 5, (200 - 3) / 6], rtol=1e-5
-    )
+    normalised = [(0 - 1) / 4, (100 - 2) / 5, (200 - 3) / 6]
+    np.testing.assert_allclose(inputs[0, :, 0, 0], normalised, rtol=1e-5)
 
 
-def test_a_model_without_a_test_pipeline_is_refused(tmp_path, state, images, save):
-    (tmp_path / "none.py").write_text(
-        CONFIG.format(attention=LIGHT).replace("test_dataloader", "other_dataloader")
-    )
+def test_a_config_without_a_test_pipeline_prepares_nothing(tmp_path, state, images, save):
+    text = CONFIG.format(attention=LIGHT).replace("test_dataloader", "other_dataloader")
+    (tmp_path / "none.py").write_text(text)
+    loaded = load_model(str(tmp_path / "none.py"), save(state), device="cpu")
     with pytest.raises(InputError, match="pipeline"):
-        inference.load_models(parsed(tmp_path / "none.py", save(state), images, "--device", "cpu"))
+        loaded.prepare(images / "b.png")

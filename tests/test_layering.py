@@ -1,4 +1,4 @@
-"""The design's layers: arrows point down only, in imports and in names of modules; torch is all that ops need."""
+"""The design's layers: imports point down only, and ops need torch alone."""
 
 import ast
 import importlib
@@ -41,7 +41,7 @@ ROOMS = sorted(
 
 
 def names_in(path):
-    """Dotted names that a file imports anywhere, and the modules of ours that it names in a string, to import by it."""
+    """Dotted names that a file imports anywhere, and modules of ours named in its strings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -83,7 +83,7 @@ def test_ops_import_torch_alone():
 
 
 def test_help_waits_for_no_model_and_no_plot():
-    """The tools parse their arguments before they import what takes seconds; the classes come when they are built."""
+    """The tools parse their arguments before they import what takes seconds."""
     code = """
 import contextlib, io, runpy, sys
 for path in sys.argv[1:]:

@@ -77,7 +77,7 @@ def test_the_wheels_readme_has_no_relative_link(wheel):
 
 
 def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path):
-    """The user guide's config for a project of one's own, with a smaller model and smaller images."""
+    """The user guide's config for one's own project, with a smaller model and images."""
     site, project = tmp_path / "site", tmp_path / "project"
     zipfile.ZipFile(wheel).extractall(site)
     pets = write_coco(project / "pets", names=("cat", "dog"))

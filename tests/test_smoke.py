@@ -67,7 +67,7 @@ def figures_of_test(work_dir):
     ],
 )
 def test_train_test_resume(name, coco_root, tmp_path, run_tool):
-    """One epoch trains, saves and evaluates; its checkpoint tests to the same figures; the run resumes at epoch two."""
+    """One epoch trains and evaluates; its checkpoint tests to the same figures and resumes."""
     work_dir, options = tmp_path / "run", tiny_options(name, coco_root)
     arguments = [config_path(name), "--work-dir", work_dir, "--cfg-options", *options]
     assert run_tool("train", *arguments, "train_cfg.max_epochs=1")[0] == 0
@@ -116,7 +116,7 @@ def test_train_test_resume(name, coco_root, tmp_path, run_tool):
 )
 @pytest.mark.parametrize("backbone", ["r50", "pvtv2_b0"])
 def test_real_coco_images(backbone, tmp_path, run_tool):
-    """Mask R-CNN trains and evaluates on real COCO images, with polygons, crowds and all 80 classes."""
+    """Mask R-CNN trains and evaluates on real COCO images, with polygons and crowds."""
     name = f"mask_rcnn_{backbone}_mrla_light_1x"
     options = tiny_options(
         name, REAL_COCO, "train_cfg.max_epochs=1", "train_dataloader.dataset.indices=4"
@@ -136,7 +136,7 @@ def test_real_coco_images(backbone, tmp_path, run_tool):
 
 @pytest.mark.slow
 def test_two_processes(coco_root, tmp_path):
-    """dist_train.sh trains with two processes that share each epoch, and dist_test.sh evaluates what they saved."""
+    """dist_train.sh trains with two processes, and dist_test.sh evaluates what they saved."""
     name = "retinanet_r50_mrla_base_1x"
     options = tiny_options(
         name, coco_root, "train_cfg.max_epochs=1", "env_cfg.dist_cfg.backend=gloo"

@@ -1,4 +1,4 @@
-"""What the package takes from outside: locked and hashed packages, stated places of weights, no network at import."""
+"""What comes from outside: hashed packages, weights of stated hosts, nothing at import."""
 
 import ast
 import os
@@ -31,9 +31,11 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from mrla_mm import backbones, export
 
-sizes = dict(MRLAResNet=18, MRLAViT="deit-tiny", MRLACeiT="ceit-tiny", MRLAPVTv2="b0", MRLAEfficientNet="b0")
-for name, size in sizes.items():
-    getattr(backbones, name)(size)
+backbones.MRLAResNet(18)
+backbones.MRLAViT("deit-tiny")
+backbones.MRLACeiT("ceit-tiny")
+backbones.MRLAPVTv2("b0")
+backbones.MRLAEfficientNet("b0")
 cfg = Config.fromfile("configs/retinanet_r50_mrla_light_1x.py")
 init_default_scope("mmdet")
 MODELS.build(cfg.model)
@@ -50,9 +52,8 @@ def test_nothing_asks_the_network_before_weights_are_loaded():
 def locked(name):
     """Versions by package of a lock file, all of which have hashes."""
     versions = {}
-    for entry in re.split(
-        r"\n(?=[A-Za-z0-9])", (ROOT / "requirements" / name).read_text(encoding="utf-8")
-    ):
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    for entry in re.split(r"\n(?=[A-Za-z0-9])", text):
         package, version = re.match(r"([A-Za-z0-9_.-]+)==([^ ;\\]+)", entry).groups()
         assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", entry), f"{package} has no hash"
         versions.setdefault(canonicalize_name(package), []).append(version)
@@ -62,32 +63,23 @@ def locked(name):
 def test_the_lock_satisfies_what_setup_asks_for():
     versions = locked("lock.txt")
     assert len(versions) > 50 and len(locked("dev.txt")) > 50
-    calls = [
-        node
-        for node in ast.walk(ast.parse((ROOT / "setup.py").read_text()))
-        if isinstance(node, ast.Call)
-    ]
-    keywords = {keyword.arg: keyword.value for call in calls for keyword in call.keywords}
-    bare = (
-        ast.literal_eval(keywords["install_requires"])
-        + ast.literal_eval(keywords["extras_require"])["lite"]
-    )
+    calls = ast.walk(ast.parse((ROOT / "setup.py").read_text()))
+    keywords = {}
+    for node in calls:
+        if isinstance(node, ast.keyword):
+            keywords[node.arg] = node.value
+    extras = ast.literal_eval(keywords["extras_require"])
+    bare = ast.literal_eval(keywords["install_requires"]) + extras["lite"]
     for requirement in map(Requirement, bare):
         found = versions.get(canonicalize_name(requirement.name), [])
-        assert found and all(requirement.specifier.contains(version) for version in found), (
-            requirement,
-            found,
-        )
+        assert found, requirement
+        assert all(requirement.specifier.contains(version) for version in found), found
 
 
 def test_weights_come_from_places_that_the_documentation_states():
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
-    files = [
-        path for folder in ("configs", "mrla_mm", "tools") for path in (ROOT / folder).rglob("*.py")
-    ]
-    hosts = {
-        h
-        for path in files
-        for h in re.findall(r"https?://([\w-]+(?:\.[\w-]+)+)", path.read_text("utf-8"))
-    }
+    hosts = set()
+    for folder in ("configs", "mrla_mm", "tools"):
+        for path in (ROOT / folder).rglob("*.py"):
+            hosts |= set(re.findall(r"https?://([\w-]+(?:\.[\w-]+)+)", path.read_text("utf-8")))
     assert hosts and not [host for host in hosts if f"`{host}`" not in text]

@@ -1,4 +1,4 @@
-"""Detectors and classifiers of every family train a step that reaches every parameter, and predict."""
+"""Detectors and classifiers of every family train all their parameters, and predict."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from mmengine.registry import MODELS, init_default_scope
 from .test_configs import load, parse
 
 TINY_ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
-TINY = {  # by family: arguments of the backbone, channels for the neck, channels for the classifier's head
+TINY = {  # by family: backbone arguments, channels for the neck and for a classifier's head
     "deit": (dict(arch=TINY_ARCH, img_size=32), 32, 32),
     "ceit": (dict(arch=TINY_ARCH, img_size=32, stem_channels=8), 32, 32),
     "pvtv2": (
@@ -22,7 +22,7 @@ TINY = {  # by family: arguments of the backbone, channels for the neck, channel
 
 
 def train(cfg, batch):
-    """Build a model and train it two steps; return it, its last loss, and the parameters that did not change.
+    """Train a model two steps; return it, its last loss, and parameters that did not change.
 
     One step is not enough: layer attention gets its first gradient when the norm behind it has left
     zero.
@@ -84,7 +84,7 @@ def test_detector_on_two_aspect_ratios(name):
     ],
 )
 def test_classifier(name):
-    """From scratch no branch starts at zero: everything but what layer decay leaves behind learns at once."""
+    """From scratch no branch starts at zero: all but what layer decay leaves learns at once."""
     from mmpretrain.structures import DataSample
 
     cfg, (backbone, _, channels) = load(f"imagenet/{name}"), TINY[parse(f"imagenet/{name}").family]

@@ -1,4 +1,4 @@
-"""The architectures of mmdet's model zoo that docs/detectors.md lists train and predict with our ResNet in place."""
+"""The architectures in docs/detectors.md train and predict with our ResNet in place."""
 
 import re
 from pathlib import Path

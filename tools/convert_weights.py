@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Convert a weight file: `python tools/convert_weights.py FILE CONFIG`, to the authors' layout with --to release."""
+"""Convert a weight file to our names: `python tools/convert_weights.py FILE CONFIG`."""
 
 import argparse
 import sys
@@ -19,13 +19,8 @@ def parse_args(argv):
         "weights", help="file, URL or catalogue://name in any layout that init_cfg accepts"
     )
     parser.add_argument("config", help="config whose model.backbone has the file's architecture")
-    parser.add_argument(
-        "--to", choices=["mrla_mm", "release"], default="mrla_mm", help="layout (default: ours)"
-    )
     parser.add_argument("--out-dir", help="folder of the result (default: that of the file)")
-    parser.add_argument(
-        "--name", help="name of the result before its hash (default: the file's and the layout)"
-    )
+    parser.add_argument("--name", help="name of the result before its hash (default: the file's)")
     parser.add_argument("--entry", help="entry of the file to take, e.g. model_ema")
     parser.add_argument(
         "--prefix", help="prefix of the backbone's keys in the file (default: found out)"
@@ -42,7 +37,6 @@ def main(argv=None):
     path, report, left_out = convert(
         args.weights,
         MODELS.build({**cfg.model.backbone, "init_cfg": None}),
-        target=args.to,
         folder=args.out_dir or (Path(args.weights).parent if "://" not in args.weights else "."),
         stem=args.name,
         prefix=args.prefix,
@@ -50,10 +44,8 @@ def main(argv=None):
     )
     print(report.table())
     if left_out:
-        print(
-            f"left out, no place in this layout: {len(left_out)} tensors, first {', '.join(left_out[:3])}"
-        )
-    print(f"verified: both files give every tensor bit for bit\nwrote {path}")
+        print(f"left out, not of the backbone: {len(left_out)} tensors, {left_out[0]} first")
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

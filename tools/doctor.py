@@ -1,4 +1,4 @@
-"""Print what is installed, which op path is taken and what would fail, with the remedy: ``python tools/doctor.py``."""
+"""Print what is installed and what would fail: ``python tools/doctor.py``."""
 
 import importlib.util
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def load_doctor():
-    """The doctor's module from its file: importing its package would run the code that the doctor examines."""
+    """The doctor's module from its file: importing its package runs what it examines."""
     relative = Path("mrla_mm/compat/doctor.py")
     root = next(
         folder for folder in Path(__file__).resolve().parents if (folder / relative).exists()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Strip a training checkpoint to its weights: `python tools/publish_weights.py work_dirs/run/epoch_12.pth model.pth`.
+"""Strip a training checkpoint to its weights: `python tools/publish_weights.py IN.pth OUT.pth`.
 
 As mmdet's publish_model.py does, it writes the first digits of the file's SHA-256 into its name:
-model-<hash>.pth.
+OUT-<hash>.pth.
 """
 
 import argparse

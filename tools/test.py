@@ -78,7 +78,7 @@ def main(argv=None):
         enable_visualization(cfg, args)
     if args.tta:
         enable_tta(cfg)
-    runner = cli.build_runner(cfg)
+    runner = cli.build_runner(cfg, "test")
     if args.out is not None:
         # mmdet's metric packs masks into run lengths
         kind = "DumpDetResults" if cfg.default_scope == "mmdet" else "DumpResults"

@@ -6,6 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from mmengine import device
 from torch import nn
 
 from mrla_mm import cli
@@ -27,14 +28,14 @@ def parse_args(argv):
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
-        help="continue from this checkpoint; without a value, or with 'auto', from the newest in the work directory",
+        help="continue from this checkpoint, or from the newest in the work directory",
     )
     cli.add_run_arguments(parser)
     return parser.parse_args(argv)
 
 
 def newest_checkpoint(work_dir):
-    """Return the checkpoint to resume from, None if there is none that is intact: a killed run may leave a torn file.
+    """Return the checkpoint to resume from, None if no file is intact.
 
     The best checkpoints are left out, since mmengine saves them without the optimizer.
     `last_checkpoint` holds a path that a copied work directory no longer has, so the file of that
@@ -55,33 +56,30 @@ def main(argv=None):
     """Train with the given command line."""
     args = parse_args(argv)
     cfg = cli.load_config(args)
+    if args.amp and device.get_device() == "cpu":
+        option = "--cfg-options optim_wrapper.type=BFloat16OptimWrapper"
+        raise InputError(f"--amp needs a GPU; for bfloat16 on a CPU: {option}")
     if args.amp:
         cfg.optim_wrapper.type = "AmpOptimWrapper"
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if args.auto_scale_lr:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
-            raise InputError(
-                "--auto-scale-lr: the config has no auto_scale_lr.base_batch_size to scale from"
-            )
+            raise InputError("--auto-scale-lr: the config has no auto_scale_lr.base_batch_size")
         cfg.auto_scale_lr.enable = True
     if args.resume is not None:
         checkpoint = newest_checkpoint(Path(cfg.work_dir)) if args.resume == "auto" else args.resume
         cfg.resume = checkpoint is not None
         if cfg.resume:
             cfg.load_from = str(checkpoint)
-    runner = cli.build_runner(cfg)
+    runner = cli.build_runner(cfg, "train", "val")
     if cfg.resume and isinstance(runner.model, nn.Module):
-        for module in (
-            runner.model.modules()
-        ):  # the checkpoint has all weights, those that it started from may be gone
+        # The checkpoint has all weights; those that the run started from may be gone.
+        for module in runner.model.modules():
             if hasattr(module, "init_cfg"):
                 module.init_cfg = None
     if args.resume is not None:
-        found = (
-            f"continuing from {cfg.load_from}"
-            if cfg.resume
-            else "no checkpoint yet, training starts from scratch"
-        )
+        scratch = "no checkpoint yet, training starts from scratch"
+        found = f"continuing from {cfg.load_from}" if cfg.resume else scratch
         runner.logger.info(f"--resume: {found}")
     try:
         runner.train()

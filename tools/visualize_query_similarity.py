@@ -1,14 +1,12 @@
 #!/usr/bin/env python
-"""Draw how similar the queries of consecutive layers of a stage are, over an image or a folder, for one or more models.
+"""Draw how similar the queries of consecutive layers are, for one or more models.
 
   visualize_query_similarity.py CONFIG CHECKPOINT IMAGE_OR_FOLDER [--compare CONFIG2 CHECKPOINT2]...
-  [--out-dir DIR]
 
 Writes histograms.png (a row for each model, a panel for each stage) and similarities.csv (every
 layer and head).
 """
 
-import argparse
 import sys
 
 import torch
@@ -18,18 +16,9 @@ from mrla_mm import cli, inference
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="visualize_query_similarity.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    inference.add_picture_arguments(parser, out_dir="work_dirs/query_similarity")
-    inference.add_compare_argument(parser)
-    parser.add_argument(
-        "--skip-first",
-        action="store_true",
-        help="leave out pairs with a stage's first layer, as the paper does",
-    )
+    parser = inference.picture_parser("visualize_query_similarity", __doc__, compare=True)
+    said = "leave out pairs with a stage's first layer, as the paper does"
+    parser.add_argument("--skip-first", action="store_true", help=said)
     return parser.parse_args(argv)
 
 
@@ -42,9 +31,9 @@ def main(argv=None):
     found = []
     for loaded in inference.load_models(args):
         with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
-            for number, path in enumerate(images, 1):
+            for path in images:
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
-                print(f"{loaded.name} [{number}/{len(images)}] {path.name}", flush=True)
+                print(loaded.name, path.name, flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
     query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
     query_similarity.write_csv(found, args.out_dir / "similarities.csv")

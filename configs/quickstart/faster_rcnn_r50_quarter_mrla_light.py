@@ -8,7 +8,8 @@ model = dict(
         stem_channels=16,
         frozen_stages=-1,
         norm_eval=False,
-        zero_init_attention=False,  # from scratch, branches that start at zero would cost the first epochs
+        # From scratch, branches that start at zero would cost the first epochs.
+        zero_init_attention=False,
         zero_init_residual=False,
         init_cfg=None,
     ),

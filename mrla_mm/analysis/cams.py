@@ -27,7 +27,7 @@ MIN_IOU = 0.5
 
 
 class Target(NamedTuple):
-    """What is explained: a class, and for detectors the box (4,) in pixels of the model's input."""
+    """What is explained: a class, and for detectors a box (4,) in pixels of the model's input."""
 
     label: int
     box: Tensor | None = None
@@ -36,16 +36,17 @@ class Target(NamedTuple):
 def detect(model: nn.Module, images: Tensor, sample) -> list:
     """Return the detections in each of a batch of images (B, 3, H, W), in their pixels."""
     samples = [copy.deepcopy(sample) for _ in images]
-    return [found.pred_instances for found in model.predict(images, samples, rescale=False)]
+    return [result.pred_instances for result in model.predict(images, samples, rescale=False)]
 
 
 @torch.no_grad()
 def choose_target(
     model: nn.Module, images: Tensor, sample=None, label: int | None = None
 ) -> Target | None:
-    """Return a detector's best detection, or a classifier's likeliest class; of the class `label` if given.
+    """Return a detector's best detection, or a classifier's likeliest class.
 
-    None if a detector finds nothing. `sample` is the detector's data sample; classifiers have none.
+    It is that of the class `label` if given, and None if a detector finds nothing. `sample` is the
+    detector's data sample; classifiers have none.
     """
     if not hasattr(model, "with_bbox"):
         logits = model(images, mode="tensor")
@@ -64,26 +65,22 @@ def score(model: nn.Module, images: Tensor, target: Target, sample=None) -> Tens
     if target.box is None:
         return model(images, mode="tensor")[:, target.label]
     best = []
-    for found in detect(model, images, sample):
-        overlaps = bbox_overlaps(found.bboxes.detach(), target.box[None].to(found.bboxes))[:, 0]
-        scores = found.scores[(found.labels == target.label) & (overlaps >= MIN_IOU)]
+    for instances in detect(model, images, sample):
+        boxes = instances.bboxes.detach()
+        overlaps = bbox_overlaps(boxes, target.box[None].to(boxes))[:, 0]
+        scores = instances.scores[(instances.labels == target.label) & (overlaps >= MIN_IOU)]
         best.append(scores.max() if len(scores) else images.new_tensor(0.0))
     return torch.logit(torch.stack(best).clamp(1e-3, 1 - 1e-6))
 
 
 def run_with_map(layer: nn.Module, function: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """Call a function that runs a layer; return its result and the map (1, K, h, w) that the layer returned."""
-    kept = []
-    handle = layer.register_forward_hook(lambda module, args, output: kept.append(output))
-    try:
+    """Call a function that runs a layer; return its result and the layer's map (1, K, h, w)."""
+    outputs = []
+    with layer.register_forward_hook(lambda module, args, output: outputs.append(output)):
         result = function()
-    finally:
-        handle.remove()
-    if not isinstance(kept[0], Tensor) or kept[0].dim() != 4:
-        raise InputError(
-            f"{type(layer).__name__} returns no feature map (B, C, H, W) to explain; choose another layer"
-        )
-    return result, kept[0]
+    if not isinstance(outputs[0], Tensor) or outputs[0].dim() != 4:
+        raise InputError(f"{type(layer).__name__} returns no feature map; choose another layer")
+    return result, outputs[0]
 
 
 def unit_range(values: Tensor) -> Tensor:
@@ -98,8 +95,8 @@ def grad_cam(
     """Return the Grad-CAM map (h, w) of a layer for one image (1, 3, H, W)."""
     images = images.detach().clone().requires_grad_()
     with torch.enable_grad():
-        found, maps = run_with_map(layer, lambda: score(model, images, target, sample))
-        (grad,) = torch.autograd.grad(found.sum(), maps)
+        result, maps = run_with_map(layer, lambda: score(model, images, target, sample))
+        (grad,) = torch.autograd.grad(result.sum(), maps)
     return unit_range((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].relu()).detach()
 
 
@@ -113,7 +110,7 @@ def score_cam(
     *,
     max_channels: int | None = None,
 ) -> Tensor:
-    """Return the ScoreCAM map (h, w) of a layer for one image; it runs the model once for each channel.
+    """Return the ScoreCAM map (h, w) of a layer for one image; runs the model once a channel.
 
     With `max_channels`, only those channels whose maps vary most over the grid are used.
     """
@@ -121,8 +118,7 @@ def score_cam(
     maps = maps[0]
     if max_channels is not None:
         maps = maps[maps.flatten(1).var(1).topk(min(max_channels, len(maps))).indices]
-    masks = F.interpolate(
-        unit_range(maps)[:, None], size=images.shape[2:], mode="bilinear"
-    )  # (K, 1, H, W)
-    scores = torch.cat([score(model, part * images, target, sample) for part in masks.split(16)])
+    masks = F.interpolate(unit_range(maps)[:, None], size=images.shape[2:], mode="bilinear")
+    masked = [mask * images for mask in masks.split(16)]  # at most (16, 3, H, W)
+    scores = torch.cat([score(model, batch, target, sample) for batch in masked])
     return unit_range(torch.einsum("k,khw->hw", (scores - base).softmax(0), maps).relu())

@@ -5,13 +5,15 @@ elementwise product, quotient or square counts, as `RULE` has it; additions, com
 exponentials and data movement are free. Attention over tokens is q k^T, the product with v, and two
 products a score. Two-stage detectors get as many proposals as their test_cfg allows (1000), their
 masks 100, and pooling the regions is free. mmengine's counter leaves out elementwise products and
-scaled_dot_product_attention, much of what layer attention costs.
+scaled_dot_product_attention, much of what layer attention costs; torch's FlopCounterMode ignores
+operators it does not know, and counts attention differently from device to device.
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,55 +29,65 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FREE = """
-    abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max
-    clamp_min clone constant_pad_nd contiguous copy cos cumsum elu embedding empty empty_like empty_permuted
-    empty_strided eq erf exp eye fill flip floor full full_like gather ge gt index index_put index_select isfinite
-    isnan le lift_fresh linspace log log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max
-    max_pool2d max_pool2d_with_indices maximum min minimum native_dropout ne neg new_empty new_empty_strided new_full
-    new_ones new_zeros nonzero ones ones_like rand randn reflection_pad2d relu repeat repeat_interleave resize roll
-    round rsqrt rsub scalar_tensor scatter select_scatter set sigmoid sign sin slice_scatter sort
-    split_with_sizes_copy sqrt stack sub sum tanh threshold topk tril triu unbind uniform upsample_nearest1d
-    upsample_nearest2d view_copy where zero zeros zeros_like _local_scalar_dense _to_copy _unsafe_view
+    abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat
+    ceil clamp clamp_max clamp_min clone constant_pad_nd contiguous copy cos cumsum elu embedding
+    empty empty_like empty_permuted empty_strided eq erf exp eye fill flip floor full full_like
+    gather ge gt index index_put index_select isfinite isnan le lift_fresh linspace log
+    log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max max_pool2d
+    max_pool2d_with_indices maximum min minimum native_dropout ne neg new_empty new_empty_strided
+    new_full new_ones new_zeros nonzero ones ones_like rand randn reflection_pad2d relu repeat
+    repeat_interleave resize roll round rsqrt rsub scalar_tensor scatter select_scatter set sigmoid
+    sign sin slice_scatter sort split_with_sizes_copy sqrt stack sub sum tanh threshold topk tril
+    triu unbind uniform upsample_nearest1d upsample_nearest2d view_copy where zero zeros zeros_like
+    _local_scalar_dense _to_copy _unsafe_view
 """
 
 
 def convolution(args: tuple, out: Tensor) -> int:
-    """Multiply-adds of a convolution; a transposed one uses each weight once per element of its input."""
+    """Count a convolution; a transposed one uses each weight once for each input element."""
     return (args[0] if args[6] else out).numel() * math.prod(args[1].shape[1:])
 
 
+def per_output(factor: int) -> Callable[[tuple, Tensor], int]:
+    """Return a rule that counts so many multiply-adds for each output element."""
+    return lambda args, out: factor * out.numel()
+
+
+def affine_norm(weight: int) -> Callable[[tuple, Tensor], int]:
+    """Return the rule of a norm whose weight, which may be None, is the argument of that number."""
+    return lambda args, out: out.numel() * (2 if args[weight] is None else 3)
+
+
 OTHER = "activations, pooling, resizing"
-RULE = {  # operators, kind of work, multiply-adds from the arguments and the first result
-    "convolution _convolution": ("convolutions", convolution),
-    "mm bmm mv dot": ("matrix products", lambda args, out: out.numel() * args[0].shape[-1]),
-    "addmm baddbmm addmv": ("matrix products", lambda args, out: out.numel() * args[1].shape[-1]),
-    "mul div addcmul addcdiv square pow lerp reciprocal": (
-        "elementwise products",
-        lambda args, out: out.numel(),
-    ),
-    "native_batch_norm cudnn_batch_norm batch_norm _batch_norm_no_update _native_batch_norm_legit "
-    "_native_batch_norm_legit_no_training": ("norms", lambda args, out: out.numel()),
-    "native_layer_norm": ("norms", lambda args, out: out.numel() * (2 if args[2] is None else 3)),
-    "native_group_norm": ("norms", lambda args, out: out.numel() * (2 if args[1] is None else 3)),
-    "var var_mean std linalg_vector_norm": ("norms", lambda args, out: args[0].numel()),
-    "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean avg_pool2d adaptive_avg_pool2d "
-    "_adaptive_avg_pool2d": (OTHER, lambda args, out: out.numel()),
-    "hardswish": (OTHER, lambda args, out: 2 * out.numel()),
-    "upsample_bilinear2d grid_sampler_2d": (OTHER, lambda args, out: 4 * out.numel()),
-    "upsample_bicubic2d": (OTHER, lambda args, out: 16 * out.numel()),
-}
-COUNTED = {name: rule for names, rule in RULE.items() for name in names.split()}
+RULE = (  # kind of work, operators, multiply-adds from the arguments and the first result
+    ("convolutions", "convolution _convolution", convolution),
+    ("matrix products", "mm bmm mv dot", lambda args, out: out.numel() * args[0].shape[-1]),
+    ("matrix products", "addmm baddbmm addmv", lambda args, out: out.numel() * args[1].shape[-1]),
+    ("elementwise products", "mul div addcmul addcdiv square pow lerp reciprocal", per_output(1)),
+    ("norms", "batch_norm native_batch_norm cudnn_batch_norm _batch_norm_no_update", per_output(1)),
+    ("norms", "_native_batch_norm_legit _native_batch_norm_legit_no_training", per_output(1)),
+    ("norms", "native_layer_norm", affine_norm(2)),
+    ("norms", "native_group_norm", affine_norm(1)),
+    ("norms", "var var_mean std linalg_vector_norm", lambda args, out: args[0].numel()),
+    (OTHER, "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean", per_output(1)),
+    (OTHER, "avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d", per_output(1)),
+    (OTHER, "hardswish", per_output(2)),
+    (OTHER, "upsample_bilinear2d grid_sampler_2d", per_output(4)),
+    (OTHER, "upsample_bicubic2d", per_output(16)),
+)
+COUNTED = {name: (kind, rule) for kind, names, rule in RULE for name in names.split()}
 NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count the multiply-adds of the operators that run inside; layer attention runs unfused under its hooks."""
+    """Count the multiply-adds of the operators that run inside.
+
+    Layer attention runs unfused under its hooks.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.counts: Counter[tuple[str, str]] = (
-            Counter()
-        )  # as `Complexity.operations`, and `unknown` as there
+        self.counts: Counter[tuple[str, str]] = Counter()  # by module and kind
         self.unknown: Counter[str] = Counter()
         self.module = [""]
         self.paused = False
@@ -85,12 +97,8 @@ class OperationCounter(TorchDispatchMode):
     def __enter__(self) -> "OperationCounter":
         """Start counting."""
         for name, module in self._model.named_modules():
-            enter = module.register_forward_pre_hook(
-                lambda module, args, name=name: self.module.append(name)
-            )
-            leave = module.register_forward_hook(
-                lambda module, args, out: self.module.pop() and None, always_call=True
-            )
+            enter = module.register_forward_pre_hook(partial(self._enter_module, name))
+            leave = module.register_forward_hook(self._leave_module, always_call=True)
             self._stack.callback(enter.remove)
             self._stack.callback(leave.remove)
         self._stack.enter_context(TokenAttentionCounter(self))
@@ -100,6 +108,12 @@ class OperationCounter(TorchDispatchMode):
         """Stop counting."""
         super().__exit__(*error)
         self._stack.close()
+
+    def _enter_module(self, name, module, args):
+        self.module.append(name)
+
+    def _leave_module(self, module, args, out):
+        self.module.pop()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Run an operator and count it."""
@@ -112,34 +126,36 @@ class OperationCounter(TorchDispatchMode):
             return out
         name = func._schema.name.split("::")[1]
         name = name if name in COUNTED or name in NOT_COUNTED else name.rstrip("_")
-        kind, count = COUNTED.get(name, ("elementwise products", lambda args, out: 0))
-        if name.endswith("convolution") and args[8] > 1 and args[1].shape[1] == 1:
-            kind = "depthwise convolutions"
         if name in ("add", "sub", "rsub") and kwargs.get("alpha", 1) != 1:
-            count = lambda args, out: out.numel()  # noqa: E731
-        elif name not in COUNTED and name not in NOT_COUNTED:
+            name = "mul"
+        if name in COUNTED:
+            kind, rule = COUNTED[name]
+            if rule is convolution and args[8] > 1 and args[1].shape[1] == 1:
+                kind = "depthwise convolutions"
+            self.counts[self.module[-1], kind] += rule(args, first)
+        elif name not in NOT_COUNTED:
             self.unknown[func._schema.name] += 1
-        self.counts[self.module[-1], kind] += count(args, first)
         return out
 
 
 class TokenAttentionCounter(TorchFunctionMode):
-    """Count attention over tokens as one operation: which operators it becomes depends on device and version."""
+    """Count attention over tokens as one operation.
+
+    Which operators it becomes depends on device and version.
+    """
 
     def __init__(self, counter: OperationCounter) -> None:
         super().__init__()
         self.counter = counter
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Run a function, and count it if it is attention: q (..., L, D), k (..., S, D), v (..., S, E)."""
+        """Run a function, and count it if it is attention."""
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        query, key, value = [
-            *args[:3],
-            *(kwargs[name] for name in ("query", "key", "value")[len(args) :]),
-        ]
-        scores = query.numel() // query.shape[-1] * key.shape[-2]
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        query, key, value = given["query"], given["key"], given["value"]
+        scores = query.numel() // query.shape[-1] * key.shape[-2]  # (..., L, S)
         count = scores * (query.shape[-1] + value.shape[-1] + 2)
         self.counter.counts[self.counter.module[-1], "attention over tokens"] += count
         self.counter.paused = True
@@ -152,12 +168,10 @@ class TokenAttentionCounter(TorchFunctionMode):
 class Complexity(NamedTuple):
     """What a model has and does."""
 
-    parameters: Mapping[str, int]  # by name of the module that holds them, each once
-    trainable: int  # how many of them are not frozen
-    operations: Mapping[
-        tuple[str, str], int
-    ]  # multiply-adds by (name of the module that runs them, kind of operator)
-    unknown: Mapping[str, int]  # calls of operators that the rule does not name
+    parameters: Mapping[str, int]  # by name of the module that holds them
+    trainable: int  # parameters that are not frozen
+    operations: Mapping[tuple[str, str], int]  # multiply-adds by name of the module and kind
+    unknown: Mapping[str, int]  # calls of operators that are not in the rule
 
     @property
     def total(self) -> int:
@@ -166,15 +180,16 @@ class Complexity(NamedTuple):
 
     def by_kind(self) -> Counter[str]:
         """Multiply-adds by kind of operator."""
-        return sum(
-            (Counter({kind: count}) for (_, kind), count in self.operations.items()), Counter()
-        )
+        kinds = Counter()
+        for (_, kind), count in self.operations.items():
+            kinds[kind] += count
+        return kinds
 
     def by_module(self, max_depth: int | None = None) -> dict[str, tuple[int, int]]:
-        """Parameters and multiply-adds of each module with its submodules, down to a depth; "" is the whole model."""
-        table = {"": (0, 0)}
+        """Parameters and multiply-adds of modules with their submodules; "" is the whole model."""
         entries = [(name, (count, 0)) for name, count in self.parameters.items()]
         entries += [(name, (0, count)) for (name, _), count in self.operations.items()]
+        table = {"": (0, 0)}
         for name, (parameters, operations) in entries:
             parts = name.split(".") if name else []
             for depth in range(len(parts[:max_depth]) + 1):
@@ -196,17 +211,11 @@ def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -
     model = model.eval().to(device)
     with torch.no_grad(), OperationCounter(model) as counter:
         run(model, torch.zeros(1, 3, *shape, device=device))
-    held = {
-        name: sum(p.numel() for p in module.parameters(recurse=False))
-        for name, module in model.named_modules()
-    }
+    parameters = Counter()
+    for name, parameter in model.named_parameters():
+        parameters[name.rpartition(".")[0]] += parameter.numel()
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Complexity(
-        {k: v for k, v in held.items() if v},
-        trainable,
-        dict(+counter.counts),
-        dict(counter.unknown),
-    )
+    return Complexity(parameters, trainable, +counter.counts, counter.unknown)
 
 
 def run(model: nn.Module, image: Tensor) -> None:
@@ -215,28 +224,30 @@ def run(model: nn.Module, image: Tensor) -> None:
         run_two_stage(model, image)
     elif isinstance(model, BaseModel):
         size = tuple(image.shape[2:])
-        sample = DetDataSample(
-            metainfo=dict(img_shape=size, ori_shape=size, batch_input_shape=size, pad_shape=size)
-        )
-        model(image, [sample] if hasattr(model, "bbox_head") else None, mode="tensor")
+        shapes = dict.fromkeys(("img_shape", "ori_shape", "batch_input_shape", "pad_shape"), size)
+        samples = [DetDataSample(metainfo=shapes)] if hasattr(model, "bbox_head") else None
+        model(image, samples, mode="tensor")
     else:
         model(image)
 
 
 def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
-    """Run a two-stage detector on as many proposals as it allows, since real ones depend on weights and image."""
+    """Run a two-stage detector on as many proposals as it allows, whatever weights and image."""
     features = model.extract_feat(image)
     if model.with_rpn:
         model.rpn_head(features)
     limit = (model.test_cfg.get("rpn") or {}).get("max_per_img", 1000)
     extractors = [module for module in model.modules() if isinstance(module, SingleRoIExtractor)]
-    for module in extractors:  # regions have a shape without being pooled
+    for module in extractors:  # pooled regions have a shape; pooling is free
         shape = module.out_channels, *_pair(module.roi_layers[0].output_size)
-        module.forward = lambda features, rois, *args, shape=shape: features[0].new_zeros(
-            len(rois), *shape
-        )
+        module.forward = partial(empty_regions, shape)
     try:
         model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
     finally:
         for module in extractors:
             del module.forward
+
+
+def empty_regions(shape: tuple[int, ...], features: Sequence[Tensor], rois: Tensor, *_) -> Tensor:
+    """Return what a RoI extractor would, without values."""
+    return features[0].new_zeros(len(rois), *shape)

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from mrla_mm.errors import InputError
 
-METRICS = {  # name, line, colour
+METRICS = {  # label, line, colour
     "bbox_mAP": ("box AP", "o--", "tab:blue"),
     "bbox_mAP_50": ("box AP50", "o-", "tab:blue"),
     "segm_mAP": ("mask AP", "o--", "tab:orange"),
@@ -39,53 +40,30 @@ def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict
     val: dict[int, dict] = {}
     for path in json_logs:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
-        records = [
-            json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")
-        ]
+        records = [json.loads(line) for line in lines if line[:1] + line[-1:] == "{}"]
         steps = [record for record in records if "loss" in record]
         if steps:
-            first = steps[0]
-            train = {step: record for step, record in train.items() if step < first["step"]}
-            val = {
-                step: record
-                for step, record in val.items()
-                if step < first.get("epoch", first["step"])
-            }
+            first, epoch = steps[0]["step"], steps[0].get("epoch", steps[0]["step"])
+            train = {step: record for step, record in train.items() if step < first}
+            val = {step: record for step, record in val.items() if step < epoch}
         train |= {record["step"]: record for record in steps}
-        val |= {
-            record["step"]: record
-            for record in records
-            if any(key.startswith("coco/") for key in record)
-        }
+        scores = [record for record in records if any(key.startswith("coco/") for key in record)]
+        val |= {record["step"]: record for record in scores}
     if not train:
-        raise InputError(
-            f"no training record in {[str(p) for p in json_logs]}: give mmengine's scalars.json files"
-        )
+        raise InputError(f"no training record in {[str(path) for path in json_logs]}")
     return [train[step] for step in sorted(train)], [val[step] for step in sorted(val)]
 
 
-def draw_training_curves(train: list[dict], val: list[dict]):
-    """Return a Matplotlib figure of loss terms, learning rate and validation AP from the records of `read_scalars`."""
-    from matplotlib.figure import Figure
-
+def draw_training_curves(train: list[dict], val: list[dict]) -> Figure:
+    """Draw loss terms, learning rate and validation AP from the records of `read_scalars`."""
     figure = Figure(figsize=(13, 4.2), layout="constrained")
     losses, rate, precision = figure.subplots(1, 3, width_ratios=[1.3, 0.8, 1.2])
     steps = [record["step"] for record in train]
     for term in sorted({key for record in train for key in record if key.startswith("loss_")}):
-        losses.plot(
-            steps,
-            [record.get(term, np.nan) for record in train],
-            linewidth=1,
-            alpha=0.8,
-            label=term,
-        )
-    losses.plot(
-        steps,
-        [record["loss"] for record in train],
-        color="black",
-        linewidth=1.8,
-        label="loss (sum)",
-    )
+        values = [record.get(term, np.nan) for record in train]
+        losses.plot(steps, values, linewidth=1, alpha=0.8, label=term)
+    total = [record["loss"] for record in train]
+    losses.plot(steps, total, color="black", linewidth=1.8, label="loss (sum)")
     losses.set(title="training loss", xlabel="iteration", yscale="log")
     rate.plot(steps, [record.get("lr", np.nan) for record in train], color="tab:gray")
     rate.set(title="learning rate", xlabel="iteration", ylim=(0, None))
@@ -93,15 +71,10 @@ def draw_training_curves(train: list[dict], val: list[dict]):
     precision.set(title="validation", xlabel="epoch", ylim=(0, 1))
     precision.xaxis.get_major_locator().set_params(integer=True)
     for metric, (label, style, colour) in METRICS.items():
-        points = [
-            (record["step"], record[f"coco/{metric}"])
-            for record in val
-            if f"coco/{metric}" in record
-        ]
-        if points:
-            precision.plot(
-                *zip(*points, strict=True), style, color=colour, markersize=4, label=label
-            )
+        known = [record for record in val if f"coco/{metric}" in record]
+        if known:
+            epochs, scores = zip(*((r["step"], r[f"coco/{metric}"]) for r in known), strict=True)
+            precision.plot(epochs, scores, style, color=colour, markersize=4, label=label)
     for axes in (losses, precision):
         axes.grid(alpha=0.3)
         if axes.lines:

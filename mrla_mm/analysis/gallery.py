@@ -17,7 +17,7 @@ GAP = 8
 
 
 class LegibleVisualizer(DetLocalVisualizer):
-    """mmdet's visualizer with legible names: its own halves their size for all but the largest boxes."""
+    """mmdet's visualizer with legible names: its own halves their size for smaller boxes."""
 
     def draw_texts(self, texts, positions, *, font_sizes, **kwargs):
         """Draw texts no smaller than 11 points; arguments of mmengine's visualizer."""
@@ -34,8 +34,7 @@ def draw_detections(
         instances: mmdet's ground truth or predictions in pixels of the image.
         meta: "classes" and "palette" of the data set.
         score_thr: predictions below it are left out.
-        min_side: the image is enlarged by the smallest integer factor that brings its longer side
-            there.
+        min_side: enlarge the image by the smallest integer that brings its longer side there.
     """
     factor = max(1, -(-min_side // max(image.shape[:2])))
     if "scores" in instances:
@@ -52,10 +51,8 @@ def draw_detections(
         instances.masks = masks.astype(bool).repeat(factor, 1).repeat(factor, 2)
     visualizer = LegibleVisualizer(line_width=2, alpha=0.5, text_color=(255, 255, 255))
     visualizer.dataset_meta = meta
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*out of bounds"
-        )  # objects may reach beyond the picture
+    with warnings.catch_warnings():  # objects may reach beyond the picture
+        warnings.filterwarnings("ignore", message=".*out of bounds")
         visualizer.add_datasample(
             "", canvas, DetDataSample(gt_instances=instances), draw_pred=False
         )
@@ -67,38 +64,26 @@ def compare(image: np.ndarray, sample: DetDataSample, **options: object) -> np.n
 
     `sample` has `gt_instances` and `pred_instances`; options are those of `draw_detections`.
     """
-    sides = []
-    for gap, title, instances in (
-        (0, "ground truth", sample.gt_instances),
-        (GAP, "prediction", sample.pred_instances),
-    ):
-        sides.append(framed(draw_detections(image, instances, **options), top=28, left=gap))
-        cv2.putText(
-            sides[-1],
-            title,
-            (gap + 6, 20),
-            cv2.FONT_HERSHEY_SIMPLEX,
-            0.6,
-            (30, 30, 30),
-            1,
-            cv2.LINE_AA,
-        )
-    return np.concatenate(sides, 1)
+    truth = framed(draw_detections(image, sample.gt_instances, **options), top=28)
+    found = framed(draw_detections(image, sample.pred_instances, **options), top=28, left=GAP)
+    font = dict(fontFace=cv2.FONT_HERSHEY_SIMPLEX, fontScale=0.6, color=(30, 30, 30))
+    cv2.putText(truth, "ground truth", (6, 20), lineType=cv2.LINE_AA, **font)
+    cv2.putText(found, "prediction", (GAP + 6, 20), lineType=cv2.LINE_AA, **font)
+    return np.concatenate([truth, found], 1)
 
 
 def framed(
     picture: np.ndarray, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0
 ) -> np.ndarray:
     """Return a picture (H, W, 3) with white margins."""
-    return cv2.copyMakeBorder(
-        picture, top, bottom, left, right, cv2.BORDER_CONSTANT, value=(255, 255, 255)
-    )
+    margins = ((top, bottom), (left, right), (0, 0))
+    return np.pad(picture, margins, constant_values=255)
 
 
 def predict_and_compare(
     model: nn.Module, dataset, indices: Iterable[int], score_thr: float = 0.3
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Predict images of a data set; yield each one's file name and its picture beside the ground truth.
+    """Predict images of a data set; yield their file names and pictures beside the ground truth.
 
     The model has its config as `cfg`; the data set's pipeline loads annotations after it resizes,
     as mmdet's do.
@@ -107,23 +92,20 @@ def predict_and_compare(
         sample = dataset[index]["data_samples"]
         sample.pred_instances = inference_detector(model, sample.img_path).pred_instances.cpu()
         image = mmcv.imread(sample.img_path, channel_order="rgb")
-        yield (
-            Path(sample.img_path).name,
-            compare(image, sample, meta=dataset.metainfo, score_thr=score_thr),
-        )
+        picture = compare(image, sample, meta=dataset.metainfo, score_thr=score_thr)
+        yield Path(sample.img_path).name, picture
 
 
 def contact_sheet(
     pictures: Sequence[np.ndarray], *, columns: int = 2, width: int = 800
 ) -> np.ndarray:
-    """Put pictures (H, W, 3) on one white sheet, row by row, each scaled to the same width in pixels."""
-    tiles = [
-        mmcv.imresize(picture, (width, round(len(picture) * width / picture.shape[1])))
-        for picture in pictures
-    ]
-    height = max(map(len, tiles))
-    tiles = [framed(tile, GAP, GAP + height - len(tile), GAP, GAP) for tile in tiles]
+    """Put pictures (H, W, 3) on a white sheet, row by row, each scaled to one width in pixels."""
+    tiles = []
+    for picture in pictures:
+        height = round(len(picture) * width / picture.shape[1])
+        tiles.append(mmcv.imresize(picture, (width, height)))
+    highest = max(map(len, tiles))
+    tiles = [framed(tile, GAP, GAP + highest - len(tile), GAP, GAP) for tile in tiles]
     tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
-    return np.concatenate(
-        [np.concatenate(tiles[at : at + columns], 1) for at in range(0, len(tiles), columns)]
-    )
+    starts = range(0, len(tiles), columns)
+    return np.concatenate([np.concatenate(tiles[at : at + columns], 1) for at in starts])

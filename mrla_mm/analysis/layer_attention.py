@@ -1,4 +1,4 @@
-"""How much each layer attends to each earlier one of its stage, recorded while a model runs (Fig. 1a of the paper).
+"""How much each layer attends to each earlier one of its stage (Fig. 1a of the paper).
 
 Every variant's output is a weighted sum over the layers of the stage, o^t = sum_{s<=t} w^{t,s} v^s
 + rest:
@@ -43,7 +43,7 @@ class StageScores(NamedTuple):
 
     kind: str  # the variant's class
     layers: tuple[str, ...]  # names of the residual branches in the model, in order
-    weights: Tensor  # (G, T, T); row t, column s is the weight that layer t gives layer s, NaN where s > t
+    weights: Tensor  # (G, T, T), what layer t (row) gives layer s (column); NaN where s > t
 
 
 class Layer(NamedTuple):
@@ -69,29 +69,19 @@ class BranchRecorder(ExitStack):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        found = {
-            name: module
-            for name, module in model.named_modules()
-            if isinstance(module, LayerAttentionResidual)
-        }
-        self.branches = {
-            name: branch for name, branch in found.items() if self.supports(branch.attention)
-        }
-        unknown = {
-            type(branch.attention).__name__
-            for name, branch in found.items()
-            if name not in self.branches
-        }
-        if unknown:
-            kinds = ", ".join(sorted(unknown))
-            warnings.warn(
-                f"{type(self).__name__} cannot record {kinds}: these layers are left out",
-                stacklevel=2,
-            )
+        self.branches: dict[str, LayerAttentionResidual] = {}
+        for name, module in model.named_modules():
+            if not isinstance(module, LayerAttentionResidual):
+                continue
+            if self.supports(module.attention):
+                self.branches[name] = module
+            else:
+                kind = type(module.attention).__name__
+                message = f"{type(self).__name__} cannot record {kind}: {name} is left out"
+                warnings.warn(message, stacklevel=2)
         if not self.branches:
-            raise InputError(
-                f"{type(model).__name__} has no layer attention that {type(self).__name__} can record"
-            )
+            what = f"layer attention that {type(self).__name__} can record"
+            raise InputError(f"{type(model).__name__} has no {what}")
         self.stage_names: list[list[str]] = []
 
     def __enter__(self) -> "BranchRecorder":
@@ -106,7 +96,7 @@ class BranchRecorder(ExitStack):
         raise NotImplementedError
 
     def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
-        """Record a layer from the map x (B, C, H, W) that its attention took and the map it returned."""
+        """Record a layer from the map (B, C, H, W) its attention took and the one it returned."""
         raise NotImplementedError
 
     def _hook(self, name, attention, args, result):
@@ -137,10 +127,9 @@ class LayerAttentionRecorder(BranchRecorder):
     def __enter__(self) -> "LayerAttentionRecorder":
         """Register the hooks, those on the norms of the history too."""
         for branch in self.branches.values():
-            if getattr(branch, "history_norm", None) is not None:
-                self.callback(
-                    branch.history_norm.register_forward_pre_hook(self._keep_history).remove
-                )
+            norm = getattr(branch, "history_norm", None)
+            if norm is not None:
+                self.callback(norm.register_forward_pre_hook(self._keep_history).remove)
         return super().__enter__()
 
     def _keep_history(self, norm, args):
@@ -148,14 +137,12 @@ class LayerAttentionRecorder(BranchRecorder):
 
     @staticmethod
     def supports(attention: nn.Module) -> bool:
-        """Whether the weights are known: a variant of ours, or a subclass that keeps its forward."""
-        return any(
-            isinstance(attention, cls) and type(attention).forward is cls.forward
-            for cls in VARIANTS
-        )
+        """Whether the weights are known: a variant of ours that keeps its forward."""
+        bases = [cls for cls in VARIANTS if isinstance(attention, cls)]
+        return any(type(attention).forward is cls.forward for cls in bases)
 
     def stages(self) -> list[StageScores]:
-        """Return the mean scores of each stage over all images so far, in the order in which the stages ran."""
+        """Return the mean scores over all images, by stage in the order in which they ran."""
         found = []
         for names in self.stage_names:
             attention = self.branches[names[0]].attention
@@ -170,26 +157,21 @@ class LayerAttentionRecorder(BranchRecorder):
         attention, pooled = branch.attention, global_average(x)
         earlier = [] if attention.first_in_stage else self._stage
         if isinstance(attention, MRLALight):
-            weights = light_weights(
-                attention, pooled, earlier, self._history_scale(branch, earlier, x)
-            )
+            history_scale = self._history_scale(branch, earlier, x)
+            weights = light_weights(attention, pooled, earlier, history_scale)
         else:
             weights = softmax_weights(attention, pooled, earlier)
         self._stage = [*earlier, Layer(branch, pooled, out, weights)]
         self.last[name] = weights
-        per_head = [
-            w.mean((2, 3)).unflatten(1, (attention.heads, -1)).mean(-1).expand(len(x), -1)
-            for w in weights
-        ]
-        self._sums[name] = self._sums.get(name, 0) + torch.stack(per_head, -1).double().sum(
-            0
-        )  # (G, t)
+        per_channel = torch.stack([w.mean((2, 3)).expand(len(x), -1) for w in weights], -1)
+        per_head = per_channel.unflatten(1, (attention.heads, -1)).mean(2)  # (B, G, t)
+        self._sums[name] = self._sums.get(name, 0) + per_head.double().sum(0)
         self._images[name] = self._images.get(name, 0) + len(x)
 
     def _history_scale(
         self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor
     ) -> Tensor | float:
-        """Return the factor of the last layer's output in the history of MRLA-light, before lambda."""
+        """Return the factor of the last layer's output in MRLA-light's history, before lambda."""
         if branch.attention.previous != "shortcut" or not earlier:
             return 0.0 if branch.attention.previous == "none" else 1.0
         if isinstance(branch, TokenAttentionResidual):
@@ -197,7 +179,7 @@ class LayerAttentionRecorder(BranchRecorder):
         return norm_scale(earlier[-1].branch.norm, earlier[-1].out)
 
 
-def per_channel(score: Tensor, attention: LayerAttention) -> Tensor:
+def repeat_heads(score: Tensor, attention: LayerAttention) -> Tensor:
     """Repeat a score for the channels of its head: (B, G) -> (B, C, 1, 1)."""
     return score.repeat_interleave(attention.channels // attention.heads, 1)[:, :, None, None]
 
@@ -205,21 +187,20 @@ def per_channel(score: Tensor, attention: LayerAttention) -> Tensor:
 def softmax_weights(
     attention: LayerAttention, pooled: Tensor, earlier: list[Layer]
 ) -> list[Tensor]:
-    """Weights of a layer whose scores over the stage sum to 1; only MLA applies its own f_K to earlier layers."""
+    """Weights of a layer whose scores over the stage sum to 1."""
     query = attention.project_query(pooled)  # (B, G, D)
-    makers = [
-        attention if isinstance(attention, MLA) else layer.branch.attention for layer in earlier
-    ]
-    keys = [maker.project_key(layer.pooled) for maker, layer in zip(makers, earlier, strict=True)]
+    keys = []
+    for layer in earlier:  # only MLA applies its own f_K to earlier layers
+        maker = attention if isinstance(attention, MLA) else layer.branch.attention
+        keys.append(maker.project_key(layer.pooled))
     keys.append(attention.project_key(pooled))
     if isinstance(attention, LinearRLA):
-        products = torch.stack(
-            [(feature_map(query) * feature_map(key)).sum(-1) for key in keys], -1
-        )
+        features = feature_map(query)
+        products = torch.stack([(features * feature_map(key)).sum(-1) for key in keys], -1)
         scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
     else:
         scores = softmax_scores(query, keys)  # (B, G, t)
-    return [per_channel(score, attention) for score in scores.unbind(-1)]
+    return [repeat_heads(score, attention) for score in scores.unbind(-1)]
 
 
 def light_weights(
@@ -229,14 +210,12 @@ def light_weights(
     gate = pooled.new_ones(len(pooled), attention.heads)
     if attention.gated:
         gate = light_gate(attention.project_query(pooled), attention.project_key(pooled))
-    gate = per_channel(gate, attention)
+    gate = repeat_heads(gate, attention)
     if not earlier:
         return [gate]
-    beta = (
-        history_scale
-        if attention.history_scale is None
-        else history_scale * attention.history_scale[:, None, None]
-    )
+    beta = history_scale
+    if attention.history_scale is not None:
+        beta = history_scale * attention.history_scale[:, None, None]
     return [*(beta * weight for weight in earlier[-1].weights), gate]
 
 
@@ -254,7 +233,6 @@ def norm_scale(norm: nn.Module, x: Tensor) -> Tensor:
     elif isinstance(norm, nn.modules.batchnorm._BatchNorm) and not norm.training:
         variance = norm.running_var[None]  # (1, C)
     else:
-        raise InputError(
-            f"the scale of {type(norm).__name__} is not known; use group norm, or batch norm in eval mode"
-        )
+        known = "layer norm, group norm, or batch norm in eval mode"
+        raise InputError(f"the scale of {type(norm).__name__} is not known; use {known}")
     return (torch.rsqrt(variance + norm.eps) * norm.weight)[:, :, None, None]

@@ -1,11 +1,11 @@
-"""How similar are the queries of consecutive layers? MRLA-light rests on their similarity (Eq. 7, Fig. 2b).
+"""How similar are the queries of consecutive layers? MRLA-light assumes that they are (Eq. 7).
 
 For each layer t > 1 of a stage and each head h of an image this is the absolute cosine
 
     abs(cos(q^t_h, q^{t-1}_h)) = abs(q^t_h . q^{t-1}_h) / (norm(q^t_h) norm(q^{t-1}_h)),
 
 which is 1 where the two queries are proportional, so that lambda^t can stand for the change of the
-query.
+query. The paper's Fig. 2b shows its histogram.
 """
 
 import csv
@@ -45,9 +45,8 @@ class QueryRecorder(BranchRecorder):
     @staticmethod
     def supports(attention: nn.Module) -> bool:
         """Whether the attention has queries; MRLA-light with gated=False has none."""
-        return (
-            isinstance(attention, LayerAttention) and getattr(attention, "query", None) is not None
-        )
+        has_query = getattr(attention, "query", None) is not None
+        return has_query and isinstance(attention, LayerAttention)
 
     def stages(self, *, skip_first: bool = False) -> list[StageSimilarity]:
         """Return the similarities of each stage, in the order in which the stages ran.
@@ -66,25 +65,22 @@ class QueryRecorder(BranchRecorder):
                 values = torch.stack([torch.cat(self._values[name]) for name in names[start:]], 1)
                 found.append(StageSimilarity(number, start + 1, tuple(names[start:]), values))
         if not found:
-            raise InputError(
-                f"no stage of the model has {start + 1} layers, so there is no pair of queries to compare"
-            )
+            raise InputError(f"no stage has {start + 1} layers, so there are no queries to compare")
         return found
 
     def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
         """Compare a layer's query with that of the layer before it."""
         query = branch.attention.project_query(global_average(x)).float()  # (B, G, D)
         if not branch.attention.first_in_stage:
-            self._values.setdefault(name, []).append(
-                F.cosine_similarity(query, self._previous, dim=-1).abs().cpu()
-            )
+            similarity = F.cosine_similarity(query, self._previous, dim=-1).abs()
+            self._values.setdefault(name, []).append(similarity.cpu())
         self._previous = query
 
 
 def plot_histograms(
     models: Sequence[tuple[str, Sequence[StageSimilarity]]], out_file: str | Path
 ) -> None:
-    """Draw a row of histograms for each named model, a panel for each stage, all on the same axes."""
+    """Draw a row of histograms for each named model, a panel for each stage, on the same axes."""
     columns = max(stage.number for _, stages in models for stage in stages)
     figure = Figure(figsize=(2.7 * columns + 0.9, 2.2 * len(models) + 0.8), layout="constrained")
     grid = figure.subplots(len(models), columns, squeeze=False, sharex=True, sharey=True)
@@ -92,13 +88,11 @@ def plot_histograms(
         grid[row, 0].set_ylabel(f"{name}\n% of pairs", fontsize=8)
         for stage in stages:
             axes, values = grid[row, stage.number - 1], stage.values.flatten().numpy()
-            share = np.full(len(values), 100 / len(values))
+            share, median = np.full(len(values), 100 / len(values)), np.median(values)
             axes.hist(values, bins=25, range=(0, 1), weights=share, color=f"C{row}", alpha=0.8)
-            axes.axvline(np.median(values), color="black", linewidth=1, linestyle="--")
-            axes.set_title(
-                f"stage {stage.number}: {len(values)} pairs, median {np.median(values):.2f}",
-                fontsize=8,
-            )
+            axes.axvline(median, color="black", linewidth=1, linestyle="--")
+            title = f"stage {stage.number}: {len(values)} pairs, median {median:.2f}"
+            axes.set_title(title, fontsize=8)
     figure.supxlabel("|cosine similarity| of a head's queries in consecutive layers", fontsize=10)
     figure.savefig(out_file, dpi=130)
 
@@ -106,25 +100,16 @@ def plot_histograms(
 def write_csv(
     models: Sequence[tuple[str, Sequence[StageSimilarity]]], out_file: str | Path
 ) -> None:
-    """Write the mean, smallest and largest similarity over the images for each model, stage, layer and head."""
+    """Write the mean, minimum and maximum over the images for each model, stage, layer and head."""
     with Path(out_file).open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(
-            ["model", "stage", "layer", "layer_name", "head", "images", "mean", "min", "max"]
-        )
+        place = "model", "stage", "layer", "layer_name", "head"
+        writer.writerow([*place, "images", "mean", "min", "max"])
         for name, stages in models:
             for stage in stages:
                 for index, head in np.ndindex(*stage.values.shape[1:]):
                     values = stage.values[:, index, head]
-                    figures = [
-                        f"{value:.6g}" for value in (values.mean(), values.min(), values.max())
-                    ]
-                    row = [
-                        name,
-                        stage.number,
-                        stage.first + index,
-                        stage.layers[index],
-                        head + 1,
-                        len(values),
-                    ]
-                    writer.writerow([*row, *figures])
+                    place = stage.number, stage.first + index, stage.layers[index], head + 1
+                    figures = values.mean(), values.min(), values.max()
+                    row = [name, *place, len(values), *(f"{value:.6g}" for value in figures)]
+                    writer.writerow(row)

@@ -3,18 +3,18 @@
 import math
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import global_average, project, split_heads
+from mrla_mm.ops import global_average, split_heads, without_autocast
 
-Memory = (
-    tuple | None
-)  # what earlier layers of a stage left: a NamedTuple of tensors, or nothing yet
+Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
+
+fx.wrap("global_average")  # torch.fx calls it as a whole: its precision depends on the input's
 
 
 def eca_kernel_size(channels: int) -> int:
-    """Kernel size of the query and key convolutions, the rule of ECA-Net: 3 at 64 channels, 5 at 256, 7 at 2048."""
+    """Kernel size of the query and key convolutions by the rule of ECA-Net: 5 at 256 channels."""
     size = int(abs(math.log2(channels) + 1) / 2)
     return size if size % 2 else size + 1
 
@@ -28,9 +28,10 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 class LayerAttention(nn.Module):
     """One layer's attention over the earlier layers of its stage.
 
-    The contract is ``out, memory = attention(x, shortcut, memory)``: memory is what the earlier
-    layers of the stage left (a small tuple of tensors, or None at the first one), is passed along
-    and never stored on the module.
+    The contract is ``out, memory = attention(x, shortcut, memory)``. The memory is what the earlier
+    layers of the stage left, a flat tuple of tensors that is empty at the first one; it is passed
+    along and never stored on the module. x, out and the shortcut are maps (B, C, H, W); the
+    shortcut is None where a block has none of that shape.
 
     Args:
         channels: C of the feature maps.
@@ -39,18 +40,20 @@ class LayerAttention(nn.Module):
             "identity" for the feature map itself, Table 4 (c).
         projection: "conv1d" for a convolution along the channels, "linear" for full linear layers,
             Table 4 (d).
-        reduction: the linear layers project C to C // reduction channels; 16 gives the paper's 28.2
-            M parameters.
+        reduction: the linear layers project C to C // reduction channels; 16 gives the paper's
+            28.2 M parameters.
         kernel_size: of the convolution along the channels, odd; by default `eca_kernel_size`.
         first_in_stage: this layer starts a stage, so it never has a history. Set by the stage.
+
+    Attributes:
+        uses_shortcut: whether the shortcut is used; on tokens it is None otherwise.
 
     Raises:
         InputError: for a value that cannot work, naming it.
     """
 
-    token_defaults = dict(
-        head_channels=16
-    )  # where a transformer's config does not say otherwise (Sec. 5)
+    token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise
+    uses_shortcut = False
 
     def __init__(
         self,
@@ -78,18 +81,13 @@ class LayerAttention(nn.Module):
             self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
         self.value_gelu = value == "dwconv_gelu"
 
-    @property
-    def uses_shortcut(self) -> bool:
-        """Whether the block's shortcut enters the attention."""
-        return False
-
     def project_query(self, pooled: Tensor) -> Tensor:
         """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
-        return split_heads(project(pooled, self.query.weight), self.heads)
+        return split_heads(run_projection(self.query, pooled), self.heads)
 
     def project_key(self, pooled: Tensor) -> Tensor:
         """Key of pooled features, f_K: (B, C) -> (B, G, D)."""
-        return split_heads(project(pooled, self.key.weight), self.heads)
+        return split_heads(run_projection(self.key, pooled), self.heads)
 
     def query_and_key(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Query and key of a feature map: (B, C, H, W) -> two (B, G, D)."""
@@ -101,9 +99,40 @@ class LayerAttention(nn.Module):
         value = x if self.value is None else self.value(x)
         return F.gelu(value) if self.value_gelu else value
 
-    def forward(self, x: Tensor, shortcut: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """Attend: x and shortcut (B, C, H, W) and the stage's memory -> out (B, C, H, W) and the new memory."""
-        raise NotImplementedError
+    def silent_arguments(self) -> dict[str, object]:
+        """Return what changes the result but neither names nor shapes of the weights.
+
+        State dicts carry it in torch's metadata, so that weights trained with other arguments do
+        not load without a word. A subclass adds its own: plain strings and numbers.
+        """
+        return dict(
+            type=type(self).__name__,
+            head_channels=self.channels // self.heads,
+            value_gelu=self.value_gelu,
+            first_in_stage=self.first_in_stage,
+        )
+
+    def changed_arguments(self, metadata: dict) -> str:
+        """Return in words how a state dict's metadata differs from `silent_arguments`."""
+        trained = metadata.get("layer_attention", {})
+        return ", ".join(
+            f"trained with {key}={trained[key]!r}, the model has {own!r}"
+            for key, own in self.silent_arguments().items()
+            if trained.get(key, own) != own
+        )
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})
+        metadata["layer_attention"] = self.silent_arguments()
+
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, local_metadata: dict, *args: object
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if changed := self.changed_arguments(local_metadata):
+            error_msgs = args[-1]
+            error_msgs.append(f"{prefix[:-1]}: {changed}")
 
     def extra_repr(self) -> str:
         """Show the heads, which no submodule shows."""
@@ -116,15 +145,25 @@ def make_projection(
     """Make a query or key projection; see `LayerAttention` for the arguments."""
     if projection == "conv1d":
         if reduction != 1:
-            raise InputError(
-                f"reduction={reduction} needs projection='linear'; a convolution keeps the channels"
-            )
+            raise InputError(f"reduction={reduction} needs projection='linear'")
         size = eca_kernel_size(channels) if kernel_size is None else kernel_size
         if size % 2 == 0:
             raise InputError(f"kernel_size={size} must be odd")
         return nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
     if kernel_size is not None:
         raise InputError(f"kernel_size={kernel_size} needs projection='conv1d'")
-    if channels % (reduction * heads):
+    if reduction < 1 or channels % (reduction * heads):
         raise InputError(f"reduction={reduction} must divide head_channels={channels // heads}")
     return nn.Linear(channels, channels // reduction, bias=False)
+
+
+def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
+    """Query or key of pooled channels, in the precision of the weights whatever autocast says.
+
+    Shapes:
+        pooled (B, C) -> (B, E), E = C but for a linear layer with a reduction.
+    """
+    dtype = next(projection.parameters(), pooled).dtype
+    with without_autocast(pooled):
+        projected = projection(pooled.to(dtype).unsqueeze(1)).squeeze(1)
+    return projected.to(pooled.dtype)

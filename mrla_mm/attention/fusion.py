@@ -5,7 +5,9 @@
     attention  the attention alone: batch statistics, or another norm
     nothing    the modules run one after the other, as their classes are written
 
-A variant is fused if its exact class is in the table `FUSED`; a subclass may compute anything else.
+A variant is fused if its exact class is in the table `FUSED` and its parts are exactly what that
+class builds; a subclass may compute anything else, and so may a convolution that was replaced or
+changed.
 """
 
 from collections.abc import Callable
@@ -17,24 +19,28 @@ from torch.nn.modules import module as nn_module
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.attention.light import MRLALight
-from mrla_mm.attention.softmax import MRLABase, SoftmaxMemory
-from mrla_mm.ops import Weights, base_fused, choose_path, light_fused
+from mrla_mm.attention.softmax import MRLABase
+from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused
 
 
 class Fusion(NamedTuple):
-    """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and the reason."""
+    """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and the reason.
+
+    `run` is the variant's fused path, None where nothing is fused.
+    """
 
     extent: str
     path: str
     reason: str
+    run: Callable[..., tuple[Tensor, Memory]] | None = None
 
 
 class FusedVariant(NamedTuple):
     """A variant's fused path.
 
     Attributes:
-        run: called with (attention, path, c, shortcut, memory, add_relu=, norm=), returns out and
-            the new memory; see `mrla_mm.ops.light` for what each means.
+        run: called with (attention, path, c, shortcut, memory, add_relu=False, norm=None), returns
+            out and the new memory; see `mrla_mm.ops.light` for what each means.
         obstacle: returns why an instance has no fused path, or an empty string.
         supports_branch: whether the norm and residual behind an instance can be fused too.
     """
@@ -45,32 +51,57 @@ class FusedVariant(NamedTuple):
 
 
 def run_light(
-    attention: MRLALight, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch
-) -> tuple:
+    attention: MRLALight,
+    path: str,
+    c: Tensor,
+    shortcut: Tensor | None,
+    memory: Memory,
+    add_relu: bool = False,
+    norm: FrozenNorm | None = None,
+) -> tuple[Tensor, Memory]:
     """Run MRLA-light fused; the arguments are those of `FusedVariant.run`."""
-    query, key = (attention.query.weight, attention.key.weight) if attention.gated else (None, None)
-    value = None if attention.value is None else attention.value.weight
     history = attention.history(shortcut, memory)
     out = light_fused(
         path,
         c,
-        shortcut if branch["add_relu"] else history,
-        Weights(query, key, value, attention.history_scale),
+        shortcut if add_relu else history,
+        Weights(
+            query=attention.query.weight if attention.gated else None,
+            key=attention.key.weight if attention.gated else None,
+            value=None if attention.value is None else attention.value.weight,
+            history_scale=attention.history_scale,
+        ),
         heads=attention.heads,
         has_history=history is not None,
-        **branch,
+        add_relu=add_relu,
+        norm=norm,
     )
     return out, attention.memory(out)
 
 
 def run_base(
-    attention: MRLABase, path: str, c: Tensor, shortcut: Tensor, memory: Memory, **branch
-) -> tuple:
+    attention: MRLABase,
+    path: str,
+    c: Tensor,
+    shortcut: Tensor | None,
+    memory: Memory,
+    add_relu: bool = False,
+    norm: FrozenNorm | None = None,
+) -> tuple[Tensor, Memory]:
     """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
-    earlier = memory or SoftmaxMemory()
+    keys, *values = memory or (None,)
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    out, *memory = base_fused(path, c, shortcut, weights, earlier, heads=attention.heads, **branch)
-    return out, SoftmaxMemory(*memory)
+    out, keys, values = base_fused(
+        path,
+        c,
+        shortcut,
+        weights,
+        (keys, values),
+        heads=attention.heads,
+        add_relu=add_relu,
+        norm=norm,
+    )
+    return out, (keys, *values)
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -80,19 +111,16 @@ def light_obstacle(attention: MRLALight) -> str:
 
 def base_obstacle(attention: MRLABase) -> str:
     """Return why an MRLA-base has no fused path, or an empty string."""
-    return (
-        "its value is not a convolution alone"
-        if attention.value is None or attention.value_gelu
-        else ""
-    )
+    if attention.value is None or attention.value_gelu:
+        return "its value is not a convolution alone"
+    return ""
 
 
 def light_supports_branch(attention: MRLALight) -> bool:
-    """Whether norm and residual can be fused too: not where the output itself becomes the memory."""
+    """Whether norm and residual can be fused too: not where the output becomes the memory."""
     return attention.previous != "output"
 
 
-PARTS = (nn.Conv1d, nn.Conv2d, nn.Linear)  # whose weights the fused paths read
 FUSED = {
     MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
@@ -100,7 +128,11 @@ FUSED = {
 
 
 def choose_fusion(
-    branch: nn.Module, x: Tensor, *, shortcut: Tensor | None = None, relu: nn.Module | None = None
+    branch: nn.Module,
+    x: Tensor,
+    *,
+    shortcut: Tensor | None = None,
+    relu: nn.Module | None = None,
 ) -> Fusion:
     """Choose how much of a branch is fused.
 
@@ -113,53 +145,88 @@ def choose_fusion(
     Raises:
         InputError: the environment variable MRLA_OPS asks for a path that cannot run.
     """
-    attention, variant = branch.attention, FUSED.get(type(branch.attention))
+    attention = branch.attention
+    variant = FUSED.get(type(attention))
     if variant is None:
         return Fusion("nothing", "naive", f"{type(attention).__name__} has no fused path")
-    if obstacle := variant.obstacle(attention):
+    if obstacle := variant.obstacle(attention) or why_not_as_built(attention):
         return Fusion("nothing", "naive", obstacle)
-    for part in (attention, *attention.children()):
-        if type(part) not in PARTS and part is not attention:
-            return Fusion("nothing", "naive", "a projection was replaced by another module")
-        if has_hooks(part):
-            return Fusion(
-                "nothing", "naive", "the attention has a hook, or its forward was replaced"
-            )
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
-    if not is_frozen_bn(branch.norm):
-        return Fusion("attention", path, "the norm is not a BatchNorm2d with frozen statistics")
-    if not variant.supports_branch(attention):
-        return Fusion("attention", path, "the attention's output is needed as its memory")
-    if type(branch.drop_path) not in (DropPath, nn.Identity):
-        return Fusion("attention", path, "drop path was replaced by another module")
-    if has_hooks(branch.norm) or has_hooks(branch.drop_path):
-        return Fusion(
-            "attention", path, "norm or drop path has a hook, or its forward was replaced"
-        )
+    if obstacle := why_not_branch(branch, variant):
+        return Fusion("attention", path, obstacle, variant.run)
     if relu is None:
-        return Fusion("branch", path, "no sum and ReLU come before it")
+        return Fusion("branch", path, "no sum and ReLU come before it", variant.run)
     if type(relu) is not nn.ReLU or has_hooks(relu) or has_hooks(branch):
-        return Fusion(
-            "branch", path, "the activation is not a ReLU, or it or the branch has a hook"
-        )
+        return Fusion("branch", path, "the ReLU or the branch was changed or hooked", variant.run)
     if x.dtype != shortcut.dtype:
-        return Fusion("branch", path, "the sum is of two dtypes")
-    return Fusion("all", path, "nothing stands in the way")
+        return Fusion("branch", path, "the sum is of two dtypes", variant.run)
+    return Fusion("all", path, "nothing stands in the way", variant.run)
+
+
+def why_not_as_built(attention: LayerAttention) -> str:
+    """Return what of an attention is not exactly what its class builds, or an empty string."""
+    if has_hooks(attention):
+        return "the attention has a hook, or its forward was replaced"
+    for name, part in attention.named_children():
+        if has_hooks(part):
+            return f"{name} has a hook, or its forward was replaced"
+        if not (is_depthwise(part) or is_projection(part)):
+            return f"{name} was replaced or changed"
+    return ""
+
+
+def is_depthwise(part: nn.Module) -> bool:
+    """Whether a module is the depthwise 3x3 convolution that the fused paths compute."""
+    return (
+        type(part) is nn.Conv2d
+        and part.kernel_size == (3, 3)
+        and part.stride == part.dilation == part.padding == (1, 1)
+        and part.padding_mode == "zeros"
+        and part.groups == part.in_channels == part.out_channels
+        and part.bias is None
+    )
+
+
+def is_projection(part: nn.Module) -> bool:
+    """Whether a module is a query or key projection as the fused paths compute it."""
+    if type(part) is nn.Linear:
+        return part.bias is None
+    return (
+        type(part) is nn.Conv1d
+        and part.kernel_size[0] == 2 * part.padding[0] + 1
+        and part.stride == part.dilation == (1,)
+        and part.padding_mode == "zeros"
+        and part.bias is None
+    )
+
+
+def why_not_branch(branch: nn.Module, variant: FusedVariant) -> str:
+    """Return why norm, drop path and residual cannot be fused too, or an empty string."""
+    if not is_frozen_bn(branch.norm):
+        return "the norm is not a BatchNorm2d with frozen statistics"
+    if not variant.supports_branch(branch.attention):
+        return "the attention's output is needed as its memory"
+    if type(branch.drop_path) not in (DropPath, nn.Identity):
+        return "drop path was replaced by another module"
+    if has_hooks(branch.norm) or has_hooks(branch.drop_path):
+        return "norm or drop path has a hook, or its forward was replaced"
+    return ""
 
 
 def is_frozen_bn(norm: nn.Module) -> bool:
-    """Whether a norm is a batch norm that uses its running statistics, a fixed affine function of each channel."""
+    """Whether a norm is a batch norm that uses its running statistics, affine in each channel."""
     return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks, of its own or of all modules (profilers), or a replaced forward."""
-    own, shared = module.__dict__, nn_module
-    before = (
-        own["_forward_pre_hooks"] or own["_backward_pre_hooks"] or shared._global_forward_pre_hooks
-    )
-    after = own["_forward_hooks"] or own["_backward_hooks"] or shared._global_forward_hooks
-    backward = shared._global_backward_pre_hooks or shared._global_backward_hooks
-    return bool(before or after or backward or "forward" in own)
+    """Whether a module has hooks, of its own or of all modules, or a replaced forward."""
+    own = module.__dict__
+    if own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own:
+        return True
+    if own["_backward_pre_hooks"] or own["_backward_hooks"]:
+        return True
+    if nn_module._global_forward_pre_hooks or nn_module._global_forward_hooks:
+        return True
+    return bool(nn_module._global_backward_pre_hooks or nn_module._global_backward_hooks)

@@ -1,7 +1,5 @@
 """MRLA-light: linear in depth, a gated value plus a scaled history."""
 
-from typing import NamedTuple
-
 import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
@@ -11,15 +9,12 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import light_attention, light_gate
 
 
-class LightMemory(NamedTuple):
-    """Output o^{t-1} (B, C, H, W) of the stage's last light attention."""
-
-    output: Tensor
-
-
 @MODELS.register_module()
 class MRLALight(LayerAttention):
-    """MRLA-light, o^t_h = sigmoid(q^t_h . k^t_h / sqrt(D)) v^t_h + lambda^t_h previous_h (Eq. 8, Algorithm 3).
+    """MRLA-light, o^t_h = sigmoid(q^t_h . k^t_h / sqrt(D)) v^t_h + lambda^t_h previous_h.
+
+    Eq. 8 and Algorithm 3. The memory is the last output (B, C, H, W) with previous="output", else
+    empty.
 
     Args:
         channels: see `LayerAttention`, as for all arguments not listed.
@@ -48,46 +43,41 @@ class MRLALight(LayerAttention):
         super().__init__(channels, head_channels, **kwargs)
         check_choice("previous", previous, ("shortcut", "output", "none"))
         if not gated and (unused := {"projection", "reduction", "kernel_size"} & kwargs.keys()):
-            raise InputError(
-                f"gated=False leaves no query and key for {', '.join(unused)}; drop one of them"
-            )
+            raise InputError(f"gated=False leaves no query and key for {', '.join(unused)}")
         if previous == "none" and not learnable_lambda:
-            raise InputError(
-                "learnable_lambda=False fixes the weight of a history that previous='none' drops"
-            )
+            raise InputError("learnable_lambda=False has no effect with previous='none'")
         self.previous = previous
+        self.uses_shortcut = previous == "shortcut"
         self.gated = gated
         if not gated:
             del self.query, self.key
-        # An unused parameter would stop DistributedDataParallel, so lambda exists only where there
-        # is a history.
+        # Without a history lambda would be unused, which stops DistributedDataParallel.
         has_history = previous == "shortcut" or (previous == "output" and not self.first_in_stage)
-        self.history_scale = (
-            nn.Parameter(torch.ones(channels)) if has_history and learnable_lambda else None
-        )
+        self.history_scale = None
+        if has_history and learnable_lambda:
+            self.history_scale = nn.Parameter(torch.ones(channels))
 
-    @property
-    def uses_shortcut(self) -> bool:
-        """Whether the block's shortcut enters the attention."""
-        return self.previous == "shortcut"
+    def silent_arguments(self) -> dict[str, object]:
+        """Return what shapes do not tell; only previous="output" asks where a stage starts."""
+        starts = self.first_in_stage and self.previous == "output"
+        return super().silent_arguments() | dict(previous=self.previous, first_in_stage=starts)
 
     def forward(
-        self, x: Tensor, shortcut: Tensor, memory: LightMemory | None = None
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
-        """Attend; the contract of `LayerAttention`. There is a memory only for previous="output"."""
+        """Attend; the contract of `LayerAttention`."""
         gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
         history = self.history(shortcut, memory)  # (B, C, H, W)
-        out = light_attention(
-            self.project_value(x), gate, history, self.history_scale
-        )  # (B, C, H, W)
+        value = self.project_value(x)  # (B, C, H, W)
+        out = light_attention(value, gate, history, self.history_scale)  # (B, C, H, W)
         return out, self.memory(out)
 
-    def history(self, shortcut: Tensor, memory: LightMemory | None) -> Tensor | None:
+    def history(self, shortcut: Tensor | None, memory: Memory) -> Tensor | None:
         """Map (B, C, H, W) that lambda scales, or None."""
         if self.previous == "shortcut":
             return shortcut
-        return memory.output if memory is not None else None
+        return memory[0] if memory else None
 
     def memory(self, out: Tensor) -> Memory:
         """Memory that an output leaves."""
-        return LightMemory(out) if self.previous == "output" else None
+        return (out,) if self.previous == "output" else ()

@@ -4,21 +4,23 @@ from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from mrla_mm.attention.base import Memory
-from mrla_mm.attention.fusion import FUSED, Fusion, choose_fusion
+from mrla_mm.attention.fusion import Fusion, choose_fusion
 from mrla_mm.errors import InputError
 from mrla_mm.ops import FrozenNorm
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
-    """Build a norm with a learnable scale: behind one that is frozen at zero nothing would ever learn."""
+    """Build a norm with a learnable scale: behind one frozen at zero nothing would ever learn."""
     return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
 
 
 class LayerAttentionResidual(BaseModule):
-    """Layer attention as a residual branch, y = x + drop_path(norm(attention(x, shortcut, memory))).
+    """Layer attention as a residual branch.
+
+    y = x + drop_path(norm(attention(x, shortcut, memory)))
 
     The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone
     around it computes what its plain pretrained weights compute.
@@ -66,26 +68,25 @@ class LayerAttentionResidual(BaseModule):
                 nn.init.constant_(norm.weight, 0.0 if self.zero_init else 1.0)
             elif self.zero_init:
                 raise InputError(
-                    f"{type(norm).__name__} has no weight to start at zero; use a norm_cfg with a learnable scale, "
-                    "or zero_init_attention=False"
+                    f"{type(norm).__name__} has no weight to start at zero; use a norm_cfg with a "
+                    "learnable scale, or zero_init_attention=False"
                 )
 
     def init_weights(self) -> None:
-        """Initialise as the parent does, then restore the start value, which the backbone's rules overwrite."""
+        """Initialise as the parent does, then restore the start value that it overwrites."""
         super().init_weights()
         self.reset_zero_init()
 
     def forward(
-        self, x: Tensor, shortcut: Tensor, memory: Memory = None, keep: Tensor | None = None
-    ) -> tuple[Tensor, Memory]:
-        """Add the attention to x.
+        self, x: Tensor, shortcut: Tensor | None, *memory: Tensor, keep: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Add the attention to x; return y and the new memory.
 
         Args:
             x: the block's output.
             shortcut: the block's identity path.
-            memory: what the earlier layers of the stage left.
-            keep: drop-path factor of each sample, from a block that shares its drop path with the
-                branch.
+            *memory: what the earlier layers of the stage left.
+            keep: drop-path factor of each sample, in place of the branch's own drop path.
 
         Shapes:
             x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the
@@ -93,54 +94,60 @@ class LayerAttentionResidual(BaseModule):
         """
         fusion = choose_fusion(self, x)
         if fusion.extent == "branch":
-            return self.run_fused(fusion.path, x, shortcut, memory, norm=self.frozen_norm(x, keep))
+            norm = self.frozen_norm(x, keep)
+            y, memory = fusion.run(self.attention, fusion.path, x, shortcut, memory, norm=norm)
+            return (y, *memory)
         out, memory = self.attend(fusion, x, shortcut, memory)
-        branch = self.drop_path(self.norm(out))
-        return x + (branch if keep is None else branch * keep), memory
+        branch = self.norm(out)
+        branch = self.drop_path(branch) if keep is None else branch * keep
+        return (x + branch, *memory)
 
     def forward_add_relu(
-        self, c: Tensor, shortcut: Tensor, relu: nn.Module, memory: Memory = None
-    ) -> tuple[Tensor, Memory]:
+        self, c: Tensor, shortcut: Tensor, relu: nn.Module, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Finish a residual block: what forward returns for x = relu(c + shortcut).
 
         Shapes:
             c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
         fusion = choose_fusion(self, c, shortcut=shortcut, relu=relu)
-        if fusion.extent == "all":
-            return self.run_fused(
-                fusion.path, c, shortcut, memory, add_relu=True, norm=self.frozen_norm(c)
-            )
-        return self(relu(c + shortcut), shortcut, memory)
+        if fusion.extent != "all":
+            return self(relu(c + shortcut), shortcut, *memory)
+        norm = self.frozen_norm(c)
+        y, memory = fusion.run(
+            self.attention, fusion.path, c, shortcut, memory, add_relu=True, norm=norm
+        )
+        return (y, *memory)
 
     def attend(
-        self, fusion: Fusion, x: Tensor, shortcut: Tensor, memory: Memory
+        self, fusion: Fusion, x: Tensor, shortcut: Tensor | None, memory: Memory
     ) -> tuple[Tensor, Memory]:
         """Run the attention alone, fused or as its class is written."""
-        if fusion.extent == "nothing":
-            return self.attention(x, shortcut, memory)
-        return self.run_fused(fusion.path, x, shortcut, memory)
-
-    def run_fused(
-        self,
-        path: str,
-        x: Tensor,
-        shortcut: Tensor,
-        memory: Memory,
-        add_relu: bool = False,
-        norm: FrozenNorm | None = None,
-    ) -> tuple[Tensor, Memory]:
-        """Run the fused path of the attention's class; see `mrla_mm.ops.light` for the arguments."""
-        run = FUSED[type(self.attention)].run
-        return run(self.attention, path, x, shortcut, memory, add_relu=add_relu, norm=norm)
+        if fusion.extent != "nothing":
+            return fusion.run(self.attention, fusion.path, x, shortcut, memory)
+        out, memory = self.attention(x, shortcut, memory)
+        if not isinstance(memory, tuple) or not all(map(is_tensor, memory)):
+            raise InputError(
+                f"{type(self.attention).__name__} returned {type(memory).__name__} as its memory: "
+                "return a tuple of tensors, empty for none, with numbers as tensors too"
+            )
+        return out, memory
 
     def frozen_norm(self, x: Tensor, keep: Tensor | None = None) -> FrozenNorm:
         """The norm, and the drop-path factor of each sample (B,)."""
         norm = self.norm
-        if self.drop_path.training and not isinstance(self.drop_path, nn.Identity):
-            drawn = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
-            keep = drawn if keep is None else keep * drawn
-        keep = None if keep is None else keep.flatten()
+        if keep is None and self.drop_path.training and isinstance(self.drop_path, DropPath):
+            keep = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
         return FrozenNorm(
-            norm.weight, norm.bias, norm.running_mean, norm.running_var, keep, norm.eps
+            norm.weight,
+            norm.bias,
+            norm.running_mean,
+            norm.running_var,
+            None if keep is None else keep.flatten(),
+            norm.eps,
         )
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a tensor, or stands for one while torch.fx traces."""
+    return isinstance(value, Tensor | fx.Proxy)

@@ -1,64 +1,58 @@
-"""Softmax layer attention: MRLA-base, which keeps keys and values, and MLA, which derives them anew."""
-
-from typing import NamedTuple
+"""Softmax layer attention: MRLA-base, which keeps keys and values, and MLA, which derives them."""
 
 import torch
 from mmengine.registry import MODELS
-from torch import Tensor
+from torch import Tensor, fx
 
-from mrla_mm.attention.base import LayerAttention
+from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.ops import global_average, softmax_scores, weighted_sum
 
-
-class SoftmaxMemory(NamedTuple):
-    """Keys (B, T, E), E = G * D, and T values (B, C, H, W), each kept once, of the stage's layers so far."""
-
-    keys: Tensor | None = None
-    values: tuple[Tensor, ...] = ()
-
-
-class MLAMemory(NamedTuple):
-    """Feature maps x^s (B, C, H, W) of the stage's layers so far."""
-
-    maps: tuple[Tensor, ...] = ()
+# torch.fx calls these as a whole: they depend on the precision or loop over layers
+fx.wrap("global_average")
+fx.wrap("softmax_scores")
+fx.wrap("weighted_sum")
 
 
 @MODELS.register_module()
 class MRLABase(LayerAttention):
     """MRLA-base, o^t_h = sum_{s<=t} softmax_s(q^t_h . k^s_h / sqrt(D)) v^s_h (Eq. 6, Algorithm 1).
 
+    The memory is the keys (B, T, E), E = G * D, and the T values (B, C, H, W) of the layers so far.
     Each value is kept once and never concatenated, so memory grows linearly with the depth of the
     stage. Arguments are those of `LayerAttention`.
     """
 
     def forward(
-        self, x: Tensor, shortcut: Tensor, memory: SoftmaxMemory | None = None
-    ) -> tuple[Tensor, SoftmaxMemory]:
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        earlier = memory or SoftmaxMemory()
         query, key = self.query_and_key(x)  # (B, G, D)
-        own = key.flatten(1).unsqueeze(1)
-        keys = own if earlier.keys is None else torch.cat((earlier.keys, own), 1)  # (B, T, E)
-        memory = SoftmaxMemory(keys, (*earlier.values, self.project_value(x)))
-        scores = softmax_scores(query, keys.unflatten(2, query.shape[1:]).unbind(1))  # (B, G, T)
-        return weighted_sum(scores, memory.values), memory
+        keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
+        values = [self.project_value(x)]
+        if memory:
+            earlier_keys, *earlier_values = memory
+            keys = torch.cat((earlier_keys, keys), 1)  # (B, T, E)
+            values = earlier_values + values
+        split_keys = keys.unflatten(2, query.shape[1:]).unbind(1)  # T of (B, G, D)
+        scores = softmax_scores(query, split_keys)  # (B, G, T)
+        return weighted_sum(scores, values), (keys, *values)
 
 
 @MODELS.register_module()
 class MLA(LayerAttention):
-    """Multi-head layer attention: as MRLA-base, but each layer applies its own f_K and f_V to every x^s (Eq. 4).
+    """Multi-head layer attention: as MRLA-base, but with f_K and f_V of its own for every x^s.
 
-    Quadratic in the depth of the stage, in time and in memory. Arguments are those of
-    `LayerAttention`.
+    Eq. 4; quadratic in the depth of the stage, in time and in memory. The memory is the maps x^s
+    (B, C, H, W) of the layers so far. Arguments are those of `LayerAttention`.
     """
 
     def forward(
-        self, x: Tensor, shortcut: Tensor, memory: MLAMemory | None = None
-    ) -> tuple[Tensor, MLAMemory]:
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
+    ) -> tuple[Tensor, Memory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        memory = MLAMemory((*(memory or MLAMemory()).maps, x))
-        pooled = [global_average(m) for m in memory.maps]  # T of (B, C)
+        maps = (*memory, x)
+        pooled = [global_average(m) for m in maps]  # T of (B, C)
         keys = [self.project_key(y) for y in pooled]  # T of (B, G, D)
-        values = [self.project_value(m) for m in memory.maps]  # T of (B, C, H, W)
+        values = [self.project_value(m) for m in maps]  # T of (B, C, H, W)
         scores = softmax_scores(self.project_query(pooled[-1]), keys)  # (B, G, T)
-        return weighted_sum(scores, values), memory
+        return weighted_sum(scores, values), maps

@@ -1,10 +1,9 @@
-"""The residual branch over tokens: the one place where every transformer backbone calls layer attention."""
+"""The residual branch over tokens: where every transformer backbone calls layer attention."""
 
 import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mrla_mm.attention.base import Memory
 from mrla_mm.attention.fusion import choose_fusion
 from mrla_mm.attention.residual import LayerAttentionResidual, build_branch_norm
 
@@ -38,9 +37,9 @@ class TokenAttentionResidual(LayerAttentionResidual):
         o, memory = attention(map of n's patches, map of history_norm(s)'s patches, memory)
         y = x + drop_path(concat(n's extra tokens, o))
 
-    `history_norm` exists only for an attention that uses the shortcut: MRLA-light with
-    previous="shortcut". A fresh branch is an exact identity, since both norms start with a weight
-    of zero.
+    `history_norm` exists only for an attention that sets `uses_shortcut`, as MRLA-light does with
+    previous="shortcut"; any other gets None as its shortcut. A fresh branch is an exact identity,
+    since both norms start with a weight of zero.
 
     Args:
         attention: config of the layer attention. On tokens its `head_channels` is 16 unless given,
@@ -74,32 +73,27 @@ class TokenAttentionResidual(LayerAttentionResidual):
             first_in_stage=first_in_stage,
         )
         self.extra_tokens = extra_tokens
-        self.uses_shortcut = getattr(
-            self.attention, "uses_shortcut", None
-        )  # None: a variant that does not say
-        self.history_norm = build_branch_norm(norm_cfg, channels) if self.uses_shortcut else None
+        uses_shortcut = getattr(self.attention, "uses_shortcut", False)
+        self.history_norm = build_branch_norm(norm_cfg, channels) if uses_shortcut else None
         self.reset_zero_init()
 
     def forward(
-        self, tokens: Tensor, shortcut: Tensor, memory: Memory = None, *, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
-        """Add the attention to the tokens of a block.
+        self, tokens: Tensor, shortcut: Tensor, grid: tuple[int, int], *memory: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Add the attention to the tokens of a block; return y and the new memory.
 
         Shapes:
             tokens, the block's output, and shortcut, its input, (B, E + H * W, C) with E extra
-            tokens first; grid (H, W); memory as the attention defines it -> y (B, E + H * W, C) and
-            the new memory.
+            tokens first; grid (H, W); memory as the attention defines it -> y (B, E + H * W, C).
         """
         extra = self.extra_tokens
         normed = self.norm(tokens)
-        history = shortcut[:, extra:]
-        if self.uses_shortcut:
-            history = self.history_norm(history)
-        elif self.uses_shortcut is None:
-            history = self.norm(history)
         patches = to_map(normed[:, extra:], grid)  # (B, C, H, W)
-        out, memory = self.attend(
-            choose_fusion(self, patches), patches, to_map(history, grid), memory
-        )
-        branch = torch.cat([normed[:, :extra], to_tokens(out)], dim=1) if extra else to_tokens(out)
-        return tokens + self.drop_path(branch), memory
+        history = None
+        if self.history_norm is not None:
+            history = to_map(self.history_norm(shortcut[:, extra:]), grid)
+        out, memory = self.attend(choose_fusion(self, patches), patches, history, memory)
+        branch = to_tokens(out)
+        if extra:
+            branch = torch.cat([normed[:, :extra], branch], dim=1)
+        return (tokens + self.drop_path(branch), *memory)

@@ -1,4 +1,4 @@
-"""Backbones with layer attention, registered in the root registry so that every OpenMMLab scope finds them."""
+"""Backbones with layer attention, in the root registry so that every OpenMMLab scope finds them."""
 
 from mrla_mm.backbones.ceit import CeiT, MRLACeiT
 from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet

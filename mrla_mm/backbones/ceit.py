@@ -1,4 +1,4 @@
-"""CeiT (Yuan et al., Incorporating Convolution Designs into Visual Transformers, 2021), plain and with MRLA."""
+"""CeiT (Yuan et al., ICCV 2021), plain and with layer attention."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,6 @@ from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mrla_mm.attention import Memory
 from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.vit import MRLAViT, ViT
 from mrla_mm.errors import InputError
@@ -21,7 +20,7 @@ STEM_STRIDE, PATCH = 4, 4  # stride of the convolutional stem, and side of the p
 
 
 class LocallyEnhancedFeedForward(BaseModule):
-    """Feed-forward layer with a depthwise convolution over the patch tokens (LeFF, Sec. 3.3 of CeiT).
+    """Feed-forward layer with a depthwise convolution over the patches (LeFF, Sec. 3.3 of CeiT).
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
@@ -29,7 +28,7 @@ class LocallyEnhancedFeedForward(BaseModule):
 
     Args:
         channels: C of the tokens.
-        hidden_channels: channels between the two linear layers.
+        hidden: channels between the two linear layers.
         extra_tokens: number of tokens before the patches.
         drop: probability of dropping an element of the patches in training.
         drop_path: probability of dropping the layer for a sample in training.
@@ -39,7 +38,7 @@ class LocallyEnhancedFeedForward(BaseModule):
     def __init__(
         self,
         channels: int,
-        hidden_channels: int,
+        hidden: int,
         *,
         extra_tokens: int,
         drop: float,
@@ -48,21 +47,19 @@ class LocallyEnhancedFeedForward(BaseModule):
     ) -> None:
         super().__init__()
         self.extra_tokens = extra_tokens
-        self.conv1 = nn.Conv2d(channels, hidden_channels, 1)
-        self.conv2 = nn.Conv2d(
-            hidden_channels, hidden_channels, 3, padding=1, groups=hidden_channels
-        )
-        self.conv3 = nn.Conv2d(hidden_channels, channels, 1)
-        self.bn1, self.bn2, self.bn3 = (
-            build_norm_layer(norm_cfg, width)[1]
-            for width in (hidden_channels, hidden_channels, channels)
-        )
+        # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
+        self.conv1 = nn.Conv2d(channels, hidden, 1)
+        self.bn1 = build_norm_layer(norm_cfg, hidden)[1]
+        self.conv2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
+        self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
+        self.conv3 = nn.Conv2d(hidden, channels, 1)
+        self.bn3 = build_norm_layer(norm_cfg, channels)[1]
         self.act = nn.GELU()
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, tokens: Tensor, identity: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Transform tokens (B, E + H * W, C) of a grid (H, W) and add them to the identity of the same shape."""
+        """Transform tokens (B, E + H * W, C) of a grid (H, W) and add the identity."""
         extra = self.extra_tokens
         x = to_map(tokens[:, extra:], grid)  # (B, C, H, W)
         x = self.act(self.bn1(self.conv1(x)))  # (B, hidden, H, W)
@@ -71,9 +68,18 @@ class LocallyEnhancedFeedForward(BaseModule):
         return identity + self.drop_path(torch.cat([tokens[:, :extra], x], dim=1))
 
 
+class CeiTLayer(TransformerEncoderLayer):
+    """mmpretrain's block with a feed-forward layer that knows the grid of its tokens."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Transform tokens (B, E + H * W, C) of a grid (H, W)."""
+        x = x + self.attn(self.ln1(x))
+        return self.ffn(self.ln2(x), x, grid)
+
+
 @MODELS.register_module(force=True)
 class CeiT(ViT):
-    """CeiT: a vision transformer with convolutional stem, locally-enhanced feed-forward and class-token attention.
+    """Vision transformer with a convolutional stem, LeFF and class-token attention.
 
     A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class
     token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for
@@ -132,58 +138,40 @@ class CeiT(ViT):
         )
         self.img_size = to_2tuple(img_size)
         self.norm_eval = norm_eval
-        batch_norm_cfg = batch_norm_cfg or dict(type="BN")
+        norms = batch_norm_cfg or dict(type="BN")
         self.stem = nn.Sequential(
-            ConvModule(
-                in_channels,
-                stem_channels,
-                7,
-                stride=2,
-                padding=3,
-                norm_cfg=batch_norm_cfg,
-                act_cfg=None,
-            ),
+            ConvModule(in_channels, stem_channels, 7, 2, 3, norm_cfg=norms, act_cfg=None),
             nn.MaxPool2d(3, stride=2, padding=1),
         )
         for layer in self.layers:
+            layer.__class__ = CeiTLayer
             layer.ffn = LocallyEnhancedFeedForward(
                 self.embed_dims,
                 self.arch_settings["feedforward_channels"],
                 extra_tokens=self.num_extra_tokens,
                 drop=kwargs.get("drop_rate", 0.0),
                 drop_path=layer.attn.out_drop.drop_prob,
-                norm_cfg=batch_norm_cfg,
+                norm_cfg=norms,
             )
         self.lca = None
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
-                raise InputError(
-                    f"out_indices={out_indices}: only the last block returns a class token, after the LCA"
-                )
+                raise InputError(f"out_indices={out_indices}: only the last has a class token")
             self.out_indices = range(self.num_layers)  # the LCA takes them all
-            self.norm_class_token, self.final_norm = (
-                self.final_norm,
-                False,
-            )  # the norm follows the LCA
-            shared = {
-                name: kwargs[name]
-                for name in ("drop_rate", "qkv_bias", "norm_cfg")
-                if name in kwargs
-            }
-            self.lca = self.make_class_attention(**shared)
+            self.norm_class_token = self.final_norm
+            self.final_norm = False  # the norm follows the LCA
+            passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
+            shared = {name: kwargs[name] for name in passed_on if name in kwargs}
+            self.lca = TransformerEncoderLayer(
+                self.embed_dims,
+                self.arch_settings["num_heads"],
+                self.arch_settings["feedforward_channels"],
+                **{"norm_cfg": dict(type="LN", eps=1e-6), **shared},
+            )
         self._freeze_stages()
 
-    def make_class_attention(self, **kwargs: object) -> TransformerEncoderLayer:
-        """Build the LCA, a block over the class tokens of all blocks."""
-        return TransformerEncoderLayer(
-            self.embed_dims,
-            self.arch_settings["num_heads"],
-            self.arch_settings["feedforward_channels"],
-            **{"norm_cfg": dict(type="LN", eps=1e-6), **kwargs},
-        )
-
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return one output of type `out_type` for each of `out_indices`; see `ViT` for the shapes."""
+        """Return one output of type `out_type` for each of `out_indices`; see `ViT`."""
         outs = super().forward(x)
         if self.lca is None:
             return outs
@@ -192,25 +180,23 @@ class CeiT(ViT):
         return (self.ln1(token) if self.norm_class_token else token,)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Embed patches of the stem's map: (B, 3, height, width) -> (B, E + H * W, C) and (H, W)."""
+        """Embed patches of the stem's map; see `ViT`."""
         return super().embed(self.stem(x))
 
     def run_block(
-        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
-        layer = self.layers[index]
-        x = x + layer.attn(layer.ln1(x))
-        return layer.ffn(layer.ln2(x), x, grid), None
+        return (self.layers[index](x, grid),)
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """Return a parameter's depth and the number of depths; the stem has that of the embedding."""
+        """Return a parameter's depth and the number of depths; the stem's is 0."""
         if param_name.startswith(f"{prefix}stem."):
             param_name = f"{prefix}patch_embed"
         return super().get_layer_depth(param_name, prefix)
 
     def _freeze_stages(self) -> None:
-        """Freeze the stem with the embedding, and the LCA and the final norm with the last block."""
+        """Freeze the stem with the embedding, LCA and final norm with the last block."""
         super()._freeze_stages()
         if self.frozen_stages < 0 or not hasattr(self, "lca"):  # ViT's constructor calls this too
             return
@@ -232,20 +218,10 @@ class CeiT(ViT):
 
 @MODELS.register_module(force=True)
 class MRLACeiT(MRLAViT, CeiT):
-    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
+    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
 
     Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
     takes the class tokens after each block's layer attention.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import MRLACeiT
-        >>> backbone = MRLACeiT("ceit-tiny", out_type="featmap", out_indices=(3, 7, 11)).eval()
-        >>> for level in backbone(torch.rand(1, 3, 96, 160)):
-        ...     print(tuple(level.shape))
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
     """
 
     def __init__(

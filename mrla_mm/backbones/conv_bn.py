@@ -78,7 +78,7 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:
-    """Run a shortcut's projection, whose last two modules are folded: (B, C', H', W') -> (B, C, H, W)."""
+    """Run a shortcut's projection with its norm folded: (B, C', H', W') -> (B, C, H, W)."""
     if type(downsample) is not nn.Sequential or len(downsample) < 2 or has_hooks(downsample):
         return downsample(x)
     *before, conv, norm = downsample

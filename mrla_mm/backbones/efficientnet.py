@@ -1,4 +1,4 @@
-"""EfficientNet, plain and with layer attention after every block that has a shortcut, on mmdet's EfficientNet."""
+"""EfficientNet, plain and with layer attention, on mmdet's EfficientNet."""
 
 import torch
 from mmdet.models.backbones import EfficientNet
@@ -6,15 +6,15 @@ from mmdet.models.backbones.efficientnet import EdgeResidual
 from mmdet.models.layers import InvertedResidual
 from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from mrla_mm.attention import LayerAttentionResidual, Memory
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.weights import PretrainedBackbone
 
 
 class MRLAMBConv(BaseModule):
-    """mmdet's MBConv (or fused MBConv of the EdgeTPU models), with layer attention if it has a shortcut.
+    """mmdet's MBConv (fused in the EdgeTPU models), with layer attention if it has a shortcut.
 
     A block without a shortcut starts a stage: it has no layer attention and returns no memory. The
     block's modules keep their names, so plain EfficientNet weights load.
@@ -36,23 +36,23 @@ class MRLAMBConv(BaseModule):
         self.with_cp = block.with_cp
         self.mrla = mrla
 
-    def forward(self, x: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """Run block and layer attention: x and the stage's memory -> the output (B, C, H, W) and the new memory."""
-        if self.with_cp and is_grad_enabled():
-            return checkpoint(self._forward, x, memory, use_reentrant=False)
-        return self._forward(x, memory)
+    def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """Run block and layer attention: x and the stage's memory -> both behind the block."""
+        return run_checkpointed(self.with_cp, self._forward, x, *memory)
 
-    def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         out = x
         for name in self.part_names:
             out = getattr(self, name)(out)
         if self.mrla is None:
-            return out, None
+            return (out,)
         keep = self.draw_keep(x)
-        return self.mrla(x + (out if keep is None else out * keep), x, memory, keep)
+        if keep is None:
+            return self.mrla(x + out, x, *memory)
+        return self.mrla(x + out * keep, x, *memory, keep=keep)
 
     def draw_keep(self, x: Tensor) -> Tensor | None:
-        """Draw a factor (B, 1, 1, 1) per sample, 0 or 1 / (survival probability); None if nothing is dropped.
+        """Draw a factor (B, 1, 1, 1), 0 or 1 / (survival probability); None to drop nothing.
 
         The block and its layer attention share it: a dropped block leaves nothing to attend to
         (App. B.1).
@@ -60,21 +60,18 @@ class MRLAMBConv(BaseModule):
         if not (self.training and self.drop_path_rate):
             return None
         survival = 1 - self.drop_path_rate
-        return (
-            torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
-            .div(survival)
-            .to(x.dtype)
-        )
+        kept = torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
+        return kept.div(survival).to(x.dtype)
 
 
 class MRLAMBConvLayer(Sequential):
-    """Blocks that pass on a memory, which starts empty at every call and after a block without a shortcut."""
+    """Blocks that pass on a memory, empty at first and after a block without a shortcut."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
-        memory = None
+        memory = ()
         for block in self:
-            x, memory = block(x, memory)
+            x, *memory = block(x, *memory)
         return x
 
 
@@ -88,22 +85,22 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     Args:
         arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not
             have.
+        frozen_stages: number of layers, from the first, to freeze; 0 or -1 freezes nothing.
         **kwargs: those of mmdet's ``EfficientNet``.
     """
 
     key_layout = "efficientnet"  # the layout of published weight files, see mrla_mm.weights
 
-    def __init__(self, arch: str = "b0", **kwargs: object) -> None:
-        super().__init__(arch, **kwargs)
+    def __init__(self, arch: str = "b0", *, frozen_stages: int = 0, **kwargs: object) -> None:
+        super().__init__(arch, frozen_stages=max(frozen_stages, 0), **kwargs)
         self.arch = arch
         self._freeze_stages()
 
     @property
     def unbuilt_parts(self) -> tuple[str, ...]:
-        """Prefixes of the keys that a file of the whole model has for layers after the last of `out_indices`."""
-        return tuple(
-            f"layers.{index}." for index in range(len(self.layers), len(self.layer_setting))
-        )
+        """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
+        missing = range(len(self.layers), len(self.layer_setting))
+        return tuple(f"layers.{index}." for index in missing)
 
 
 @MODELS.register_module(force=True)
@@ -146,8 +143,7 @@ class MRLAEfficientNet(PlainEfficientNet):
         super().__init__(arch, **kwargs)
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
         self.zero_init_attention = zero_init_attention
-        # mmengine's ModuleList hands init_weights on to the branches; the first and the last layer
-        # have no blocks
+        # mmengine's ModuleList hands init_weights on; the first and last layer have no blocks
         self.layers = ModuleList(
             self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer
             for layer in self.layers
@@ -156,27 +152,20 @@ class MRLAEfficientNet(PlainEfficientNet):
 
     def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:
         """Replace the blocks of a layer by blocks with layer attention."""
-        blocks, first_in_stage = [], True
+        blocks = []
+        first_in_stage = True
         for block in layer:
+            *_, last = block.children()
+            branch = None
             # mmdet's two kinds of blocks name the same thing differently
-            has_shortcut = getattr(block, "with_res_shortcut", False) or getattr(
-                block, "with_residual", False
-            )
-            blocks.append(
-                MRLAMBConv(block, self.make_branch(block, first_in_stage) if has_shortcut else None)
-            )
-            first_in_stage = not has_shortcut
+            if getattr(block, "with_res_shortcut", getattr(block, "with_residual", False)):
+                branch = LayerAttentionResidual(
+                    self.layer_attention,
+                    last.conv.out_channels,
+                    norm_cfg=self.norm_cfg,
+                    zero_init=self.zero_init_attention,
+                    first_in_stage=first_in_stage,
+                )
+            blocks.append(MRLAMBConv(block, branch))
+            first_in_stage = branch is None
         return MRLAMBConvLayer(*blocks)
-
-    def make_branch(
-        self, block: InvertedResidual | EdgeResidual, first_in_stage: bool
-    ) -> LayerAttentionResidual:
-        """Build the residual branch of a block, without a drop path of its own."""
-        *_, last = block.children()
-        return LayerAttentionResidual(
-            self.layer_attention,
-            last.conv.out_channels,
-            norm_cfg=self.norm_cfg,
-            zero_init=self.zero_init_attention,
-            first_in_stage=first_in_stage,
-        )

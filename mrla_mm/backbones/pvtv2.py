@@ -1,19 +1,20 @@
-"""PVTv2, plain and with layer attention after every block, on mmdet's PyramidVisionTransformerV2."""
+"""PVTv2, plain and with layer attention, on mmdet's PyramidVisionTransformerV2."""
 
 from mmdet.models.backbones import PyramidVisionTransformerV2
 from mmdet.models.backbones.pvt import PVTEncoderLayer
 from mmdet.models.layers import nlc_to_nchw
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from mrla_mm.attention import Memory, TokenAttentionResidual
+from mrla_mm.attention import TokenAttentionResidual
+from mrla_mm.backbones.checkpointing import run_checkpointed
+from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
 @MODELS.register_module(force=True)
 class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
-    """PVTv2 by the name of its size, with what mmdet's lacks: activation checkpointing and frozen stages.
+    """mmdet's PVTv2 by the name of its size, with activation checkpointing and frozen stages.
 
     Args:
         arch: "b0" to "b5".
@@ -36,6 +37,8 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     def __init__(
         self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object
     ) -> None:
+        if arch not in self.arch_settings:
+            raise InputError(f"arch={arch!r} must be one of {', '.join(self.arch_settings)}")
         super().__init__(**{**self.arch_settings[arch], **kwargs})
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
@@ -43,7 +46,7 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
 
     def freeze_stages(self) -> None:
         """Exclude the frozen stages from learning and put them in evaluation mode."""
-        for stage in self.layers[: self.frozen_stages]:
+        for stage in self.layers[: max(self.frozen_stages, 0)]:
             stage.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> "PVTv2":
@@ -57,29 +60,26 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         outs = []
         for index, (patch_embed, blocks, norm) in enumerate(self.layers):
             tokens, grid = patch_embed(x)
-            memory = None  # of the stage
+            memory = ()  # of the stage
             for block in blocks:
-                if self.with_cp and is_grad_enabled():
-                    tokens, memory = checkpoint(
-                        self.run_block, block, tokens, memory, grid, use_reentrant=False
-                    )
-                else:
-                    tokens, memory = self.run_block(block, tokens, memory, grid)
+                tokens, *memory = run_checkpointed(
+                    self.with_cp, self.run_block, block, grid, tokens, *memory
+                )
             x = nlc_to_nchw(norm(tokens), grid)
             if index in self.out_indices:
                 outs.append(x)
         return tuple(outs)
 
     def run_block(
-        self, block: PVTEncoderLayer, tokens: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, block: PVTEncoderLayer, grid: tuple[int, int], tokens: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block on tokens (B, H * W, C); a plain one has no memory."""
-        return block(tokens, grid), None
+        return (block(tokens, grid),)
 
 
 @MODELS.register_module(force=True)
 class MRLAPVTv2(PVTv2):
-    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023; Algorithms 2 and 4).
+    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
 
     There are no extra tokens. Layer attention has the drop path probability of its block (App.
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
@@ -126,14 +126,14 @@ class MRLAPVTv2(PVTv2):
         self.freeze_stages()
 
     def init_random(self) -> None:
-        """Initialise as mmdet does, which sets every layer norm to one, then restore the identity start."""
+        """Initialise as mmdet does, then restore the identity start that it overwrites."""
         super().init_random()
         for _, blocks, _ in self.layers:
             for block in blocks:
                 block.mrla.init_weights()
 
     def run_block(
-        self, block: PVTEncoderLayer, tokens: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, block: PVTEncoderLayer, grid: tuple[int, int], tokens: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, H * W, C)."""
-        return block.mrla(block(tokens, grid), tokens, memory, grid=grid)
+        return block.mrla(block(tokens, grid), tokens, grid, *memory)

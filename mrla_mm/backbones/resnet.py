@@ -6,17 +6,17 @@ from functools import partial
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
-from torch import Tensor, is_grad_enabled
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from mrla_mm.attention import LayerAttentionResidual, Memory
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
 class _MRLABlock:
-    """What turns a residual block of mmdet into one that feeds layer attention; mixed into both kinds.
+    """Mixin that turns a residual block of mmdet into one with layer attention.
 
     The stage sets `mrla`, the layer attention's residual branch.
     """
@@ -24,21 +24,37 @@ class _MRLABlock:
     num_convs: int
     mrla: LayerAttentionResidual
 
-    def forward(self, x: Tensor, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """Run block and layer attention: x and the stage's memory -> the output (B, C, H, W) and the new memory."""
-        if self.with_cp and is_grad_enabled():
-            return checkpoint(self._forward, x, memory, use_reentrant=False)
-        return self._forward(x, memory)
+    def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        """Run block and layer attention: x and the stage's memory -> both behind the block."""
+        return run_checkpointed(self.with_cp, self._forward, x, *memory)
 
-    def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        shortcut = x if self.downsample is None else run_downsample(self.downsample, x)
+    def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        shortcut = self.run_shortcut(x)
+        return self.mrla.forward_add_relu(self.run_convs(x), shortcut, self.relu, *memory)
+
+    def run_shortcut(self, x: Tensor) -> Tensor:
+        """Run the identity path: (B, C', H', W') -> (B, C, H, W)."""
+        return x if self.downsample is None else run_downsample(self.downsample, x)
+
+    def run_convs(self, x: Tensor, *context: Tensor) -> Tensor:
+        """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W)."""
+        maps = []
         for step in range(1, self.num_convs + 1):
-            x = conv_bn(getattr(self, f"conv{step}"), getattr(self, f"norm{step}"), x)
+            x = self.run_conv(step, x, *context)
             if step < self.num_convs:
                 x = self.relu(x)
-            if self.plugins and (names := getattr(self, f"after_conv{step}_plugin_names")):
-                x = self.forward_plugin(x, names)
-        return self.mrla.forward_add_relu(x, shortcut, self.relu, memory)
+            x = self.run_plugins(step, x, maps)
+        return x
+
+    def run_conv(self, step: int, x: Tensor) -> Tensor:
+        """Run the convolution and norm of a step."""
+        return conv_bn(getattr(self, f"conv{step}"), getattr(self, f"norm{step}"), x)
+
+    def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
+        """Run the plugins behind the convolution of a step; maps is for those of a subclass."""
+        if not self.plugins:
+            return x
+        return self.forward_plugin(x, getattr(self, f"after_conv{step}_plugin_names"))
 
     def set_dilation(self, dilation: int) -> None:
         """Change the dilation of the block's 3x3 convolution."""
@@ -78,9 +94,9 @@ class MRLAResLayer(ResLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
-        memory = None
+        memory = ()
         for block in self:
-            x, memory = block(x, memory)
+            x, *memory = block(x, *memory)
         return x
 
 
@@ -176,7 +192,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
             if len(self.multi_grid) != len(stage):
                 raise InputError(
-                    f"multi_grid={self.multi_grid} for a last stage of {len(stage)} blocks: give one each"
+                    f"multi_grid={self.multi_grid} must have one for each of {len(stage)} blocks"
                 )
             for block, dilation in zip(stage, self.multi_grid, strict=True):
                 block.set_dilation(dilation)

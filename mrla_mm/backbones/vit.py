@@ -1,4 +1,4 @@
-"""Vision transformer (DeiT), plain and with layer attention after every block, on mmpretrain's VisionTransformer."""
+"""Vision transformer (DeiT), plain and with layer attention, on mmpretrain's VisionTransformer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,11 +10,11 @@ from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
-from torch import Tensor, is_grad_enabled, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor, nn
 
-from mrla_mm.attention import Memory, TokenAttentionResidual
+from mrla_mm.attention import TokenAttentionResidual
 from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
 from mrla_mm.ops import is_exporting
 from mrla_mm.weights import PretrainedBackbone
@@ -22,7 +22,7 @@ from mrla_mm.weights import PretrainedBackbone
 
 @MODELS.register_module(force=True)
 class ViT(PretrainedBackbone, VisionTransformer):
-    """Vision transformer with what mmpretrain's lacks: distillation token, activation checkpointing, frozen blocks.
+    """mmpretrain's vision transformer with distillation token, checkpointing and frozen blocks.
 
     Takes images of any size and aspect ratio, to whose grid the positional embedding is
     interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W).
@@ -54,18 +54,15 @@ class ViT(PretrainedBackbone, VisionTransformer):
     ) -> None:
         if with_dist_token:
             self.num_extra_tokens = 2
-        out_indices = (
-            out_indices if isinstance(out_indices, int) else list(out_indices)
-        )  # mmpretrain writes to it
+        if not isinstance(out_indices, int):
+            out_indices = list(out_indices)  # mmpretrain writes to it
         super().__init__(arch, out_indices=out_indices, **kwargs)
         for module in self.modules():
-            if isinstance(module, DropPath):
-                module.drop_prob = float(
-                    module.drop_prob
-                )  # mmpretrain's NumPy number breaks compiled graphs
-        self.dist_token = (
-            nn.Parameter(torch.zeros(1, 1, self.embed_dims)) if with_dist_token else None
-        )
+            if isinstance(module, DropPath):  # whose NumPy number breaks compiled graphs
+                module.drop_prob = float(module.drop_prob)
+        self.dist_token = None
+        if with_dist_token:
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
         self._freeze_stages()
@@ -79,12 +76,10 @@ class ViT(PretrainedBackbone, VisionTransformer):
             "raw" (B, E + H * W, C) with E extra tokens.
         """
         x, grid = self.embed(x)
-        memory, outs = None, []
+        memory = ()
+        outs = []
         for index in range(self.num_layers):
-            if self.with_cp and is_grad_enabled():
-                x, memory = checkpoint(self.run_block, index, x, memory, grid, use_reentrant=False)
-            else:
-                x, memory = self.run_block(index, x, memory, grid)
+            x, *memory = run_checkpointed(self.with_cp, self.run_block, index, grid, x, *memory)
             if self.final_norm and index == self.num_layers - 1:
                 x = self.ln1(x)
             if index in self.out_indices:
@@ -92,14 +87,10 @@ class ViT(PretrainedBackbone, VisionTransformer):
         return tuple(outs)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Embed patches and positions: (B, 3, height, width) -> tokens (B, E + H * W, C) and their grid (H, W)."""
+        """Embed an image (B, 3, height, width): tokens (B, E + H * W, C) and grid (H, W)."""
         x, grid = self.patch_embed(x)
-        extra = [
-            token.expand(x.shape[0], -1, -1)
-            for token in (self.cls_token, self.dist_token)
-            if token is not None
-        ]
-        x = torch.cat([*extra, x], dim=1)
+        tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
+        x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
         return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
@@ -107,19 +98,17 @@ class ViT(PretrainedBackbone, VisionTransformer):
         extra, own = self.num_extra_tokens, self.patch_resolution
         if not is_exporting():
             return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
-        # mmpretrain's asks whether the two grids are equal, which would fix the grid of an exported
-        # graph
+        # mmpretrain's compares the grids, which would fix that of an exported graph
         maps = to_map(self.pos_embed[:, extra:].float(), own)
-        patches = to_tokens(
-            F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)
-        )
-        return torch.cat([self.pos_embed[:, :extra], patches.to(self.pos_embed.dtype)], dim=1)
+        maps = F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)
+        patches = to_tokens(maps).to(self.pos_embed.dtype)
+        return torch.cat([self.pos_embed[:, :extra], patches], dim=1)
 
     def run_block(
-        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
-        return self.layers[index](x), None
+        return (self.layers[index](x),)
 
     def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:
@@ -162,14 +151,14 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
         return frozenset(range(0, depth, stage_blocks))
     if uniform or min(stage_blocks) < 1 or sum(stage_blocks) != depth:
         raise InputError(
-            f"stage_blocks={stage_blocks!r} must be positive and, as a list, add up to {depth} blocks"
+            f"stage_blocks={stage_blocks!r} must be positive or a list that adds up to {depth}"
         )
     return frozenset(accumulate(stage_blocks[:-1], initial=0))
 
 
 @MODELS.register_module(force=True)
 class MRLAViT(ViT):
-    """Vision transformer whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
+    """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
     The drop path of a block, its checkpointing and its freezing cover its layer attention
     (Algorithms 2 and 4).
@@ -222,9 +211,10 @@ class MRLAViT(ViT):
         self._freeze_stages()
 
     def run_block(
-        self, index: int, x: Tensor, memory: Memory, grid: tuple[int, int]
-    ) -> tuple[Tensor, Memory]:
+        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, E + H * W, C)."""
-        memory = None if index in self.starts else memory
-        out, _ = super().run_block(index, x, None, grid)
-        return self.layers[index].mrla(out, x, memory, grid=grid)
+        if index in self.starts:
+            memory = ()
+        (out,) = super().run_block(index, grid, x)
+        return self.layers[index].mrla(out, x, grid, *memory)

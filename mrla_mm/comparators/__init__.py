@@ -1,7 +1,7 @@
-"""The other attention modules of the paper's tables, to compare layer attention with in the same code and recipe."""
+"""The other attention modules of the paper's tables, in the same code and recipe."""
 
 from mrla_mm.comparators.channel import BA, CBAM, ECA, SE
-from mrla_mm.comparators.dia import DIA, DIAMemory
+from mrla_mm.comparators.dia import DIA
 from mrla_mm.comparators.spatial import A2, AA
 
-__all__ = ["A2", "AA", "BA", "CBAM", "DIA", "ECA", "SE", "DIAMemory"]
+__all__ = ["A2", "AA", "BA", "CBAM", "DIA", "ECA", "SE"]

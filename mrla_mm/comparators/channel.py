@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from mrla_mm.attention.base import make_projection
 from mrla_mm.errors import InputError
-from mrla_mm.ops import global_average
 
 
 def reduced(channels: int, reduction: int) -> int:
@@ -47,12 +46,12 @@ class SE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
-        return gate(x, self.excite(self.squeeze(global_average(x)).relu()))
+        return gate(x, self.excite(self.squeeze(x.mean((2, 3))).relu()))
 
 
 @MODELS.register_module()
 class ECA(nn.Module):
-    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) along the channels (Wang et al., CVPR 2020).
+    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) (Wang et al., CVPR 2020).
 
     Args:
         in_channels: C of the map; set by the block.
@@ -65,12 +64,12 @@ class ECA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
-        return gate(x, self.conv(global_average(x)[:, None])[:, 0])
+        return gate(x, self.conv(x.mean((2, 3))[:, None])[:, 0])
 
 
 @MODELS.register_module()
 class CBAM(nn.Module):
-    """Convolutional block attention: a gate on channels, then one on pixels (Woo et al., ECCV 2018).
+    """Convolutional block attention: gates on channels and pixels (Woo et al., ECCV 2018).
 
     Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a convolution of
     the mean and the maximum over the channels.
@@ -93,7 +92,7 @@ class CBAM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh channels and pixels: (B, C, H, W) -> (B, C, H, W)."""
-        x = gate(x, self.mlp(global_average(x)) + self.mlp(x.amax((2, 3))))
+        x = gate(x, self.mlp(x.mean((2, 3))) + self.mlp(x.amax((2, 3))))
         pixels = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)  # (B, 2, H, W)
         return x * self.conv(pixels).sigmoid()
 
@@ -122,9 +121,9 @@ class BA(nn.Module):
         self.excite = nn.Linear(hidden, in_channels, bias=False)
 
     def forward(self, x: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """Weigh the channels of x (B, C, H, W), given the maps of the earlier convolutions (B, C / 4, H', W')."""
+        """Weigh the channels of x (B, C, H, W), given earlier maps (B, C / 4, H', W')."""
         maps = (*earlier, x)
         bridged = sum(
-            squeeze(global_average(each)) for squeeze, each in zip(self.squeeze, maps, strict=True)
+            squeeze(each.mean((2, 3))) for squeeze, each in zip(self.squeeze, maps, strict=True)
         )
         return gate(x, self.excite(bridged.relu()))

@@ -1,11 +1,9 @@
-"""ResNet for the comparators: plugins of all kinds, gates by the contract of layer attention, strict weights."""
+"""ResNet for the comparators: plugins, gates by the contract of layer attention, strict weights."""
 
 from mmdet.models.backbones.resnet import ResNet
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import Memory
-from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.backbones.resnet import MRLABottleneck, MRLAResLayer
 from mrla_mm.comparators.channel import BA
 from mrla_mm.errors import InputError
@@ -13,34 +11,29 @@ from mrla_mm.weights import PretrainedBackbone
 
 
 class GatedBottleneck(MRLABottleneck):
-    """Bottleneck whose layer attention, if any, acts on the last convolution, before the shortcut."""
+    """Bottleneck whose layer attention, if any, acts before the shortcut is added."""
 
     mrla: nn.Module | None
 
-    def _forward(self, x: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-        shortcut = x if self.downsample is None else run_downsample(self.downsample, x)
+    def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
+        shortcut = self.run_shortcut(x)
         x = self.run_convs(x)
         if self.mrla is not None:
             x, memory = self.mrla(x, shortcut, memory)
-        return self.relu(x + shortcut), memory
+        return (self.relu(x + shortcut), *memory)
 
-    def run_convs(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W); extra joins the first convolution."""
-        earlier = []
-        for step in (1, 2, 3):
-            conv, norm = getattr(self, f"conv{step}"), getattr(self, f"norm{step}")
-            x = conv_bn(conv, norm, x) if step > 1 or extra is None else norm(conv(x) + extra)
-            x = self.relu(x) if step < 3 else x
-            for name in getattr(self, f"after_conv{step}_plugin_names", ()):
-                plugin = getattr(self, name)
-                x = plugin(x, earlier) if isinstance(plugin, BA) else plugin(x)
-            earlier.append(x)
+    def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
+        """Run the plugins behind the convolution of a step; BA gets the maps of earlier steps."""
+        for name in getattr(self, f"after_conv{step}_plugin_names", ()):
+            plugin = getattr(self, name)
+            x = plugin(x, maps) if isinstance(plugin, BA) else plugin(x)
+        maps.append(x)
         return x
 
 
 @MODELS.register_module(force=True)
 class ComparatorResNet(PretrainedBackbone, ResNet):
-    """mmdet's ResNet of bottlenecks, as fast and as strict about weights as MRLAResNet, for attention of other kinds.
+    """mmdet's ResNet of bottlenecks, as fast and as strict as MRLAResNet, for other attention.
 
     Args:
         depth: 50, 101 or 152.

@@ -7,18 +7,22 @@ from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.backbones.conv_bn import run_downsample
 from mrla_mm.backbones.resnet import keep_chosen
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 
 
 class RLABottleneck(GatedBottleneck):
-    """Bottleneck that reads the hidden state and returns its last convolution too, which updates the state."""
+    """Bottleneck that reads the hidden state and returns the map that updates it too."""
 
-    def _forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-        shortcut = x if self.downsample is None else run_downsample(self.downsample, x)
-        out = self.run_convs(x, self.mrla.read(memory))
-        return self.relu(out + shortcut), out
+    def _forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.run_convs(x, hidden)
+        return self.relu(out + self.run_shortcut(x)), out
+
+    def run_conv(self, step: int, x: Tensor, hidden: Tensor) -> Tensor:
+        """Run the convolution and norm of a step; the first one reads the hidden state too."""
+        if step > 1:
+            return super().run_conv(step, x)
+        return self.norm1(self.conv1(x) + self.mrla.read(hidden))
 
 
 class Aggregation(nn.Module):
@@ -38,8 +42,8 @@ class Aggregation(nn.Module):
         self, conv: nn.Conv2d, hidden_channels: int, norm: nn.Module | None, shared_channels: int
     ) -> None:
         super().__init__()
+        self.norm = norm  # before the convolutions: mmcv's fuse_conv_bn looks for one above it
         self.read = nn.Conv2d(hidden_channels, conv.out_channels, 1, conv.stride, bias=False)
-        self.norm = norm
         if shared_channels:
             self.write = nn.Conv2d(shared_channels, hidden_channels, 1, bias=False)
             self.recurrent = nn.Conv2d(hidden_channels, hidden_channels, 3, padding=1, bias=False)
@@ -64,16 +68,20 @@ class RLAResLayer(ResLayer):
             block.mrla = Aggregation(
                 block.conv1, hidden_channels, norm, 0 if index else 4 * kwargs["planes"]
             )
+            # This norm is that of two convolutions, so fuse_conv_bn must not find it below one.
+            block._modules = {block.norm1_name: block.norm1, **block._modules}
 
-    def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Run the blocks: x (B, C', H', W') and h (B, K, H', W'), zero in the first stage -> both behind the stage."""
+    def forward(self, x: Tensor, *hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the blocks: x (B, C', H', W') and h (B, K, H', W') -> both behind the stage.
+
+        Without h, as in the first stage, it starts at zero.
+        """
         shared = self[0].mrla
-        if not isinstance(inputs, tuple):
-            inputs = (
-                inputs,
-                inputs.new_zeros(inputs.shape[0], shared.read.in_channels, *inputs.shape[2:]),
-            )
-        x, hidden = inputs
+        if hidden:
+            (hidden,) = hidden
+        else:
+            zeros = torch.zeros_like(x[:, :1])
+            hidden = zeros.expand(-1, shared.read.in_channels, -1, -1)
         for block in self:
             x, y = block(x, hidden)
             if block.stride > 1:
@@ -120,6 +128,14 @@ class RLAResNet(ComparatorResNet):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Run the network: (B, 3, H, W) -> its levels."""
-        *levels, (last, hidden) = super().forward(x)
-        last = torch.cat([last, self.out_norm(hidden).relu()], 1) if self.out_hidden else last
-        return (*(level for level, _ in levels), last)
+        x = self.stem(x) if self.deep_stem else self.relu(self.norm1(self.conv1(x)))
+        x = self.maxpool(x)
+        hidden = ()
+        levels = []
+        for index, name in enumerate(self.res_layers):
+            x, *hidden = getattr(self, name)(x, *hidden)
+            if index in self.out_indices:
+                levels.append(x)
+        if self.out_hidden:
+            levels[-1] = torch.cat([x, self.out_norm(*hidden).relu()], 1)
+        return tuple(levels)

@@ -1,4 +1,4 @@
-"""Attention over pixels: A2, a plugin, and AA, which replaces 3x3 convolutions. GC and NL are mmcv's own plugins."""
+"""Attention over pixels: A2, a plugin, and AA, in place of 3x3 convolutions."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from mrla_mm.errors import InputError
 
 @MODELS.register_module()
 class A2(nn.Module):
-    """Double attention: gather features into a few descriptors, distribute those to the pixels (NeurIPS 2018).
+    """Double attention: gather features, distribute them to the pixels (Chen et al., NeurIPS 2018).
 
     x + W (A softmax_pixels(B)^T) softmax_descriptors(V) with 1x1 convolutions A, B, V of x.
 
@@ -40,7 +40,7 @@ class A2(nn.Module):
 
 @MODELS.register_module()
 class AA(nn.Module):
-    """Attention-augmented convolution: some output channels come from attention over pixels (Bello et al., ICCV 2019).
+    """Convolution augmented by attention over pixels (Bello et al., ICCV 2019).
 
     Heads attend with relative positions, softmax(q^T (k + r_rows + r_columns) / sqrt(D)) v. With a
     stride they attend on the input pooled to the output's grid. It replaces a bottleneck's 3x3
@@ -78,7 +78,7 @@ class AA(nn.Module):
         values = heads * max(1, int(value_ratio * out_channels / heads))
         if values >= out_channels:
             raise InputError(
-                f"value_ratio={value_ratio}: {values} of {out_channels} channels leave no convolution"
+                f"value_ratio={value_ratio} leaves no convolution of {out_channels} channels"
             )
         self.heads, self.stride, self.max_grid = heads, stride, max_grid
         self.sizes = (heads * keys, heads * keys, values)
@@ -118,6 +118,6 @@ class AA(nn.Module):
         return torch.einsum("bgyxvu,bgdvu->bgdyx", weights, value).flatten(1, 2)
 
     def distances(self, table: Tensor, size: int) -> Tensor:
-        """Embedding of the distance between each pair of positions: (2 max_grid - 1, D) -> (size, size, D)."""
+        """Embedding of each pair's distance: (2 max_grid - 1, D) -> (size, size, D)."""
         position = torch.arange(size, device=table.device)
         return table[position[None] - position[:, None] + self.max_grid - 1]

@@ -30,18 +30,14 @@ def allow_mmengine_checkpoints() -> None:
 
 
 class _LogHistory(HistoryBuffer):
-    """A HistoryBuffer while it is being unpickled: takes numbers, turns into a plain HistoryBuffer."""
+    """A HistoryBuffer being unpickled: takes numbers alone and turns into a plain one."""
 
     def __setstate__(self, state: dict) -> None:
-        log, count, length = (
-            state.get(key) for key in ("_log_history", "_count_history", "max_length")
-        )
-        if not (
-            _is_numbers(log)
-            and _is_numbers(count)
-            and log.shape == count.shape
-            and type(length) is int
-        ):
+        log = state.get("_log_history")
+        count = state.get("_count_history")
+        length = state.get("max_length")
+        numbers = _is_numbers(log) and _is_numbers(count) and log.shape == count.shape
+        if not numbers or type(length) is not int:
             raise UnpicklingError("the checkpoint holds a log history that is not made of numbers")
         self.__class__ = HistoryBuffer
         self.__init__(max_length=length)
@@ -53,7 +49,7 @@ def _is_numbers(values) -> bool:
 
 
 def _statistic(owner: type, name: str) -> str:
-    """Return what ``getattr`` means in a checkpoint: the name of one of HistoryBuffer's four methods."""
+    """Stand in for ``getattr`` in a checkpoint: return the name of one of the four methods."""
     if owner is not _LogHistory or name not in _STATISTICS:
         raise UnpicklingError(
             f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed"
@@ -62,7 +58,7 @@ def _statistic(owner: type, name: str) -> str:
 
 
 def _allowed() -> list:
-    """Return types and functions with the names they carry in a checkpoint, whichever numpy wrote it (1 or 2)."""
+    """Return what may occur, with its name in a checkpoint, whether numpy 1 or 2 wrote it."""
     reconstruct = np.zeros(1).__reduce__()[0]
     scalar = np.float64(0).__reduce__()[0]
     allowed = [

@@ -1,4 +1,4 @@
-"""``_base_ = 'mrla_mm::<config>.py'`` in config files, beside the ``package::`` names that mmengine knows itself."""
+"""``_base_ = 'mrla_mm::<config>.py'`` in config files, beside mmengine's ``package::`` names."""
 
 import difflib
 import functools
@@ -26,7 +26,7 @@ def config_path(name: str) -> str:
 
 
 def find_config(name: str) -> Path:
-    """Return the file of a config given by path, or by `package::name` among those packed with a package.
+    """Return the file of a config given by path, or by `package::name` if a package holds it.
 
     Raises:
         InputError: there is no such package or file; names the nearest files.
@@ -49,7 +49,7 @@ def find_config(name: str) -> Path:
 
 
 def packed_configs(package: str) -> Path:
-    """Return the folder of the configs that are packed with a package, or raise InputError if there is none."""
+    """Return the folder of a package's configs; InputError if no such package is installed."""
     spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"config {package}::...: there is no installed package {package!r}")
@@ -57,7 +57,7 @@ def packed_configs(package: str) -> Path:
 
 
 def install() -> None:
-    """Teach mmengine's ``_base_`` the scope ``mrla_mm::``; every other name goes to mmengine unchanged.
+    """Teach mmengine's ``_base_`` the scope ``mrla_mm::``; other names go to mmengine unchanged.
 
     An entry in mmengine's table of packages would not do: it looks for the metadata of an installed
     distribution, which a checkout lacks and an editable install has elsewhere, and gives the
@@ -69,10 +69,8 @@ def install() -> None:
 
     @functools.wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
-        return (
-            (config_path(cfg_path), None)
-            if cfg_path.startswith(PREFIX)
-            else original(cfg_path, filename)
-        )
+        if cfg_path.startswith(PREFIX):
+            return config_path(cfg_path), None
+        return original(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(get_cfg_path)

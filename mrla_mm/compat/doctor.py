@@ -21,7 +21,7 @@ FAMILIES = {  # import name: the distributions that provide it, of which only on
     "mmpretrain": ("mmpretrain", "onedl-mmpretrain"),
 }
 REMEDIES = {
-    "torchvision": "install the torchvision build that belongs to your torch (same index, same CUDA)",
+    "torchvision": "install the torchvision build that belongs to your torch (index, CUDA)",
     "cv2": "pip install opencv-python (opencv-python-headless on a machine without libGL)",
     **{name: f"pip install {distributions[0]}" for name, distributions in FAMILIES.items()},
 }
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] = ()) -> int:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for check in (check_packages, check_ops, check_checkpoints, check_configs):
+        for check in (check_packages, check_ops, check_paths, check_checkpoints, check_configs):
             title = check.__doc__.rstrip(".")
             print(f"\n{title}")
             try:
@@ -89,7 +89,7 @@ def check_packages(report: Report) -> None:
             )
     if importlib.util.find_spec("pkg_resources") is None:
         report.fail(
-            f"no pkg_resources (setuptools {version('setuptools')}): mmengine cannot find `mmdet::` configs",
+            f"no pkg_resources (setuptools {version('setuptools')}): mmengine finds no `mmdet::` config",
             'pip install "setuptools<81"',
         )
 
@@ -105,7 +105,10 @@ def check_ops(report: Report) -> None:
         spec = importlib.util.find_spec("mmcv._ext") if importlib.util.find_spec("mmcv") else None
         remedy = "repair the failures above first"
         if spec is not None and spec.origin and Path(spec.origin).exists():
-            remedy = f"{spec.origin} was built for another torch or Python: reinstall it, or replace mmcv by mmcv-lite"
+            remedy = (
+                f"{spec.origin} was built for another torch or Python: reinstall it, or replace "
+                "mmcv by mmcv-lite"
+            )
         report.fail(f"import mrla_mm or mmcv.ops: {short(error)}", remedy)
         return
     import torch
@@ -113,7 +116,8 @@ def check_ops(report: Report) -> None:
     device, stand_in = "cuda" if torch.cuda.is_available() else "cpu", ext.is_stand_in()
     if stand_in:
         report.ok(
-            f"no compiled mmcv._ext, mrla_mm stands in; for a model that calls an op without: {ext.REMEDY}"
+            "no compiled mmcv._ext, mrla_mm stands in; for a model that calls an op without: "
+            f"{ext.REMEDY}"
         )
     else:
         report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
@@ -130,6 +134,36 @@ def check_ops(report: Report) -> None:
             )
 
 
+def check_paths(report: Report) -> None:
+    """Paths of layer attention."""
+    import torch
+    from torch.utils.collect_env import get_nvidia_driver_version, run
+
+    report.ok(f"Triton {version('triton') or 'is not installed'}")
+    report.ok(f"GPU driver {get_nvidia_driver_version(run) or 'not found'}")
+    report_path(report, torch.zeros(1, 32, 8, 8))
+    for index in range(torch.cuda.device_count()):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            x = torch.zeros(1, 32, 8, 8, device=f"cuda:{index}", dtype=dtype)
+            report_path(report, x)
+            report_path(report, x.to(memory_format=torch.channels_last))
+
+
+def report_path(report: Report, x) -> None:
+    """Print which path a map takes, why, and how far Triton was off in its self-check."""
+    from mrla_mm.ops import choose_path
+    from mrla_mm.ops.dispatch import OUTCOMES
+
+    path, reason = choose_path(x)
+    last = x.stride(1) == 1
+    layout = "channels-last" if last else "contiguous"
+    text = f"{x.device}, {x.dtype}, {layout}: {path} ({reason})"
+    if outcome := OUTCOMES.get((x.device, x.dtype, last)):
+        text += f"; largest difference in the self-check {outcome.difference:.1e}"
+    show = report.note if path == "fused" and x.is_cuda else report.ok
+    show(text)
+
+
 def check_checkpoints(report: Report) -> None:
     """Checkpoints of mmengine."""
     import torch
@@ -139,7 +173,7 @@ def check_checkpoints(report: Report) -> None:
 
     if not has_named_safe_globals:
         return report.note(
-            "this torch executes what a training checkpoint holds: resume from and test your own alone"
+            "this torch executes what a training checkpoint holds: resume from and test only yours"
         )
     file = io.BytesIO()
     torch.save({"log": HistoryBuffer([0.5], [1])}, file)
@@ -172,9 +206,8 @@ def short(error: Exception) -> str:
 def _probe_nms(torch, device):
     from mmcv.ops import nms
 
-    boxes = torch.tensor(
-        [[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device
-    )  # IoU 1/3, or 1/2 with the last pixel counted
+    # IoU 1/3, or 1/2 with the last pixel counted.
+    boxes = torch.tensor([[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device)
     scores = torch.tensor([0.8, 0.9], device=device)
     return sum(10**i * len(nms(boxes, scores, 0.4, offset=i)[1]) for i in (0, 1)), 12
 

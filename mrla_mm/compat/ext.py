@@ -14,7 +14,10 @@ from collections.abc import Callable
 from mrla_mm.compat.ext_ops import OPS
 
 NAME = "mmcv._ext"
-REMEDY = "install an mmcv with compiled ops that matches your torch (in place of mmcv-lite), or use a model without this op"
+REMEDY = (
+    "install an mmcv with compiled ops that matches your torch (in place of mmcv-lite), "
+    "or use a model without this op"
+)
 
 
 class StandIn(types.ModuleType):
@@ -33,7 +36,7 @@ def is_stand_in() -> bool:
 
 
 def install() -> None:
-    """Put the stand-in in place if no ``mmcv._ext`` exists; a real one is never replaced, even one that is broken."""
+    """Put the stand-in in place if no ``mmcv._ext`` exists; even a broken one is kept."""
     if importlib.util.find_spec(NAME) is not None:
         return
     module = StandIn(NAME, "Stand-in of mrla_mm for mmcv's compiled ops.")

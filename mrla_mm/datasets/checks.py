@@ -1,209 +1,255 @@
-"""The check of data before a run: what mmdet would get wrong without a word."""
+"""The check of data before a run: faults that mmdet misses or reports as errors about arrays."""
 
 import json
 import os
+import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from logging import Logger
 
+import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
+from mmengine.fileio import list_from_file
 from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
-from mmengine.runner import Runner
+from mmengine.registry import DATASETS, HOOKS
+from mmengine.runner import BaseLoop, Runner
 from torch import nn
 
 from mrla_mm.errors import InputError
 
-OTHER_HEADS = {
-    "rpn_head",
-    "semantic_head",
-}  # whose `num_classes` does not count the classes of the data set
+OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
 @HOOKS.register_module()
 class DatasetCheckHook(Hook):
-    """Check the data sets that a run has built, before its first batch.
-
-    Every image exists and is not empty; a COCO file has every class of the data set (mmdet drops
-    the others, and numbers the rest in the file's order); training and validation number their
-    classes alike; `num_classes` of every head is their number; there is an object to train on. The
-    log gets the number of objects that training skips.
-
-    Raises:
-        InputError: naming the first fault found.
-    """
+    """Check the data of a run before its first batch: `check_data`, unless one of our tools did."""
 
     def before_run(self, runner: Runner) -> None:
-        """Check every data set of the run, in the main process; each annotation file is parsed once."""
-        if not is_main_process():
-            return
-        model = getattr(runner.model, "module", runner.model)
-        files, first, trained = {}, [], []
-        for phase in ("train", "val", "test"):
-            dataset = getattr(
-                getattr(getattr(runner, f"_{phase}_loop"), "dataloader", None), "dataset", None
-            )
-            for leaf in leaf_datasets(dataset):
-                labels, objects = check_dataset(leaf, model, phase, files, runner.logger)
-                if phase == "train":
-                    trained.append(objects)
-                first = first or labels
-                if labels and labels != first:
-                    pair = next(
-                        (pair for pair in zip(first, labels, strict=False) if pair[0] != pair[1]),
-                        ("", ""),
-                    )
-                    raise InputError(
-                        f"the data sets number their classes differently ({len(first)} and {len(labels)} classes, "
-                        f"first difference {pair[0]!r} and {pair[1]!r}): give all annotation files the same "
-                        "categories, or all folders the same classes, in the same order"
-                    )
-        if trained and not any(objects is None or objects for objects in trained):
-            raise InputError(
-                "train data: no image has an object to learn; check that class names equal the file's categories, and "
-                "that boxes are [x, y, width, height] in pixels"
-            )
+        """Check the data sets of the loops that the runner has built."""
+        phases = ("train", "val", "test")
+        loops = {phase: getattr(runner, f"_{phase}_loop") for phase in phases}
+        check_data(runner, *[phase for phase in phases if isinstance(loops[phase], BaseLoop)])
 
 
-def leaf_datasets(dataset: object) -> Iterator[BaseDataset]:
-    """Yield mmengine's data sets inside wrappers that repeat, mix or concatenate them."""
-    if hasattr(dataset, "datasets"):
-        for part in dataset.datasets:
-            yield from leaf_datasets(part)
-    elif hasattr(dataset, "dataset"):
-        yield from leaf_datasets(dataset.dataset)
-    elif isinstance(dataset, BaseDataset):
-        yield dataset
+def check_data(runner: Runner, *phases: str) -> None:
+    """Check the files of the data sets in a runner's config, once and in the main process.
+
+    Raises:
+        InputError: with a line for each fault, which names the file and the remedy.
+    """
+    if not is_main_process() or getattr(runner, "data_is_checked", False):
+        return
+    runner.data_is_checked = True
+    model = getattr(runner.model, "module", runner.model)
+    faults, first, counts = [], {}, []
+    for phase in phases:
+        sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
+        evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
+        for dataset, node in sources:
+            classes = dataset.metainfo.get("classes") or ()
+            if isinstance(classes, str):
+                faults.append(f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)")
+                continue
+            found, objects = inspect_files(dataset, node, evaluators)
+            folders = class_folders(dataset)
+            if set(folders) == set(classes) and folders != list(classes):
+                found.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
+            names = folders or list(classes)
+            if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
+                found += compare_names(first.setdefault(bool(folders), names), names)
+                found += check_heads(model, dataset, len(names))
+            faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
+            if phase == "train":
+                counts.append(objects)
+    total = sum(counts, Counter())
+    if counts and all(counts) and not total[""]:
+        faults.append(f"no training image has an object to learn: {tell(total)}")
+    if faults:
+        raise InputError("\n".join(faults))
+    if tell(total):
+        runner.logger.info(f"training skips {tell(total)}")
 
 
-def check_dataset(
-    dataset: BaseDataset, model: nn.Module, phase: str, files: dict[str, tuple], logger: Logger
-) -> tuple[list[str], int | None]:
-    """Check one data set; `files` keeps what `read_coco` returned.
+def tell(objects: Counter) -> str:
+    """Return how many objects training skips, by reason."""
+    reasons = [f"{count} {reason}" for reason, count in objects.items() if reason]
+    return f"{', '.join(reasons)}, of {objects.total()} objects" if reasons else ""
+
+
+def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
+    """Yield the image data sets in a config's wrappers, annotations unread, with their configs."""
+    from mmdet.datasets import BaseVideoDataset
+
+    if not isinstance(node, Mapping):
+        return
+    if "dataset" in node or "datasets" in node:
+        for part in node.get("datasets") or [node["dataset"]]:
+            yield from build_lazily(part)
+        return
+    try:
+        dataset = DATASETS.build(dict(node, lazy_init=True, pipeline=[]))
+    except TypeError:  # a data set of another kind, or a wrong argument, which mmengine names
+        return
+    if isinstance(dataset, BaseDataset) and not isinstance(dataset, BaseVideoDataset):
+        yield dataset, node
+
+
+def class_folders(dataset: BaseDataset) -> list[str]:
+    """Return the folders that mmpretrain numbers as classes, none if a file does or mmdet reads."""
+    if dataset.ann_file or not getattr(dataset, "with_label", False):
+        return []
+    return sorted(entry.name for entry in os.scandir(dataset.img_prefix) if entry.is_dir())
+
+
+def compare_names(first: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return a fault if a data set numbers its classes differently from the first data set."""
+    if list(names) == list(first):
+        return []
+    differ = [f"{old!r} as {new!r}" for old, new in zip(first, names, strict=False) if old != new]
+    differ.append(f"{len(names)} instead of {len(first)}")
+    remedy = "give all data sets the same classes in the same order"
+    return [f"numbers classes differently from the first data set, {differ[0]}: {remedy}"]
+
+
+def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:
+    """Return a fault if a head of the model has another number of classes."""
+    wrong = []
+    for name, module in model.named_modules():
+        size = getattr(module, "num_classes", classes)
+        if "head" in name and size != classes and not OTHER_HEADS & set(name.split(".")):
+            wrong.append(f"{name}.num_classes={size}")
+    if not wrong or "thing_classes" in dataset.metainfo:  # panoptic heads count stuff apart
+        return []
+    told = f"the data set has {classes} classes, but the model {', '.join(wrong)}"
+    return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
+
+
+def inspect_files(
+    dataset: BaseDataset, node: Mapping, evaluators: object
+) -> tuple[list[str], Counter]:
+    """Check the files of a data set that has this config, and these evaluators to itself.
 
     Returns:
-        Its class names in the order of their labels, and its number of objects to learn, None if it
-        is not for detection.
+        Faults, and the number of objects by the reason why training skips them, "" for those it
+        learns; empty if it is not known.
     """
-    dataset.full_init()
-    paths, objects = [], None
-    for index in range(len(dataset)):
-        info = dataset.get_data_info(index)
-        paths.append(info.get("img_path"))
-        if "instances" in info:
-            objects = (objects or 0) + sum(
-                not each.get("ignore_flag") for each in info["instances"]
-            )
-    check_images(paths, dataset, phase)
-    classes = list(dataset.metainfo.get("classes") or ())
-    if "thing_classes" not in dataset.metainfo:  # panoptic heads count things and stuff apart
-        check_heads(model, len(classes), phase)
-    if not is_coco(dataset) or not os.path.isfile(dataset.ann_file):
-        return list(getattr(dataset, "folder_to_idx", None) or classes), objects
-    path = os.path.realpath(dataset.ann_file)
-    if path not in files:
-        files[path] = read_coco(path, classes, (dataset.filter_cfg or {}).get("min_size", 0))
-    categories, annotations, skipped = files[path]
-    if phase == "train" and skipped:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items())
-        logger.info(
-            f"{dataset.ann_file}: training skips {skipped.total()} of {annotations} objects: {reasons}"
-        )
-    return check_categories(categories, classes, dataset.ann_file, logger), objects
+    from mmdet.datasets import CocoDataset, XMLDataset
+
+    backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
+    reader, path = type(dataset).load_data_list, dataset.ann_file
+    if backend != "local" or "://" in path:
+        return [], Counter()
+    evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
+    scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
+    masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
+    try:
+        if reader is XMLDataset.load_data_list:
+            return inspect_xml(dataset)
+        if reader is not CocoDataset.load_data_list:
+            return [], Counter()
+        faults, objects = inspect_coco(dataset, masks=masks, crowds=bool(scored))
+    except OSError as error:
+        return [f"{error}: correct data_root or ann_file"], Counter()
+    except (KeyError, TypeError, ValueError) as error:
+        return [f"not COCO's format, {error!r}"], Counter()
+    if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):
+        faults.append(f"the evaluator reads {scored[0]}: set its ann_file to the data set's")
+    return faults, objects
 
 
-def is_coco(dataset: BaseDataset) -> bool:
-    """Whether mmdet reads the data set with its COCO reader."""
-    from mmdet.datasets import CocoDataset
-
-    return type(dataset).load_data_list is CocoDataset.load_data_list
-
-
-def check_images(paths: Sequence, dataset: BaseDataset, phase: str) -> None:
-    """Raise InputError naming the first image that is missing or empty; of an empty file, OpenCV gives no name."""
-    remote = (getattr(dataset, "backend_args", None) or {}).get("backend", "local") != "local"
-    local = (
-        []
-        if remote or not dataset.ann_file
-        else [p for p in paths if isinstance(p, str) and "://" not in p]
-    )
-    with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
-        sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), local)
-        faulty = [path for path, size in zip(local, sizes, strict=True) if not size]
-    if faulty:
-        raise InputError(
-            f"{phase} data: {len(faulty)} of {len(local)} images in {dataset.ann_file} are missing or empty, the first "
-            f"is {faulty[0]}: complete the folder, or correct data_prefix"
-        )
+def inspect_xml(dataset: BaseDataset) -> tuple[list[str], Counter]:
+    """Check the XML files of a data set, in which mmdet skips every name that is not a class."""
+    names, images = Counter(), []
+    for name in list_from_file(dataset.ann_file):
+        images.append(os.path.join(dataset.sub_data_root, dataset.img_subdir, f"{name}.jpg"))
+        file = os.path.join(dataset.sub_data_root, dataset.ann_subdir, f"{name}.xml")
+        names.update(each.findtext("name") for each in ET.parse(file).iterfind("object"))
+    faults, classes = check_images(images), dataset.metainfo["classes"]
+    found = [name for name in classes if name in names]
+    rare = found and dataset.test_mode  # a small set may lack a class
+    if len(found) < len(classes) and not rare and names.keys() - set(classes):
+        faults.append(missing_names(classes, list(names)))
+    return faults, Counter({"": sum(names[name] for name in found)})
 
 
-def check_heads(model: nn.Module, classes: int, phase: str) -> None:
-    """Raise InputError if a head has another number of classes."""
-    sizes = {
-        name: getattr(module, "num_classes", classes) for name, module in model.named_modules()
-    }
-    heads = {
-        name: size
-        for name, size in sizes.items()
-        if "head" in name and not OTHER_HEADS & set(name.split("."))
-    }
-    wrong = [f"{name}.num_classes={size}" for name, size in heads.items() if size != classes]
-    if classes and wrong:
-        raise InputError(
-            f"the {phase} data has {classes} classes, but the model has {', '.join(wrong)}: set num_classes of every "
-            "head, or metainfo.classes of every data set"
-        )
-
-
-def check_categories(
-    names: Sequence[str], classes: Sequence[str], ann_file: str, logger: Logger
-) -> list[str]:
-    """Return a file's names of the classes in its order, by which mmdet numbers them."""
-    labels = [name for name in names if name in classes]
-    missing = [name for name in classes if name not in labels]
-    if missing:
-        raise InputError(
-            f"{ann_file} has no category {missing[0]!r} ({len(missing)} of {len(classes)} classes are missing; it has "
-            f"{', '.join(map(repr, names[:8]))}{', ...' if len(names) > 8 else ''}): mmdet would drop them and number "
-            "the others anew. Set metainfo.classes of every data set to the file's names, and num_classes of every head"
-        )
-    if labels != list(classes):
-        logger.warning(
-            f"{ann_file} lists its categories in another order than the data set its classes. mmdet numbers them in "
-            "the file's order, so names drawn into pictures are exchanged: write metainfo.classes in the file's order"
-        )
-    return labels
-
-
-def read_coco(
-    path: str, classes: Sequence[str], min_size: float
-) -> tuple[list[str], int, Counter[str]]:
-    """Return the categories of a COCO file, its number of objects, and how many mmdet does not train on, by reason."""
-    with open(path, "rb") as file:
+def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> tuple[list[str], Counter]:
+    """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
+    with open(dataset.ann_file, "rb") as file:
         content = json.load(file)
+    classes, annotations = dataset.metainfo["classes"], content.get("annotations", [])
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    wanted = {number for number, name in names.items() if name in classes}
     images = {image["id"]: image for image in content["images"]}
-    wanted = {category["id"] for category in content["categories"] if category["name"] in classes}
-    skipped = Counter()
-    for annotation in content.get("annotations", ()):
-        image = images.get(annotation["image_id"])
-        if image is None:
-            skipped["on images that are not listed"] += 1
-            continue
-        x, y, width, height = annotation["bbox"]
-        inside = min(x + width, image["width"]) > max(x, 0) and min(
-            y + height, image["height"]
-        ) > max(y, 0)
-        if annotation["category_id"] not in wanted:
-            skipped["of other categories"] += 1
-        elif annotation.get("ignore") or annotation.get("iscrowd"):
-            skipped["crowds or ignored"] += 1
-        elif width < 1 or height < 1 or annotation["area"] <= 0:
-            skipped["smaller than a pixel"] += 1
-        elif not inside:
-            skipped["outside their image"] += 1
-        elif min(image["width"], image["height"]) < min_size:
-            skipped[f"on images smaller than filter_cfg.min_size={min_size}"] += 1
-    names = [category["name"] for category in content["categories"]]
-    return names, len(content.get("annotations", ())), skipped
+    folder = dataset.data_prefix["img"]
+    faults = check_images([os.path.join(folder, each["file_name"]) for each in images.values()])
+    ordered = [name for name in names.values() if name in classes]
+    if set(ordered) != set(classes):
+        faults.append(missing_names(classes, list(names.values())))
+    elif ordered != list(classes):
+        faults.append(f"mmdet numbers classes in the file's order: set metainfo.classes={ordered}")
+    unknown = {each["category_id"] for each in annotations} - names.keys()
+    if unknown:
+        faults.append(
+            f"annotations have the category_id {min(unknown)}, but the ids of its categories are "
+            f"{min(names)} to {max(names)}: number both alike"
+        )
+    if masks and any(not each.get("segmentation") for each in annotations):
+        faults.append("boxes without segmentation: add masks, or take a detector that needs none")
+    if crowds and any("iscrowd" not in each for each in annotations):
+        faults.append("annotations without iscrowd, which the evaluation needs: add iscrowd=0")
+    min_size = (dataset.filter_cfg or {}).get("min_size", 0)
+    wrong, objects = inspect_boxes(annotations, images, wanted, min_size)
+    return faults + wrong, objects
+
+
+def inspect_boxes(
+    annotations: Sequence[dict], images: dict[int, dict], wanted: set[int], min_size: float
+) -> tuple[list[str], Counter]:
+    """Check the boxes of annotations, of which those of the `wanted` categories are learned."""
+    rows, nowhere = [], dict(width=0, height=0)
+    for each in annotations:
+        image = images.get(each["image_id"], nowhere)
+        ignored = bool(each.get("iscrowd") or each.get("ignore"))
+        known = each["category_id"] in wanted
+        rows.append([*each["bbox"], each["area"], image["width"], image["height"], ignored, known])
+    x, y, w, h, area, width, height, ignored, known = np.reshape(rows, (-1, 9)).T
+    beyond = (x + w > width + 1) | (y + h > height + 1)
+    corners = (x < w) & (y < h) & (w <= width + 1) & (h <= height + 1)
+    faults = []
+    if corners.sum() > 0.95 * len(rows) and beyond.sum() > 0.25 * len(rows):
+        faults.append("bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]")
+    skips = {
+        "on images that are not listed": width == 0,
+        "of other categories": known == 0,
+        "crowds or ignored": ignored == 1,
+        "smaller than a pixel": (w < 1) | (h < 1) | (area <= 0),
+        "outside their image": (x >= width) | (y >= height) | (x + w <= 0) | (y + h <= 0),
+        f"on images with a side below {min_size} pixels": np.minimum(width, height) < min_size,
+    }
+    objects = Counter({"": 0})
+    objects.update(np.select(list(skips.values()), list(skips), "").tolist())
+    return faults, objects
+
+
+def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
+    """Return the fault that some classes are not among the names of a file."""
+    missing = [name for name in classes if name not in names]
+    return (
+        f"has no {missing[0]!r} ({len(missing)} of {len(classes)} classes are missing), but "
+        f"{', '.join(map(repr, names[:8]))}: set metainfo.classes of every data set to the file's "
+        "names, and num_classes of every head"
+    )
+
+
+def check_images(paths: Sequence[str]) -> list[str]:
+    """Return a fault if images are missing or empty; OpenCV's error for the latter has no name."""
+    with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
+        sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), paths)
+        faulty = [path for path, size in zip(paths, sizes, strict=True) if not size]
+    if not faulty:
+        return []
+    return [
+        f"{len(faulty)} of {len(paths)} images are missing or empty, the first is {faulty[0]}: "
+        "complete the folder, or correct data_prefix"
+    ]

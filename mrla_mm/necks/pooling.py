@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 @MODELS.register_module(force=True)
 class DroppedAveragePooling(GlobalAveragePooling):
-    """Average each map over its grid and, in training, drop features with probability `drop_rate`."""
+    """Average each map over its grid and, in training, drop features."""
 
     def __init__(self, drop_rate: float) -> None:
         super().__init__(dim=2)

@@ -1,4 +1,4 @@
-"""Simple feature pyramid: all levels of a detector from the single map of a plain vision transformer."""
+"""Simple feature pyramid: all levels of a detector from the one map of a vision transformer."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ HALVINGS = {
 
 @MODELS.register_module(force=True)
 class SimpleFeaturePyramid(BaseModule):
-    """Pyramid of one map, without a top-down path (Li et al., Exploring Plain Vision Transformer Backbones, 2022).
+    """Pyramid of one map, without a top-down path (ViTDet, Li et al., ECCV 2022).
 
     The level of the map's own stride is the map itself, finer ones are deconvolved by 2 or 4, the
     next coarser one is its 2x2 maximum; a 1x1 and a 3x3 convolution follow, each with a norm. The
@@ -65,11 +65,11 @@ class SimpleFeaturePyramid(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         ratios = [stride / in_stride for stride in strides]
-        if ratios[0] not in HALVINGS or any(
-            b != 2 * a for a, b in zip(ratios, ratios[1:], strict=False)
-        ):
+        doubled = [ratios[0] * 2**level for level in range(len(ratios))]
+        if ratios[0] not in HALVINGS or ratios != doubled:
             raise InputError(
-                f"strides={strides} must double, starting between in_stride={in_stride} / 4 and twice it"
+                f"strides={strides} must double, starting between in_stride={in_stride} / 4 and "
+                "twice it"
             )
         halvings = [HALVINGS[ratio] for ratio in ratios if ratio in HALVINGS]
         self.extra_levels = len(ratios) - len(halvings)
@@ -78,7 +78,7 @@ class SimpleFeaturePyramid(BaseModule):
         )
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Turn one map (B, C, H, W), the only one of its sequence, into levels (B, out_channels, H', W')."""
+        """Turn a sequence of one map (B, C, H, W) into levels (B, out_channels, H', W')."""
         (x,) = maps
         outs = [level(x) for level in self.levels]
         for _ in range(self.extra_levels):
@@ -89,7 +89,7 @@ class SimpleFeaturePyramid(BaseModule):
 def make_level(
     in_channels: int, out_channels: int, halvings: int, norm_cfg: dict | None
 ) -> nn.Sequential:
-    """Build the layers from the map to a level whose stride is halved 2, 1 or 0 times, or doubled (-1)."""
+    """Build the layers to a level: its stride is halved 2, 1 or 0 times, or doubled (-1)."""
     layers, channels = [], in_channels
     for step in range(halvings):
         if step:

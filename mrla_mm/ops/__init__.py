@@ -5,14 +5,12 @@ G * D), T depth in the stage.
 """
 
 from mrla_mm.ops.base import base_fused
-from mrla_mm.ops.coefficients import FrozenNorm, Weights
-from mrla_mm.ops.dispatch import Choice, choose_path, is_exporting, why_not_fused
+from mrla_mm.ops.dispatch import choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
-    affine_residual,
+    FrozenNorm,
+    Weights,
     at_least_float32,
-    depthwise_value,
-    expand_heads,
     feature_map,
     frozen_bn_affine,
     global_average,
@@ -24,18 +22,15 @@ from mrla_mm.ops.reference import (
     softmax_scores,
     split_heads,
     weighted_sum,
+    without_autocast,
 )
 
 __all__ = [
-    "Choice",
     "FrozenNorm",
     "Weights",
-    "affine_residual",
     "at_least_float32",
     "base_fused",
     "choose_path",
-    "depthwise_value",
-    "expand_heads",
     "feature_map",
     "frozen_bn_affine",
     "global_average",
@@ -49,5 +44,6 @@ __all__ = [
     "softmax_scores",
     "split_heads",
     "weighted_sum",
+    "without_autocast",
     "why_not_fused",
 ]

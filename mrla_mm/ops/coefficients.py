@@ -1,4 +1,4 @@
-"""Layer attention as linear functions of the maps: their coefficients, and how gradients follow from grid sums.
+"""Layer attention as linear functions of the maps: its coefficients, and gradients from grid sums.
 
 With the scores A of a layer, the drop-path factor k, and a frozen batch norm of scale s and offset
 t, the residual branch is
@@ -6,7 +6,8 @@ t, the residual branch is
     light   y = x + k (s (A dw(x; W) + lambda p) + t) = x + gain dw(x; W) + slope p + shift
     base    y = x + k (s sum_s A_s v_s + t)           = x + gain sum_s A_s v_s + shift
 
-    gain = k s [A],  slope = k s lambda,  shift = k t           per sample and channel
+    factor = k s,  slope = factor lambda,  shift = k t          per sample and channel
+    gain = factor A for light, factor for base
 
 where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of
 grad times each shifted x, or times each value, of grad times p, and of grad. Everything here is
@@ -20,36 +21,56 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.reference import at_least_float32, frozen_bn_affine, light_gate, softmax_scores
+from mrla_mm.ops.reference import (
+    FrozenNorm,
+    Weights,
+    at_least_float32,
+    frozen_bn_affine,
+    light_gate,
+    softmax_scores,
+    split_heads,
+)
 
 
-class FrozenNorm(NamedTuple):
-    """What the residual branch does with an attention's output o: y = x + keep norm(o).
-
-    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and
-    variance (C,) take no gradient. keep (B,) is the drop-path factor of each sample, or None for 1,
-    and takes none either.
-    """
-
-    weight: Tensor | None
-    bias: Tensor | None
-    mean: Tensor
-    variance: Tensor
-    keep: Tensor | None = None
-    eps: float = 1e-5
-
-
-class Weights(NamedTuple):
-    """Parameters of an attention; None stands for what a variant lacks.
-
-    query and key (1, 1, k) or (E, C), without which the gate is 1; value (C, 1, 3, 3), without
-    which v = x; history_scale (C,), without which lambda = 1.
-    """
+class Parameters(NamedTuple):
+    """Weights and norm of a layer, or their gradients, as an autograd Function takes them: flat."""
 
     query: Tensor | None = None
     key: Tensor | None = None
     value: Tensor | None = None
     history_scale: Tensor | None = None
+    norm_weight: Tensor | None = None
+    norm_bias: Tensor | None = None
+    mean: Tensor | None = None
+    variance: Tensor | None = None
+    keep: Tensor | None = None
+
+    @classmethod
+    def pack(cls, weights: Weights, norm: FrozenNorm | None) -> "Parameters":
+        """All tensors of both."""
+        return cls(*weights) if norm is None else cls(*weights, *norm[:-1])  # all but eps
+
+
+class Layer(NamedTuple):
+    """What a layer computes with: its parameters, the norm behind it, G, whether it has history."""
+
+    weights: Weights
+    norm: FrozenNorm | None
+    heads: int
+    has_history: bool = False
+
+    @classmethod
+    def unpack(cls, tensors: Parameters, heads: int, has_history: bool, eps: float) -> "Layer":
+        """The layer whose tensors were packed."""
+        query, key, value, history_scale, *norm = tensors
+        norm = None if tensors.mean is None else FrozenNorm(*norm, eps)
+        return cls(Weights(query, key, value, history_scale), norm, heads, has_history)
+
+    def take(self, samples: slice | None) -> "Layer":
+        """The layer for some samples: with their drop-path factors."""
+        if samples is None or self.norm is None or self.norm.keep is None:
+            return self
+        return self._replace(norm=self.norm._replace(keep=self.norm.keep[samples]))
 
 
 class State(NamedTuple):
@@ -70,52 +91,58 @@ class State(NamedTuple):
 
 
 class GridSums(NamedTuple):
-    """Sums over the grid: of grad times shifted x (B, C, n), of grad times p and of grad (B, C), None if not needed."""
+    """Sums over the grid of a gradient times other maps; None where not needed.
 
-    taps: Tensor
-    slope: Tensor | None = None
-    shift: Tensor | None = None
+    value (B, C, n): times x shifted to each of the n places under the value's kernel; history
+    (B, C): times the history; grad (B, C): of the gradient itself.
+    """
+
+    value: Tensor
+    history: Tensor | None = None
+    grad: Tensor | None = None
 
 
-def take(
-    tensors: Tensor | State | FrozenNorm | None, samples: slice | None
-) -> Tensor | State | FrozenNorm | None:
-    """Some samples of a tensor, of each of several, or of a norm's drop-path factors; samples=None: all of them."""
-    if tensors is None or samples is None:
+def take(samples: slice | None, *tensors: Tensor | None) -> Sequence[Tensor | None]:
+    """Some samples of each tensor; all for None."""
+    if samples is None:
         return tensors
-    if isinstance(tensors, FrozenNorm):
-        return tensors._replace(keep=take(tensors.keep, samples))
-    return (
-        State(*(take(tensor, samples) for tensor in tensors))
-        if isinstance(tensors, State)
-        else tensors[samples]
-    )
+    return [None if tensor is None else tensor[samples] for tensor in tensors]
 
 
-def cat_chunks(chunks: Sequence[State]) -> State:
-    """Tensors of all samples from those of parts of the batch."""
-    if len(chunks) == 1:
-        return chunks[0]
-    return State(
-        *(None if parts[0] is None else torch.cat(parts) for parts in zip(*chunks, strict=True))
-    )
+def cat(chunks: Sequence[Tensor | None]) -> Tensor | None:
+    """One tensor of those of all chunks of the batch."""
+    return chunks[0] if len(chunks) == 1 or chunks[0] is None else torch.cat(chunks)
+
+
+def cat_chunks(states: Sequence[State]) -> State:
+    """State of all samples from those of chunks of the batch."""
+    return State(*map(cat, zip(*states, strict=True)))
+
+
+def sum_chunks(gradients: Sequence[Parameters]) -> Parameters:
+    """Gradients of parameters, summed over chunks of the batch."""
+    fields = zip(*gradients, strict=True)
+    return Parameters(*(None if field[0] is None else sum(field[1:], field[0]) for field in fields))
 
 
 def product(*factors: Tensor | None) -> Tensor | None:
     """Product of the factors that are not None, or None."""
-    found = None
+    result = None
     for factor in factors:
         if factor is not None:
-            found = factor if found is None else found * factor
-    return found
+            result = factor if result is None else result * factor
+    return result
 
 
-def unpack_norm(norm: FrozenNorm | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Scale and offset (C,) in at least single precision, keep (B, 1); None each without a norm."""
+def norm_coefficients(
+    norm: FrozenNorm | None, size: torch.Size
+) -> tuple[Tensor | None, Tensor | None]:
+    """Factor keep s and shift keep t of a norm (B, C), at least float32; None each without one."""
     if norm is None:
-        return None, None, None
+        return None, None
     scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
-    return scale, offset, None if norm.keep is None else norm.keep.unsqueeze(1)
+    keep = None if norm.keep is None else norm.keep.unsqueeze(1)
+    return product(scale, keep).expand(size), product(offset, keep).expand(size)
 
 
 def expand_scores(scores: Tensor, channels: int) -> Tensor:
@@ -146,116 +173,152 @@ def project_both_backward(
     return grad_pooled.squeeze(1), grad_both.chunk(2)
 
 
-def attention_state(
-    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None,
-    *, heads: int, softmax: bool, has_history: bool = False, earlier: Tensor | None = None,
-) -> State:  # fmt: skip
-    """State of a layer.
-
-    Args:
-        x: its map (B, C, H, W).
-        pooled: its channels' averages (B, C); None for a light attention without a gate.
-        weights: its parameters.
-        norm: the norm behind it.
-        heads: G.
-        softmax: the scores are those of base, else of light.
-        has_history: whether there is a history to scale.
-        earlier: keys (B, T - 1, E) of the stage's earlier layers, for base.
-    """
-    scale, offset, keep = unpack_norm(norm)
-    query = keys = scores = gates = None
+def light_state(x: Tensor, pooled: Tensor | None, layer: Layer) -> State:
+    """State of MRLA-light for a map (B, C, H, W), whose averages (B, C) are None without a gate."""
+    weights, norm, heads, has_history = layer
+    size = x.shape[:2]
+    factor, shift = norm_coefficients(norm, size)
+    query = keys = scores = gate = slope = None
     if pooled is not None:
         query, key = project_both(pooled, weights)
-        keys = key.unsqueeze(1) if earlier is None else torch.cat((earlier, key.unsqueeze(1)), 1)
-        split = [part.unflatten(1, (heads, -1)) for part in (query, *keys.unbind(1))]
-        if softmax:
-            scores = softmax_scores(split[0], split[1:]).transpose(1, 2)  # (B, T, G)
-        else:
-            scores = light_gate(*split).unsqueeze(1)  # (B, 1, G)
-            gates = expand_scores(scores, x.shape[1]).squeeze(1)
-    slope = product(at_least_float32(weights.history_scale), scale, keep) if has_history else None
-    factors = product(gates, scale, keep), slope, product(offset, keep)
-    return State(
-        pooled,
-        query,
-        keys,
-        scores,
-        *(None if f is None else f.expand(x.shape[:2]) for f in factors),
-    )
+        keys = key.unsqueeze(1)
+        scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
+        gate = expand_scores(scores, size[1]).squeeze(1)
+    if has_history:
+        slope = product(at_least_float32(weights.history_scale), factor)
+    if slope is not None:
+        slope = slope.expand(size)
+    return State(pooled, query, keys, scores, product(gate, factor), slope, shift)
 
 
-def attention_backward(
-    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, taps: GridSums, sums: Tensor | None = None,
-    grad_keys: Tensor | None = None, *, softmax: bool,
-) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:  # fmt: skip
-    """Gradients that follow from the sums over the grid.
+def base_state(pooled: Tensor, layer: Layer, earlier: Tensor | None) -> State:
+    """State of MRLA-base for averages (B, C) and the earlier layers' keys (B, T - 1, E) or None."""
+    weights, norm, heads, _ = layer
+    factor, shift = norm_coefficients(norm, pooled.shape)
+    query, key = project_both(pooled, weights)
+    keys = key.unsqueeze(1)
+    if earlier is not None:
+        keys = torch.cat((earlier, keys), 1)
+    keys_of_heads = [split_heads(key, heads) for key in keys.unbind(1)]
+    scores = softmax_scores(split_heads(query, heads), keys_of_heads).transpose(1, 2)  # (B, T, G)
+    return State(pooled, query, keys, scores, factor, None, shift)
+
+
+def light_backward(
+    x: Tensor, state: State, layer: Layer, sums: GridSums
+) -> tuple[Tensor | None, Parameters]:
+    """Gradients of MRLA-light that follow from the sums of its output's gradient.
+
+    Returns:
+        What the gate adds to the gradient of every pixel of x (B, C), None without a gate; and the
+        gradients of the parameters, summed over the samples.
+    """
+    weights, norm, heads, _ = layer
+    factor, _ = norm_coefficients(norm, x.shape[:2])
+    grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
+    grad_gain = sums.value[..., 0]  # (B, C)
+    if weights.value is not None:
+        grad_gain = (sums.value * at_least_float32(weights.value).flatten(1)).sum(-1)
+        gain = None if state.gain is None else state.gain.unsqueeze(-1)
+        grad_value = product(sums.value, gain).sum(0).view_as(weights.value)
+    grad_factor = grad_gain
+    if state.scores is not None:
+        grad_factor = grad_gain * expand_scores(state.scores, x.shape[1]).squeeze(1)
+        grad_gate = sum_heads(product(grad_gain, factor).unsqueeze(1), heads)
+        grad_scores = torch.ops.aten.sigmoid_backward(grad_gate, state.scores)
+        grad_pixel, grad_query, grad_key, _ = scores_backward(x, state, weights, grad_scores, None)
+    if sums.history is not None:
+        history_scale = at_least_float32(weights.history_scale)
+        grad_factor = grad_factor + product(sums.history, history_scale)
+        if history_scale is not None:
+            grad_history_scale = product(sums.history, factor).sum(0)
+    grad_norm = norm_backward(norm, grad_factor, sums.grad)
+    gradients = Parameters(grad_query, grad_key, grad_value, grad_history_scale, *grad_norm)
+    return grad_pixel, gradients
+
+
+def base_backward(
+    x: Tensor,
+    state: State,
+    layer: Layer,
+    sums: GridSums,
+    value_sums: Tensor,
+    grad_keys: Tensor | None,
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """Gradients of MRLA-base that follow from sums over the grid.
 
     Args:
         x: map (B, C, H, W) of the layer.
         state: its state.
-        weights: its parameters.
-        norm: the norm behind it.
-        taps: sums of grad, of light, or of the own value's gradient, of base.
-        sums: for base, those of grad times each value and, last, of grad (B, T + 1, C).
+        layer: its parameters.
+        sums: those of the gradient of the layer's own value.
+        value_sums: those of the output's gradient times each value and, last, of that gradient
+            itself (B, T + 1, C).
         grad_keys: gradient of the keys (B, T, E) from later layers.
-        softmax: the scores are those of base, else of light.
 
     Returns:
-        What the scores add to the gradient of every position of x (B, C); the gradients of the four
-        weights and of the norm's weight and bias, summed over the samples; the gradient of the
-        earlier keys. None for what is absent.
+        As `light_backward`, and the gradient of the earlier keys (B, T - 1, E), None for T = 1.
     """
-    (scale, _, keep), scores, keys = unpack_norm(norm), state.scores, state.keys
-    constant = grad_query = grad_key = grad_value = grad_history = None
-    by_score = (
-        taps.taps[..., :1].transpose(1, 2) if sums is None else sums[:, :-1]
-    )  # (B, T, C), gradient of gain
-    if weights.value is not None:
-        gain = None if softmax or state.gain is None else state.gain.unsqueeze(-1)
-        grad_value = product(taps.taps, gain).sum(0).view_as(weights.value)
-        if sums is None:
-            by_score = (taps.taps * at_least_float32(weights.value).flatten(1)).sum(-1).unsqueeze(1)
-    grad_factor = (
-        by_score.squeeze(1)
-        if scores is None
-        else (by_score * expand_scores(scores, x.shape[1])).sum(1)
+    weights, norm, heads, _ = layer
+    factor, _ = norm_coefficients(norm, x.shape[:2])
+    scores = state.scores
+    grad_gain = value_sums[:, :-1]  # (B, T, C), of factor times score
+    grad_factor = (grad_gain * expand_scores(scores, x.shape[1])).sum(1)
+    grad_norm = norm_backward(norm, grad_factor, value_sums[:, -1])
+    if factor is not None:
+        grad_gain = grad_gain * factor.unsqueeze(1)
+    grad_softmax = sum_heads(grad_gain, heads)
+    grad_scores = scores * (grad_softmax - (scores * grad_softmax).sum(1, keepdim=True))
+    grad_pixel, grad_query, grad_key, grad_earlier = scores_backward(
+        x, state, weights, grad_scores, grad_keys
     )
-    if scores is not None:
-        heads, width = scores.shape[2], keys.shape[2] // scores.shape[2]
-        factor = product(scale, keep)  # (C,), (B, C), or None
-        by_score = product(
-            by_score, factor if factor is None or factor.dim() == 1 else factor.unsqueeze(1)
-        )
-        grad_scores = by_score.unflatten(2, (heads, -1)).sum(-1)  # (B, T, G)
-        if softmax:
-            grad_scores = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
-        else:
-            grad_scores = torch.ops.aten.sigmoid_backward(grad_scores, scores)
-        grad_scores = expand_scores(grad_scores * width**-0.5, keys.shape[2])  # (B, T, E)
-        found = grad_scores * state.query.unsqueeze(1)
-        grad_keys = found if grad_keys is None else found + grad_keys
-        constant, (grad_query, grad_key) = project_both_backward(
-            state.pooled, weights, (grad_scores * keys).sum(1), grad_keys[:, -1]
-        )
-        constant = constant / (x.shape[2] * x.shape[3])
-    if taps.slope is not None:
-        history_scale = at_least_float32(weights.history_scale)
-        grad_factor = grad_factor + product(taps.slope, history_scale)
-        if history_scale is not None:
-            grad_history = product(product(taps.slope, keep).sum(0), scale)
-    of_norm = norm_backward(norm, grad_factor, taps.shift if sums is None else sums[:, -1])
-    earlier = grad_keys[:, :-1] if softmax and keys.shape[1] > 1 else None
-    return constant, [grad_query, grad_key, grad_value, grad_history, *of_norm], earlier
+    grad_value = sums.value.sum(0).view_as(weights.value)
+    gradients = Parameters(grad_query, grad_key, grad_value, None, *grad_norm)
+    return grad_pixel, gradients, grad_earlier
+
+
+def sum_heads(per_channel: Tensor, heads: int) -> Tensor:
+    """Sum over the channels of each head: (B, T, C) -> (B, T, G)."""
+    return per_channel.unflatten(2, (heads, -1)).sum(-1)
+
+
+def scores_backward(
+    x: Tensor, state: State, weights: Weights, grad_scores: Tensor, grad_keys: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients behind the scores q . k / sqrt(D), whose own are those before sigmoid or softmax.
+
+    Shapes:
+        grad_scores (B, T, G), grad_keys from later layers (B, T, E) or None -> gradient of every
+        pixel of x through its average (B, C), of the weights of query and key, and of the earlier
+        keys (B, T - 1, E) or None.
+    """
+    heads, length = state.scores.shape[2], state.keys.shape[2]
+    grad_products = expand_scores(grad_scores * (length // heads) ** -0.5, length)  # (B, T, E)
+    grad_query = (grad_products * state.keys).sum(1)
+    of_keys = grad_products * state.query.unsqueeze(1)
+    if grad_keys is not None:
+        of_keys = of_keys + grad_keys
+    grad_pooled, (grad_query_weight, grad_key_weight) = project_both_backward(
+        state.pooled, weights, grad_query, of_keys[:, -1]
+    )
+    grad_pixel = grad_pooled / (x.shape[2] * x.shape[3])
+    grad_earlier = of_keys[:, :-1] if of_keys.shape[1] > 1 else None
+    return grad_pixel, grad_query_weight, grad_key_weight, grad_earlier
 
 
 def norm_backward(
-    norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Gradients of a norm's weight and bias (C,) from those of scale times keep and of shift, (B, C) each."""
+    norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of a norm's weight and bias (C,).
+
+    Shapes:
+        grad_factor, the gradient of scale times keep, and grad_sum, that of shift: (B, C).
+    """
     if norm is None:
         return None, None
     keep = None if norm.keep is None else norm.keep.unsqueeze(1)
-    grad_scale, grad_bias = (product(part, keep).sum(0) for part in (grad_factor, grad_sum))
-    return torch.rsqrt(at_least_float32(norm.variance) + norm.eps) * (
-        grad_scale - norm.mean * grad_bias
-    ), grad_bias
+    grad_scale = product(grad_factor, keep).sum(0)
+    grad_bias = product(grad_sum, keep).sum(0)
+    root = torch.rsqrt(at_least_float32(norm.variance) + norm.eps)
+    grad_weight = root * (grad_scale - norm.mean * grad_bias)
+    return None if norm.weight is None else grad_weight, None if norm.bias is None else grad_bias

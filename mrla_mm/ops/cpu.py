@@ -13,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (  # noqa: F401  the first two belong to the passes' interface
+from mrla_mm.ops.coefficients import (  # noqa: F401  four belong to the passes' interface
     GridSums,
     State,
-    attention_backward,
-    attention_state,
+    base_backward,
+    base_state,
     expand_scores,
+    light_backward,
+    light_state,
 )
 from mrla_mm.ops.reference import at_least_float32, global_average
 
 CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
-EXACT = (
-    torch.float32,
-    torch.float64,
-)  # in less precision a weight of 1 for the residual would swallow small weights
+# Where the residual may be a weight of 1, which swallows small weights in half precision.
+EXACT = (torch.float32, torch.float64)
 
 
 def chunks(x: Tensor) -> Iterator[slice | None]:
@@ -34,18 +34,16 @@ def chunks(x: Tensor) -> Iterator[slice | None]:
 
     Channels-last maps cannot be seen as one map of b * c channels, so they go one by one.
     """
-    step = batch = x.shape[0]
+    batch = x.shape[0]
+    size = batch
     if x.device.type == "cpu":
-        step = (
-            math.ceil(batch / math.ceil(x.numel() * x.element_size() / CHUNK_BYTES))
-            if x.is_contiguous()
-            else 1
-        )
-    if step == batch:
+        count = math.ceil(x.numel() * x.element_size() / CHUNK_BYTES)
+        size = math.ceil(batch / count) if x.is_contiguous() else 1
+    if size == batch:
         yield None
         return
-    for start in range(0, batch, step):
-        yield slice(start, start + step)
+    for start in range(0, batch, size):
+        yield slice(start, start + size)
 
 
 pool = global_average
@@ -61,25 +59,25 @@ def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
     return per_channel.to(x.dtype)[:, :, None, None]
 
 
-def depthwise(x: Tensor, taps: Tensor, shift: Tensor | None) -> Tensor:
-    """Depthwise 3x3 convolution (or product, with one tap) in which each sample has its own weights.
+def depthwise(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
+    """Depthwise 3x3 convolution (or product) in which each sample has its own weights.
 
     Shapes:
-        x (b, c, H, W), taps (b, c, 9 or 1), shift (b or 1, c) -> (b, c, H, W).
+        x (b, c, H, W), weight (b, c, 9 or 1), shift (b, c) or None -> (b, c, H, W).
     """
     batch, channels = x.shape[:2]
     if shift is not None:
-        shift = shift.to(x.dtype).expand(batch, channels).reshape(-1)
-    if taps.shape[-1] == 1:
-        out = x * on_grid(taps[..., 0], x)
+        shift = shift.to(x.dtype).reshape(-1)
+    if weight.shape[-1] == 1:
+        out = x * on_grid(weight[..., 0], x)
         return out if shift is None else out.add_(shift.view(batch, channels, 1, 1))
-    weight = taps.to(x.dtype).reshape(batch * channels, 1, 3, 3)
+    weight = weight.to(x.dtype).reshape(batch * channels, 1, 3, 3)
     stacked = x.reshape(1, batch * channels, *x.shape[2:])
     return F.conv2d(stacked, weight, shift, padding=1, groups=batch * channels).view(x.shape)
 
 
 def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor | None:
-    """Write relu(c + shortcut) (B, C, H, W); return its average over the grid (B, C) if asked for."""
+    """Write relu(c + shortcut) (B, C, H, W); return its average over the grid (B, C) if asked."""
     torch.add(c, shortcut, out=out).relu_()
     return global_average(out) if pool else None
 
@@ -93,63 +91,70 @@ def apply(
     residual: bool,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Return [x +] gain dw(x; weight) + slope history + shift, all (B, C, H, W); written into out if it is given."""
-    *_, gain, slope, shift = state
-    taps = at_least_float32(
-        x.new_ones(1, 1) if weight is None else weight.flatten(1)
-    )  # (C or 1, 9 or 1)
-    if gain is not None:
-        taps = gain.unsqueeze(-1) * taps
-    taps = taps.expand(*x.shape[:2], -1)
-    in_taps = residual and x.dtype in EXACT
-    if in_taps:
-        taps = taps.clone()
-        taps[..., taps.shape[-1] // 2].add_(1)
-    part, last = depthwise(x, taps, shift), residual and not in_taps
-    if history is not None and slope is not None:
-        part = torch.addcmul(part, history, on_grid(slope, x), out=out)
+    """[x +] gain dw(x; weight) + slope history + shift, all (B, C, H, W), into out or a new map."""
+    kernel = x.new_ones(1, 1) if weight is None else weight.flatten(1)
+    kernel = at_least_float32(kernel).expand(*x.shape[:2], -1)  # (B, C, 9 or 1)
+    if state.gain is not None:
+        kernel = state.gain.unsqueeze(-1) * kernel
+    residual_in_kernel = residual and x.dtype in EXACT
+    if residual_in_kernel:
+        kernel = kernel.clone()
+        kernel[..., kernel.shape[-1] // 2].add_(1)
+    y = depthwise(x, kernel, state.shift)
+    if history is not None and state.slope is not None:
+        y = torch.addcmul(y, history, on_grid(state.slope, x), out=out)
     elif history is not None:
-        part = torch.add(part, history, out=out)
-    elif out is not None and not last:
-        part = out.copy_(part)
-    return torch.add(x, part, out=out) if last else part
+        y = torch.add(y, history, out=out)
+    elif out is not None:
+        y = out.copy_(y)
+    return y.add_(x) if residual and not residual_in_kernel else y
 
 
 def grid_sums(
     grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool
 ) -> GridSums:
-    """Sums over the grid that all gradients of weights follow from: 9 taps, or 1 without value; of grad if asked."""
+    """Sums that all gradients of weights follow from: of grad itself if `shift`; see `GridSums`.
+
+    With `value` x is shifted to the nine places of a 3x3 kernel.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    grad_slope = None if history is None else grid_sum(grad.to(dtype) * history)
-    if not value:
-        taps = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
-        return GridSums(taps, grad_slope, grid_sum(grad) if shift else None)
-    groups, with_bias = x.shape[0] * x.shape[1], shift and x.dtype in EXACT
-    stacked = (1, groups, *x.shape[2:])
-    weight = x.new_empty(
-        groups, 1, 3, 3
-    )  # only its shape matters for the gradient of the weight and bias
-    _, grad_taps, grad_shift = torch.ops.aten.convolution_backward(
-        grad.reshape(stacked), x.reshape(stacked), weight,
-        [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
-    )  # fmt: skip
-    if shift:
-        grad_shift = grad_shift.view(x.shape[:2]) if with_bias else grid_sum(grad)
-    return GridSums(
-        grad_taps.to(dtype).view(*x.shape[:2], 9), grad_slope, grad_shift if shift else None
-    )
+    of_history = None if history is None else grid_sum(grad.to(dtype) * history)
+    of_grad = None
+    if value:
+        groups = x.shape[0] * x.shape[1]
+        stacked = (1, groups, *x.shape[2:])
+        kernel = x.new_empty(groups, 1, 3, 3)  # only its shape matters
+        with_bias = shift and x.dtype in EXACT
+        _, of_value, of_grad = torch.ops.aten.convolution_backward(
+            grad.reshape(stacked), x.reshape(stacked), kernel,
+            [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
+        )  # fmt: skip
+        of_value = of_value.to(dtype).view(*x.shape[:2], 9)
+        of_grad = of_grad.view(x.shape[:2]) if with_bias else None
+    else:
+        of_value = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
+    if shift and of_grad is None:
+        of_grad = grid_sum(grad)
+    return GridSums(of_value, of_history, of_grad)
 
 
 def apply_backward(
-    grad: Tensor, weight: Tensor | None, state: State, *, residual: bool, grad_x: Tensor,
-    grad_history: Tensor | None = None, positive: Tensor | None = None, added: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Write the gradients of x and, if asked for, of the history: the transpose of `apply`, all (B, C, H, W).
+    grad: Tensor,
+    weight: Tensor | None,
+    state: State,
+    *,
+    residual: bool,
+    grad_x: Tensor,
+    grad_history: Tensor | None = None,
+    positive: Tensor | None = None,
+    added: Tensor | None = None,
+) -> None:
+    """Write the gradients of x and, if asked for, of the history: the transpose of `apply`.
 
     Args:
-        grad: gradient of what `apply` wrote.
+        grad: gradient of what `apply` wrote; all maps are (B, C, H, W).
         weight: that of `apply`.
-        state: that of `apply`, but as shift what is added to every position of grad_x.
+        state: that of `apply`, but as shift what is added to every pixel of grad_x.
         residual: whether `apply` added x.
         grad_x: gradient of x, or with `positive` of c.
         grad_history: gradient of the history; with `positive`, where the history is the shortcut,
@@ -157,22 +162,24 @@ def apply_backward(
         positive: x = relu(c + shortcut), through which the gradient goes on to c.
         added: what else is added to the gradient of x.
     """
-    flipped, slope = None if weight is None else weight.flip((2, 3)), state.slope
-    out = None if positive is not None else grad_x
-    through = apply(grad, added, flipped, state._replace(slope=None), residual=residual, out=out)
-    if positive is not None:
-        torch.ops.aten.threshold_backward.grad_input(through, positive, 0, grad_input=grad_x)
-    if grad_history is None:
-        return
-    slope = torch.ones_like(grad[:1, :, :1, :1]) if slope is None else on_grid(slope, grad)
+    flipped = None if weight is None else weight.flip((2, 3))
+    slope = torch.ones_like(grad[:1, :, :1, :1])
+    if state.slope is not None:
+        slope = on_grid(state.slope, grad)
+    state = state._replace(slope=None)
     if positive is None:
-        torch.mul(grad, slope, out=grad_history)
-    else:
+        apply(grad, added, flipped, state, residual=residual, out=grad_x)
+        if grad_history is not None:
+            torch.mul(grad, slope, out=grad_history)
+        return
+    grad_sum = apply(grad, added, flipped, state, residual=residual)
+    torch.ops.aten.threshold_backward.grad_input(grad_sum, positive, 0, grad_input=grad_x)
+    if grad_history is not None:
         torch.addcmul(grad_x, grad, slope, out=grad_history)
 
 
 def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
-    """Write [x +] gain sum_s scores_s values_s [+ shift], reading each value once: x, T values and out (B, C, H, W)."""
+    """Write [x +] gain sum_s scores_s values_s [+ shift] (B, C, H, W), reading each value once."""
     weights = value_weights(state, out)
     first = x is not None and out.dtype in EXACT
     if first:
@@ -203,18 +210,16 @@ def weighted_sum_backward(
     They are of grad times each value and, last, where there is a norm, of grad. With `fresh` the
     gradients are written, whatever they were before.
     """
-    sums = torch.empty(
-        grad.shape[0], len(values) + 1, grad.shape[1], dtype=state.scores.dtype, device=grad.device
-    )
+    batch, channels = grad.shape[:2]
+    sums = state.scores.new_empty(batch, len(values) + 1, channels)
     products = torch.empty_like(grad)
-    for index, (value, weight, gradient) in enumerate(
-        zip(values, value_weights(state, grad), grads, strict=True)
-    ):
+    weights = value_weights(state, grad)
+    for index, value in enumerate(values):
         sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
         if fresh:
-            torch.mul(grad, weight, out=gradient)
+            torch.mul(grad, weights[index], out=grads[index])
         else:
-            gradient.addcmul_(grad, weight)
+            grads[index].addcmul_(grad, weights[index])
     if state.shift is not None:
         sums[:, -1] = grid_sum(grad)
     return sums

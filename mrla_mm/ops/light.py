@@ -10,14 +10,23 @@ gradients. A second derivative raises.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops.coefficients import FrozenNorm, State, Weights, cat_chunks, take
+from mrla_mm.ops.coefficients import (
+    Layer,
+    Parameters,
+    State,
+    cat_chunks,
+    sum_chunks,
+    take,
+)
 from mrla_mm.ops.dispatch import passes_of
-from mrla_mm.ops.reference import without_autocast
+from mrla_mm.ops.reference import FrozenNorm, Weights, without_autocast
 
 
 def disable_autocast(x: Tensor) -> AbstractContextManager:
@@ -33,12 +42,11 @@ def dense_format(x: Tensor) -> torch.memory_format:
     copied, not transposed, except on a CPU, whose passes are several times as fast on contiguous
     maps.
     """
-    last = (
-        x.is_contiguous(memory_format=torch.channels_last)
-        or x.device.type != "cpu"
-        and x.stride(1) == 1
-    )
-    return torch.channels_last if last and not x.is_contiguous() else torch.contiguous_format
+    if x.is_contiguous():
+        return torch.contiguous_format
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    patches = x.device.type != "cpu" and x.stride(1) == 1
+    return torch.channels_last if last or patches else torch.contiguous_format
 
 
 def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
@@ -51,113 +59,122 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
         raise InputError(
             f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}"
         )
-    tensor = tensor if tensor.dtype == x.dtype else tensor.to(x.dtype)
-    return tensor.contiguous(memory_format=dense_format(x))
-
-
-def cast_gradients(
-    gradients: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Gradients in the precision of their tensors; None where there is no tensor."""
-    pairs = zip(gradients, tensors, strict=True)
-    return [
-        None if grad is None or tensor is None else grad.to(tensor.dtype) for grad, tensor in pairs
-    ]
-
-
-def sum_partials(partials: list[list[Tensor | None]]) -> list[Tensor | None]:
-    """Gradients of parameters, summed over parts of the batch."""
-    return [
-        None if parts[0] is None else sum(parts[1:], parts[0])
-        for parts in zip(*partials, strict=True)
-    ]
+    return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
 
 
 def refuse_second_derivative() -> None:
-    """Raise RuntimeError if autograd records a backward pass, whose gradient would silently be zero."""
+    """Raise RuntimeError if autograd records a backward pass: its gradient would be zero."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "fused layer attention has no second derivative; set MRLA_OPS=naive in the environment"
         )
 
 
-class LightFunction(torch.autograd.Function):
-    """Autograd of MRLA-light; the module has the equations.
+class Options(NamedTuple):
+    """What a Function is given besides tensors; see `light_fused`."""
 
-    Tensors: the four of Weights, then the five of FrozenNorm or None. Saved: x, the history, the
-    seven of State, and the tensors.
-    """
+    path: str
+    heads: int
+    has_history: bool
+    add_relu: bool
+    eps: float
+
+    def layer(self, parameters: Parameters) -> Layer:
+        """The layer with these options and parameters."""
+        return Layer.unpack(parameters, self.heads, self.has_history, self.eps)
+
+
+class Saved(NamedTuple):
+    """What is saved for backward; autograd keeps it as one flat sequence of tensors."""
+
+    state: State
+    parameters: Parameters
+    maps: Sequence[Tensor | None]
+
+    def save(self, ctx) -> None:
+        """Leave the tensors with autograd."""
+        ctx.save_for_backward(*self.state, *self.parameters, *self.maps)
+
+    @classmethod
+    def load(cls, ctx) -> "Saved":
+        """What was saved."""
+        tensors = iter(ctx.saved_tensors)
+        state = State(*islice(tensors, len(State._fields)))
+        parameters = Parameters(*islice(tensors, len(Parameters._fields)))
+        return cls(state, parameters, tuple(tensors))
+
+
+class LightFunction(torch.autograd.Function):
+    """Autograd of MRLA-light; the module has the equations."""
 
     @staticmethod
-    def forward(ctx, path, heads, has_history, add_relu, eps, c, shortcut, *tensors):
+    def forward(ctx, options, c, shortcut, *parameters):
         """Compute y (B, C, H, W)."""
-        passes, (weights, norm) = passes_of(path), unpack(tensors, eps)
-        x, y, states = torch.empty_like(c) if add_relu else c, torch.empty_like(c), []
+        parameters = Parameters(*parameters)
+        layer = options.layer(parameters)
+        passes = passes_of(options.path)
+        has_gate = layer.weights.query is not None
+        has_norm = layer.norm is not None
+        x = torch.empty_like(c) if options.add_relu else c
+        y = torch.empty_like(c)
+        states = []
         with disable_autocast(c):
             for samples in passes.chunks(c):
-                part, history, pooled = take(x, samples), take(shortcut, samples), None
-                if add_relu:
-                    pooled = passes.add_relu(
-                        take(c, samples), history, out=part, pool=weights.query is not None
-                    )
-                elif weights.query is not None:
-                    pooled = passes.pool(part)
-                state = passes.attention_state(
-                    part,
-                    pooled,
-                    weights,
-                    take(norm, samples),
-                    heads=heads,
-                    softmax=False,
-                    has_history=has_history,
-                )
+                c_chunk, x_chunk, shortcut_chunk, y_chunk = take(samples, c, x, shortcut, y)
+                history = shortcut_chunk if options.has_history else None
+                pooled = None
+                if options.add_relu:
+                    pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=has_gate)
+                elif has_gate:
+                    pooled = passes.pool(x_chunk)
+                state = passes.light_state(x_chunk, pooled, layer.take(samples))
                 passes.apply(
-                    part, history if has_history else None, weights.value, state,
-                    residual=norm is not None, out=take(y, samples),
-                )  # fmt: skip
+                    x_chunk, history, layer.weights.value, state, residual=has_norm, out=y_chunk
+                )
                 states.append(state)
-        ctx.save_for_backward(x, shortcut if has_history else None, *cat_chunks(states), *tensors)
-        ctx.options = path, has_history, add_relu, eps
+        history = shortcut if options.has_history else None
+        Saved(cat_chunks(states), parameters, (x, history)).save(ctx)
+        ctx.options = options
         return y
 
     @staticmethod
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and the parameters."""
         refuse_second_derivative()
-        path, has_history, add_relu, eps = ctx.options
-        x, history, *small = ctx.saved_tensors
-        state, tensors, passes = State(*small[:7]), small[7:], passes_of(path)
-        weights, norm = unpack(tensors, eps)
-        grad, grad_x, partials = match_layout(grad, x), torch.empty_like(x), []
-        grad_shortcut = torch.empty_like(x) if has_history else None
+        options = ctx.options
+        state, parameters, (x, history) = Saved.load(ctx)
+        layer = options.layer(parameters)
+        value, has_norm = layer.weights.value, layer.norm is not None
+        passes = passes_of(options.path)
+        grad = match_layout(grad, x)
+        grad_x = torch.empty_like(x)
+        grad_history = None if history is None else torch.empty_like(x)
+        gradients = []
         with disable_autocast(x):
             for samples in passes.chunks(x):
-                part, grad_part, known = take(x, samples), take(grad, samples), take(state, samples)
+                grad_chunk, x_chunk, history_chunk = take(samples, grad, x, history)
+                grad_x_chunk, grad_history_chunk = take(samples, grad_x, grad_history)
+                state_chunk = State(*take(samples, *state))
                 sums = passes.grid_sums(
-                    grad_part,
-                    part,
-                    take(history, samples),
-                    value=weights.value is not None,
-                    shift=norm is not None,
+                    grad_chunk, x_chunk, history_chunk, value=value is not None, shift=has_norm
                 )
-                constant, gradients, _ = passes.attention_backward(
-                    part, known, weights, take(norm, samples), sums, softmax=False
+                grad_pixel, of_parameters = passes.light_backward(
+                    x_chunk, state_chunk, layer.take(samples), sums
                 )
                 passes.apply_backward(
-                    grad_part, weights.value, known._replace(shift=constant), residual=norm is not None,
-                    positive=part if add_relu else None,
-                    grad_x=take(grad_x, samples), grad_history=take(grad_shortcut, samples),
-                )  # fmt: skip
-                partials.append(gradients)
-        if add_relu and not has_history:
+                    grad_chunk,
+                    value,
+                    state_chunk._replace(shift=grad_pixel),
+                    residual=has_norm,
+                    positive=x_chunk if options.add_relu else None,
+                    grad_x=grad_x_chunk,
+                    grad_history=grad_history_chunk,
+                )
+                gradients.append(of_parameters)
+        grad_shortcut = grad_history
+        if options.add_relu and history is None:
             grad_shortcut = grad_x
-        gradients = cast_gradients(sum_partials(partials), tensors[:6])
-        return None, None, None, None, None, grad_x, grad_shortcut, *gradients, None, None, None
-
-
-def unpack(tensors: Sequence[Tensor | None], eps: float) -> tuple[Weights, FrozenNorm | None]:
-    """Weights and norm of the first nine tensors of a Function."""
-    return Weights(*tensors[:4]), None if tensors[6] is None else FrozenNorm(*tensors[4:9], eps)
+        return None, grad_x, grad_shortcut, *sum_chunks(gradients)
 
 
 def light_fused(
@@ -188,7 +205,5 @@ def light_fused(
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if has_history or add_relu else None
-    *of_norm, eps = norm or (None,) * 6
-    return LightFunction.apply(
-        path, heads, has_history, add_relu, eps, c, shortcut, *weights, *of_norm
-    )
+    options = Options(path, heads, has_history, add_relu, 0.0 if norm is None else norm.eps)
+    return LightFunction.apply(options, c, shortcut, *Parameters.pack(weights, norm))

@@ -1,13 +1,15 @@
 """Layer attention in plain PyTorch: the equations of the paper, in the paper's order.
 
-    y = GAP(x)                                     (B, C)
-    q = project(y, W_q),  k = project(y, W_k)      (B, C)       f_Q and f_K of Sec. 4, cut into G
-    heads of D channels v = depthwise 3x3 convolution of x             (B, C, H, W) f_V
+    y = GAP(x)                                                  (B, C)
+    q = project(y, W_q),  k = project(y, W_k)                   (B, C), f_Q and f_K of Sec. 4
+    v = depthwise 3x3 convolution of x                          (B, C, H, W), f_V
 
     light   o = sigmoid(q . k / sqrt(D)) v + lambda o'          Eq. 8, Algorithm 3
-    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA) with
-    other k and v linear  o = phi(q) U / (phi(q) Z), U = sum phi(k) v, Z = sum phi(k)
-         App. A.3
+    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA)
+    linear  o = phi(q) U / (phi(q) Z)                           App. A.3
+
+q and k are cut into G heads of D channels; MLA has another k and v; U = sum phi(k) v, Z = sum
+phi(k).
 
 Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is
 computed in at least single precision, autocast or not: it is tiny, and its scores decide about
@@ -16,29 +18,58 @@ whole feature maps.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
+class Weights(NamedTuple):
+    """Parameters of an attention; None stands for what a variant lacks.
+
+    query and key (1, 1, k) or (E, C), without which the gate is 1; value (C, 1, 3, 3), without
+    which v = x; history_scale (C,), without which lambda = 1.
+    """
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    history_scale: Tensor | None = None
+
+
+class FrozenNorm(NamedTuple):
+    """What the residual branch does with an attention's output o: y = x + keep norm(o).
+
+    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and
+    variance (C,) take no gradient. keep (B,) is the drop-path factor of each sample, or None for 1,
+    and takes none either.
+    """
+
+    weight: Tensor | None
+    bias: Tensor | None
+    mean: Tensor
+    variance: Tensor
+    keep: Tensor | None = None
+    eps: float = 1e-5
+
+
 def global_average(x: Tensor) -> Tensor:
-    """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C), at least single precision."""
+    """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C)."""
     return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def at_least_float32(tensor: Tensor | None) -> Tensor | None:
     """Tensor in at least single precision."""
-    return (
-        tensor.float()
-        if tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16)
-        else tensor
-    )
+    is_half = tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16)
+    return tensor.float() if is_half else tensor
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Disable autocast on the device of x, whose operators then compute in the precision they are given."""
-    return nullcontext() if x.is_meta else torch.autocast(device_type=x.device.type, enabled=False)
+    """Disable autocast on the device of x."""
+    if not isinstance(x, Tensor) or x.is_meta:  # a proxy of torch.fx has no device
+        return nullcontext()
+    return torch.autocast(device_type=x.device.type, enabled=False)
 
 
 def project(pooled: Tensor, weight: Tensor) -> Tensor:
@@ -54,9 +85,8 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
     with without_autocast(pooled):
         if weight.dim() == 2:
             return F.linear(pooled, weight)  # (B, E)
-        return F.conv1d(pooled.unsqueeze(1), weight, padding=(weight.shape[-1] // 2,)).squeeze(
-            1
-        )  # (B, C)
+        reach = weight.shape[-1] // 2
+        return F.conv1d(pooled.unsqueeze(1), weight, padding=(reach,)).squeeze(1)  # (B, C)
 
 
 def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
@@ -110,7 +140,7 @@ def light_attention(
 
 
 def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """Attention of a layer over the layers of its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
+    """Attention of a layer over its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
 
     Shapes:
         query (B, G, D), T keys (B, G, D) -> (B, G, T), summing to 1 over T.
@@ -150,20 +180,71 @@ def frozen_bn_affine(
     return scale, -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
 
 
-def affine_residual(
-    x: Tensor, out: Tensor, scale: Tensor, offset: Tensor, keep: Tensor | None = None
-) -> Tensor:
-    """Residual branch with frozen statistics, y = x + keep (scale o + offset).
+def norm_residual(x: Tensor, out: Tensor, norm: FrozenNorm) -> Tensor:
+    """Residual branch with frozen statistics, y = x + keep norm(o).
 
     Shapes:
-        x and out (B, C, H, W), scale and offset (C,), keep (B,) or None for 1 -> (B, C, H, W).
+        x and out (B, C, H, W) -> (B, C, H, W).
     """
+    scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
     branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
-    return x + (branch if keep is None else keep.to(x.dtype)[:, None, None, None] * branch)
+    return x + (
+        branch if norm.keep is None else norm.keep.to(x.dtype)[:, None, None, None] * branch
+    )
+
+
+def query_and_key(x: Tensor, weights: Weights, heads: int) -> Sequence[Tensor]:
+    """Query and key of a map by head: two (B, G, D)."""
+    pooled = global_average(x)
+    projections = weights.query, weights.key
+    return [split_heads(project(pooled, weight), heads) for weight in projections]
+
+
+def light_layer(
+    c: Tensor,
+    shortcut: Tensor | None,
+    weights: Weights,
+    *,
+    heads: int,
+    has_history: bool,
+    add_relu: bool = False,
+    norm: FrozenNorm | None = None,
+) -> Tensor:
+    """What `light_fused` computes, which has the arguments."""
+    x = (c + shortcut).relu() if add_relu else c
+    gate = None
+    if weights.query is not None:
+        gate = light_gate(*query_and_key(x, weights, heads))
+    history = shortcut if has_history else None
+    value = depthwise_value(x, weights.value)
+    out = light_attention(value, gate, history, weights.history_scale)
+    return out if norm is None else norm_residual(x, out, norm)
+
+
+def base_layer(
+    c: Tensor,
+    shortcut: Tensor | None,
+    weights: Weights,
+    earlier: tuple[Tensor | None, Sequence[Tensor]],
+    *,
+    heads: int,
+    add_relu: bool = False,
+    norm: FrozenNorm | None = None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """What `base_fused` computes, which has the arguments."""
+    x = (c + shortcut).relu() if add_relu else c
+    keys, values = earlier
+    query, key = query_and_key(x, weights, heads)
+    own = key.flatten(1).unsqueeze(1)  # (B, 1, E)
+    keys = own if keys is None else torch.cat((keys, own), 1)
+    values = (*values, depthwise_value(x, weights.value))
+    scores = softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1))
+    out = weighted_sum(scores, values)
+    return out if norm is None else norm_residual(x, out, norm), keys, values
 
 
 def feature_map(pooled: Tensor) -> Tensor:
-    """Positive feature map phi = elu + 1 of linear attention, without cancellation for negative input: any shape."""
+    """Positive feature map phi = elu + 1 of linear attention, exact for negative input."""
     return torch.where(pooled > 0, pooled + 1, pooled.clamp(max=0).exp())
 
 

@@ -1,4 +1,4 @@
-"""Weights: reading files safely, strict loading with a table, key layouts, conversion and publishing."""
+"""Weights: safe reading, strict loading with a table, key layouts, conversion and publishing."""
 
 from mrla_mm.weights.backbone import PretrainedBackbone
 from mrla_mm.weights.files import read_checkpoint

@@ -1,12 +1,14 @@
-"""Strict pretrained weights for this package's backbones, and every published key layout by every loader."""
+"""Strict pretrained weights for this package's backbones, in every published key layout."""
 
-from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from mrla_mm.weights.layouts import layout_of
 from mrla_mm.weights.loading import load_weights
-from mrla_mm.weights.states import type_name
+from mrla_mm.weights.states import below, type_name
+
+PRETRAINED = ("Pretrained", "PretrainedInit")  # mmengine's initializer and its class
+MMENGINE_ALONE = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
 
 
 class PretrainedBackbone:
@@ -31,39 +33,38 @@ class PretrainedBackbone:
     key_layout: str | None = None
 
     def init_random(self) -> None:
-        """Initialise as the host does where no file is named; what a subclass adds to that goes here."""
+        """Initialise as the host does where no file is named; subclasses add to it."""
         super().init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as mmengine does, the weight files that `init_cfg` names last; a second call does nothing.
+        """Initialise as mmengine does, then load the weight files that `init_cfg` names, once.
 
         Raises:
             InputError: a file cannot be used or does not fit; see `load_weights`.
         """
         if self.is_init:
             return
-        init_cfg, files = self.init_cfg, pretrained_entries(self)
+        files = pretrained_entries(self)
         if files:
-            self.init_cfg = (
-                []
-                if isinstance(init_cfg, dict)
-                else [entry for entry in init_cfg if entry not in files]
-            )
-            BaseModule.init_weights(
-                self
-            )  # mmdet's PVT and mmpretrain's ViT have their own, for one file alone
-            self.init_cfg, self.is_init = init_cfg, False  # until the files are loaded
+            self.init_others(files)
         else:
             self.init_random()
         for entry in files:
-            options = {
-                key: value for key, value in entry.items() if key not in ("type", "map_location")
-            }
-            report = load_weights(self, options.pop("checkpoint"), **options)
-            print_log(report.table(), logger="current")
+            options = {key: value for key, value in entry.items() if key not in MMENGINE_ALONE}
+            load_weights(self, options.pop("checkpoint"), **options).log()
         for module in self.modules():
             if isinstance(module, BaseModule):
                 module.is_init = True
+
+    def init_others(self, files: list[dict]) -> None:
+        """Initialise as the other entries of `init_cfg` say."""
+        init_cfg = self.init_cfg
+        others = [] if isinstance(init_cfg, dict) else init_cfg
+        self.init_cfg = [entry for entry in others if entry not in files]
+        # mmdet's PVT and mmpretrain's ViT have an `init_weights` of their own, for one file alone
+        BaseModule.init_weights(self)
+        self.init_cfg = init_cfg
+        self.is_init = False  # until the files are loaded
 
     def train(self, mode: bool = True) -> "PretrainedBackbone":
         """Switch mode as the host does, and return the module, which some of mmdet's do not."""
@@ -74,11 +75,7 @@ class PretrainedBackbone:
         self, state_dict: dict[str, Tensor], prefix: str, *args: object
     ) -> None:
         """Rename what is of a published layout, then load as torch does."""
-        state = {
-            key.removeprefix(prefix): value
-            for key, value in state_dict.items()
-            if key.startswith(prefix)
-        }
+        state = below(state_dict, prefix)
         renamed = layout_of(self).renamed(state)
         if renamed.keys() != state.keys():
             for key in state:
@@ -88,9 +85,7 @@ class PretrainedBackbone:
 
 
 def pretrained_entries(module: object) -> list[dict]:
-    """Return the entries of a module's `init_cfg` that name a weight file, by mmengine's class or its name."""
+    """Return the entries of a module's `init_cfg` that name a weight file."""
     init_cfg = getattr(module, "init_cfg", None) or []
     entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
-    return [
-        entry for entry in entries if type_name(entry["type"]) in ("Pretrained", "PretrainedInit")
-    ]
+    return [entry for entry in entries if type_name(entry["type"]) in PRETRAINED]

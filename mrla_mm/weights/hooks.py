@@ -1,16 +1,17 @@
 """Strictness for whole checkpoints: `load_from`, resuming and testing."""
 
 from mmengine.hooks import Hook
-from mmengine.logging import print_log
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mrla_mm.errors import InputError
 from mrla_mm.weights.backbone import pretrained_entries
+from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, check_file, locate
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.states import BACKBONE, compare_attention, find_state, trained_attention
+from mrla_mm.weights.states import BACKBONE, find_state
 
 
 @HOOKS.register_module()
@@ -23,26 +24,32 @@ class CheckpointCheckHook(Hook):
     gets a warning.
 
     Raises:
-        InputError: before anything is loaded; names the first keys that do not match.
+        InputError: before anything is loaded; names the first keys that do not match, or says why
+            the file is not a checkpoint.
     """
+
+    def before_run(self, runner: Runner) -> None:
+        """Look at the file that mmengine is about to load."""
+        path = runner._load_from and locate(runner._load_from)
+        if path and path.suffix == SAFETENSORS:
+            raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
+        if path:
+            check_file(path)
 
     def before_train(self, runner: Runner) -> None:
         """Warn of layers that start from random weights and never learn."""
-        backbone = getattr(bare(runner.model), "backbone", None)
-        starts = [
-            runner._has_loaded,
-            *pretrained_entries(bare(runner.model)),
-            *pretrained_entries(backbone),
-        ]
-        if backbone is None or any(starts):
+        model = bare(runner.model)
+        backbone = getattr(model, "backbone", None)
+        starts = [*pretrained_entries(model), *pretrained_entries(backbone)]
+        if backbone is None or runner._has_loaded or starts:
             return
-        evaluated = getattr(backbone, "norm_eval", False) and any(
-            isinstance(m, _BatchNorm) for m in backbone.modules()
-        )
-        if evaluated or not all(parameter.requires_grad for parameter in backbone.parameters()):
+        has_norms = any(isinstance(module, _BatchNorm) for module in backbone.modules())
+        frozen = not all(parameter.requires_grad for parameter in backbone.parameters())
+        if frozen or (has_norms and getattr(backbone, "norm_eval", False)):
             runner.logger.warning(
-                "THE BACKBONE STARTS FROM RANDOM WEIGHTS AND KEEPS PART OF THEM AS IT IS. Give pretrained weights "
-                "(model.backbone.init_cfg or load_from), or train all of it: frozen_stages=-1, norm_eval=False"
+                "THE BACKBONE STARTS FROM RANDOM WEIGHTS AND KEEPS PART OF THEM AS IT IS. Give "
+                f"pretrained weights (model.backbone.init_cfg or load_from), or train all of it: "
+                f"{TRAIN_ALL}"
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
@@ -52,16 +59,13 @@ class CheckpointCheckHook(Hook):
         location = str(runner._load_from or f"in {runner.work_dir}")
         report, _ = match(model, source.state, location=location, origin=source.origin)
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
-        if starting:
-            faults = report.faults(BACKBONE) or ([] if report.matched else ["no key matches"])
-        else:
+        if not starting:
             report.require_all()
-            faults = report.faults()
-        faults += compare_attention(getattr(model, "backbone", None), trained_attention(checkpoint))
-        if faults:
+        faults = report.faults(BACKBONE if starting else "")
+        if faults or not report.matched:
             raise report.refusal(faults)
         if starting:
-            print_log(report.table(), logger="current")
+            report.log()
 
 
 def bare(model: nn.Module) -> nn.Module:

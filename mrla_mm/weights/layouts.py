@@ -1,23 +1,18 @@
-"""Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name what our backbones hold.
+"""Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name our tensors.
 
-A backbone's `key_layout` names the layout of its published files. Renaming is one-to-one and leaves
-our own names alone, so a file of the release converts to ours and back to the same bytes.
+A backbone's `key_layout` names the layout of its published files. Renaming goes from their names to
+ours and leaves our own names alone.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from mrla_mm.errors import InputError
-
 EDGE_RESIDUAL = 1  # kind of a block in mmdet's layer_setting, the last entry of its row
-CONVOLUTION = {
-    "conv.": "0.",
-    "bn.": "1.",
-}  # of mmdet's EfficientNet and torchvision's, as the next two
-SQUEEZE = {"conv1.conv.": "fc1.", "conv2.conv.": "fc2."}
+# Parts of a block of torchvision's EfficientNet by mmdet's names, in their order.
+CONVOLUTION = {"0.": "conv.", "1.": "bn."}
+SQUEEZE = {"fc1.": "conv1.conv.", "fc2.": "conv2.conv."}
 BLOCK = {
     "expand_conv": CONVOLUTION,
     "depthwise_conv": CONVOLUTION,
@@ -25,107 +20,54 @@ BLOCK = {
     "linear_conv": CONVOLUTION,
 }
 ATTENTION = ".mrla."  # in every key of layer attention
-LAMBDA = "mrla.attention.history_scale"
+LAMBDA = ".mrla.attention.history_scale"
 PROJECTIONS = {
-    "mrla.attention.query.": "mrla.mrla.Wq.",
-    "mrla.attention.key.": "mrla.mrla.Wk.",
-    "mrla.attention.value.": "mrla.mrla.Wv.",
-    LAMBDA: "mrla.lambda_t",
+    ".mrla.mrla.Wq.": ".mrla.attention.query.",
+    ".mrla.mrla.Wk.": ".mrla.attention.key.",
+    ".mrla.mrla.Wv.": ".mrla.attention.value.",
+    ".mrla.lambda_t": LAMBDA,
 }
 
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """How published files name our keys; without tables, just as we do. All tables map our prefix to theirs."""
+    """How published files name our keys; all tables map their names to ours."""
 
-    block: str = r"(?!)"  # pattern of a block's prefix, ours or theirs
-    parts: Mapping[str, str] = field(default_factory=dict)  # within a block
-    others: Mapping[str, str] = field(
-        default_factory=dict
-    )  # outside blocks, and the blocks' own prefixes
-    heads: Mapping[str, str] = field(
-        default_factory=dict
-    )  # of the classifier, ours with the model's `head.`
-    scale_shape: tuple[int, ...] = (-1,)  # of lambda in the release
-    entry: str = "state_dict"  # of a released file, with its state dict
-    base_stages: bool = (
-        False  # whether the release's base models have `stages.0.` in place of `layer1.`
-    )
-    variants: tuple[str | None, ...] = (
-        None,
-        "MRLALight",
-        "MRLABase",
-    )  # published so; None is a plain backbone
-    trunk: str | None = (
-        None  # first name of all their keys; one left with it belongs to a model of another size
-    )
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)  # anywhere in a key
+    heads: Mapping[str, str] = field(default_factory=dict)  # prefixes of the classifier
+    trunk: str | None = None  # first name of all their keys; no model of ours has it
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier, by our names."""
-        state, heads = self.renamed(state), inverted(self.heads)
-        head = {key: name for key in state if (name := rename(key, heads)) != key}
-        backbone = {key: tensor for key, tensor in state.items() if key not in head}
-        return backbone, {name: state[key] for key, name in head.items()}
+        renamed = self.renamed(state)
+        names = {key: rename(key, self.heads) for key in renamed}
+        backbone = {key: renamed[key] for key, name in names.items() if name == key}
+        head = {name: renamed[key] for key, name in names.items() if name != key}
+        return backbone, head
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict of any accepted layout with our names for the backbone's tensors."""
-        ours = {key: self.our_name(key) for key in state}
-        return {
-            name: state[key].flatten() if name.endswith(LAMBDA) else state[key]
-            for key, name in ours.items()
-        }
-
-    def to_release(
-        self, backbone: Mapping[str, Tensor], head: Mapping[str, Tensor], variant: str | None
-    ) -> dict[str, Tensor]:
-        """Return our tensors by the authors' names, for a type of layer attention; None is a plain backbone.
-
-        Raises:
-            InputError: the release has no such variant.
-        """
-        if variant not in self.variants:
-            raise InputError(
-                f"the authors' layout has no backbone of this kind with layer attention {variant}"
-            )
-        released = {}
-        for key, tensor in backbone.items():
-            name = self.rename_block(key, self.parts, self.others)
-            if variant == "MRLABase" and self.base_stages:
-                name = re.sub(r"^layer(\d+)\.", lambda found: f"stages.{int(found[1]) - 1}.", name)
-            released[name] = tensor.reshape(self.scale_shape) if key.endswith(LAMBDA) else tensor
-        renamed = {key: rename(key, self.heads) for key in head}
-        return released | {name: head[key] for key, name in renamed.items() if name != key}
-
-    def our_name(self, key: str) -> str:
-        """Return our name of a backbone's key in any accepted layout."""
-        if self.base_stages:
-            key = re.sub(r"^stages\.(\d+)\.", lambda found: f"layer{int(found[1]) + 1}.", key)
-        return self.rename_block(key, inverted(self.parts), inverted(self.others))
-
-    def rename_block(self, key: str, parts: Mapping[str, str], others: Mapping[str, str]) -> str:
-        """Rename a block's prefix and the part behind it, or the prefix of a key that is in no block."""
-        block = re.match(self.block, key)
-        return (
-            rename(block[0], others) + rename(key[block.end() :], parts)
-            if block
-            else rename(key, others)
-        )
+        """Return a state dict with our names for the backbone's tensors."""
+        renamed = {}
+        for key, tensor in state.items():
+            name = rename(key, self.prefixes)
+            for theirs, ours in self.parts.items():
+                name = name.replace(theirs, ours)
+            renamed[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
+        return renamed
 
 
 class PVTv2Layout(KeyLayout):
-    """The layout of PVTv2's authors, whose queries, keys and values mmdet joins; so there is no way back."""
+    """The layout of PVTv2's authors, whose queries, keys and values mmdet joins."""
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
-        from mmdet.models.backbones.pvt import (
-            pvt_convert,
-        )  # not at the top: mmdet takes seconds to import
+        from mmdet.models.backbones.pvt import pvt_convert  # mmdet takes seconds to import
 
         if "patch_embed1.proj.weight" not in state:
             return dict(state)
-        return pvt_convert(state) | {
-            key: tensor for key, tensor in state.items() if key.startswith("head.")
-        }
+        heads = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
+        return pvt_convert(state) | heads  # mmdet drops the classifier
 
 
 def rename(key: str, names: Mapping[str, str]) -> str:
@@ -133,24 +75,17 @@ def rename(key: str, names: Mapping[str, str]) -> str:
     return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
 
 
-def inverted(names: Mapping[str, str]) -> dict[str, str]:
-    """Return a one-to-one table from right to left."""
-    return {new: old for old, new in names.items()}
-
-
 def layout_of(module: nn.Module) -> KeyLayout:
-    """Return the key layout of a backbone's published files; EfficientNet's depends on the size."""
+    """Return the layout of a backbone's published files; EfficientNet's depends on the size."""
     name = getattr(module, "key_layout", None)
     if name == "efficientnet":
-        others = torchvision_names(module.layer_setting)
-        return KeyLayout(
-            others=others, heads={"head.fc.": "classifier.1."}, variants=(None,), trunk="features"
-        )
+        prefixes = torchvision_names(module.layer_setting)
+        return KeyLayout(prefixes, heads={"classifier.1.": "head.fc."}, trunk="features")
     return LAYOUTS[name]
 
 
 def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
-    """Return mmdet's key prefixes with torchvision's; empty for the EdgeTPU models, which torchvision lacks.
+    """Return torchvision's key prefixes with mmdet's; none for the EdgeTPU models, which it lacks.
 
     torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where
     the width changes at the same resolution, a layer holds two stages, so the names of its later
@@ -159,7 +94,7 @@ def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[
     """
     if any(row[-1] == EDGE_RESIDUAL for rows in layer_setting for row in rows):
         return {}
-    names = with_prefixes("layers.0.", "features.0.", CONVOLUTION)
+    names = with_prefixes("features.0.", "layers.0.", CONVOLUTION)
     stage = block = 0
     for layer, rows in enumerate(layer_setting[1:-1], start=1):
         width = None
@@ -168,48 +103,41 @@ def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[
             width = channels
             parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
             for place, part in enumerate(parts):
-                names |= with_prefixes(
-                    f"layers.{layer}.{index}.{part}.",
-                    f"features.{stage}.{block}.block.{place}.",
-                    BLOCK[part],
-                )
-    return names | with_prefixes(
-        f"layers.{len(layer_setting) - 1}.", f"features.{stage + 1}.", CONVOLUTION
-    )
+                theirs = f"features.{stage}.{block}.block.{place}."
+                names |= with_prefixes(theirs, f"layers.{layer}.{index}.{part}.", BLOCK[part])
+    last = f"layers.{len(layer_setting) - 1}."
+    return names | with_prefixes(f"features.{stage + 1}.", last, CONVOLUTION)
 
 
-def with_prefixes(ours: str, theirs: str, names: dict[str, str]) -> dict[str, str]:
-    """Return a table of names with our prefix and theirs before them."""
-    return {f"{ours}{left}": f"{theirs}{right}" for left, right in names.items()}
+def with_prefixes(theirs: str, ours: str, names: dict[str, str]) -> dict[str, str]:
+    """Return a table of names with their prefix and ours before them."""
+    return {f"{theirs}{left}": f"{ours}{right}" for left, right in names.items()}
 
 
 LAYOUTS = {
     None: KeyLayout(),
     "resnet": KeyLayout(
-        block=r"layer\d+\.\d+\.",
-        parts={**PROJECTIONS, "mrla.norm.": "bn_mrla."},
-        heads={"head.fc.": "fc."},
-        scale_shape=(-1, 1, 1),
-        base_stages=True,
+        # the release's base models number their stages, its light models do as torchvision's
+        prefixes={f"stages.{index}.": f"layer{index + 1}." for index in range(4)},
+        parts={**PROJECTIONS, ".bn_mrla.": ".mrla.norm."},
+        heads={"fc.": "head.fc."},
     ),
     "deit": KeyLayout(
-        block=r"(layers|blocks)\.\d+\.",
+        prefixes={
+            "blocks.": "layers.",
+            "patch_embed.proj.": "patch_embed.projection.",
+            "norm.": "ln1.",
+        },
         parts={
             **PROJECTIONS,
-            "mrla.norm.": "mrla.normx.",
-            "mrla.history_norm.": "mrla.normo.",
-            "ln1.": "norm1.",
-            "ln2.": "norm2.",
-            "ffn.layers.0.0.": "mlp.fc1.",
-            "ffn.layers.1.": "mlp.fc2.",
+            ".mrla.normx.": ".mrla.norm.",
+            ".mrla.normo.": ".mrla.history_norm.",
+            ".norm1.": ".ln1.",
+            ".norm2.": ".ln2.",
+            ".mlp.fc1.": ".ffn.layers.0.0.",
+            ".mlp.fc2.": ".ffn.layers.1.",
         },
-        others={
-            "layers.": "blocks.",
-            "patch_embed.projection.": "patch_embed.proj.",
-            "ln1.": "norm.",
-        },
-        heads={"head.layers.head.": "head.", "head.layers.head_dist.": "head_dist."},
-        entry="model",
+        heads={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
     ),
-    "pvtv2": PVTv2Layout(heads={"head.fc.": "head."}, variants=()),
+    "pvtv2": PVTv2Layout(heads={"head.": "head.fc."}),
 }

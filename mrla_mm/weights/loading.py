@@ -1,28 +1,26 @@
 """Strict loading: everything that should match must, and a table says what did."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
-from mrla_mm.weights.layouts import ATTENTION, layout_of
-from mrla_mm.weights.states import (
-    BACKBONE,
-    by_part,
-    compare_attention,
-    find_state,
-    sample,
-    trained_attention,
-)
+from mrla_mm.weights.layouts import ATTENTION, LAYOUTS, layout_of
+from mrla_mm.weights.states import BACKBONE, below, find_state, sample
 
-OPTIONAL = {
-    "num_batches_tracked",
-    "conv_offset",
-}  # counters that old files lack; offsets of deformable convolutions
+# Counters that old files lack; offsets of deformable convolutions.
+OPTIONAL = {"num_batches_tracked", "conv_offset"}
+RANDOM_START = (
+    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: with "
+    "zero_init_attention=False, or norms without a weight, each block's output gets random values "
+    "added and the pretrained features are lost. Set model.backbone.zero_init_attention=True"
+)
 
 
 @dataclass
@@ -33,47 +31,48 @@ class LoadReport:
     location: str  # the file, as the user named it
     origin: str  # the entry and prefix the weights had in it
     matched: list[str] = field(default_factory=list)
-    fresh: list[str] = field(
-        default_factory=list
-    )  # of layer attention, which a plain file cannot have
+    fresh: list[str] = field(default_factory=list)  # layer attention, which a plain file lacks
     additional: list[str] = field(default_factory=list)  # what else a file may lack
     missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(
-        default_factory=list
-    )  # of the model's parts, but not in the model
+    unexpected: list[str] = field(default_factory=list)  # of the model's parts, not in the model
     unused: list[str] = field(default_factory=list)  # of parts that the model does not have
-    heads: list[str] = field(
-        default_factory=list
-    )  # of classifiers and other parts outside the backbone
+    heads: list[str] = field(default_factory=list)  # of other parts than the backbone
     mismatched: list[str] = field(default_factory=list)  # with both shapes, as in `resized`
     unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
+    retrained: list[str] = field(default_factory=list)  # modules of layer attention, and how
     resized: list[str] = field(default_factory=list)  # positional embeddings
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     meta: Mapping = field(default_factory=dict)  # what the file says of its training
+
+    def log(self) -> None:
+        """Write the table and the warnings into the run's log."""
+        print_log(self.table(), logger="current")
+        for warning in self.warnings:
+            print_log(warning, logger="current", level=logging.WARNING)
 
     def table(self) -> str:
         """Return the report as a table."""
         rows = {
-            "matched": (self.matched, ""),
-            "missing, as expected": (self.fresh, sample(self.fresh)),
-            "missing, allowed": (self.additional, sample(self.additional)),
-            "missing": (self.missing, sample(self.missing)),
-            "unexpected": (self.unexpected, sample(self.unexpected)),
-            "shape mismatch": (self.mismatched, sample(self.mismatched)),
-            "unusable values": (self.unusable, sample(self.unusable)),
-            "pos. embedding resized": (self.resized, sample(self.resized)),
-            "dropped: heads": (self.heads, by_part(self.heads)),
-            "dropped: no such part": (self.unused, by_part(self.unused)),
+            "matched": self.matched,
+            "missing, as expected": self.fresh,
+            "missing, allowed": self.additional,
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "shape mismatch": self.mismatched,
+            "unusable values": self.unusable,
+            "other arguments": self.retrained,
+            "pos. embedding resized": self.resized,
+            "dropped: heads": self.heads,
+            "dropped: no such part": self.unused,
         }
         lines = [f"{self.target} loads {self.location} ({self.origin})"]
-        lines += [
-            f"  {name:<24}{len(keys):>5}  {shown if keys else ''}".rstrip()
-            for name, (keys, shown) in rows.items()
-        ]
+        for name, keys in rows.items():
+            lines.append(f"  {name:<24}{len(keys):>5}  {sample(keys) if keys else ''}".rstrip())
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def require_all(self) -> None:
-        """Count as faults what a whole model may not lack or leave out, unlike a backbone that starts a training."""
+        """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
         self.missing, self.fresh = self.missing + self.fresh, []
         self.unexpected, self.unused = self.unexpected + self.unused, []
 
@@ -84,35 +83,30 @@ class LoadReport:
             "keys of the file are not in the model": self.unexpected,
             "tensors have another shape": self.mismatched,
             "tensors have values that the model cannot use, such as NaN": self.unusable,
+            "modules were trained with other arguments": self.retrained,
         }
-        below = {
-            words: [key for key in keys if key.startswith(prefix)] for words, keys in kinds.items()
-        }
-        return [f"{len(keys)} {words}: {sample(keys, 2)}" for words, keys in below.items() if keys]
+        found = []
+        for words, keys in kinds.items():
+            keys = [key for key in keys if key.startswith(prefix)]
+            if keys:
+                found.append(f"{len(keys)} {words}: {sample(keys, 2)}")
+        return found
 
     def refusal(self, faults: list[str]) -> InputError:
-        """Return the error for a file that does not fit: how much matches, what does not, and what it probably is."""
-        total = len(self.matched) + sum(
-            map(len, (self.fresh, self.additional, self.missing, self.mismatched))
+        """Return the error for a file that does not fit, with what it probably is."""
+        rest = (self.fresh, self.additional, self.missing, self.mismatched)
+        total = len(self.matched) + sum(map(len, rest))
+        reason = (
+            "It is of another depth, width or model, or its keys have a prefix: name it as prefix= "
+            "beside the checkpoint"
         )
+        if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in self.matched):
+            reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         return InputError(
-            f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was loaded: "
-            f"{len(self.matched)} of the model's {total} tensors match; {'; '.join(faults) or 'nothing matches'}. "
-            f"{self.likely_reason()}"
+            f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
+            f"loaded: {len(self.matched)} of the model's {total} tensors match; "
+            f"{'; '.join(faults) or 'nothing matches'}. {reason}"
         )
-
-    def likely_reason(self) -> str:
-        """Return what a file that does not fit probably is."""
-        wrong = [*self.missing, *self.unexpected, *self.mismatched]
-        if not self.matched:
-            return "It is another kind of model, or its keys have a prefix: name it as prefix= beside the checkpoint"
-        if wrong and all(ATTENTION in key for key in wrong):
-            return f"Only layer attention (keys with {ATTENTION}) differs: a plain model, another variant or arguments"
-        if not any(key.startswith(BACKBONE) for key in wrong) and any(
-            key.startswith(BACKBONE) for key in self.matched
-        ):
-            return "The backbone matches: to start a training from it, name the file as model.backbone.init_cfg"
-        return "Probably it is of another depth, width or model; give the file of this architecture"
 
 
 def load_weights(
@@ -123,7 +117,7 @@ def load_weights(
     entry: str | None = None,
     strict: bool = True,
 ) -> LoadReport:
-    """Load a weight file into a backbone of this package or a whole model: all that should match, or nothing.
+    """Load a weight file into a backbone or a whole model: all that should match, or nothing.
 
     A backbone may have layer attention that a plain file lacks, and ignores what the file has
     besides it; a whole model must match entirely.
@@ -140,10 +134,10 @@ def load_weights(
     """
     checkpoint = read_checkpoint(location)
     whole = not hasattr(module, "key_layout")
+    if whole and prefix is None:
+        prefix = ""
     try:
-        source = find_state(
-            checkpoint, entry=entry, prefix="" if whole and prefix is None else prefix
-        )
+        source = find_state(checkpoint, entry=entry, prefix=prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
     report, loadable = match(module, source.state, location=str(location), origin=source.origin)
@@ -151,13 +145,10 @@ def load_weights(
     report.meta = checkpoint.get("meta") or {}
     if whole:
         report.require_all()
-    differences = compare_attention(
-        getattr(module, "backbone", module), trained_attention(checkpoint)
-    )
-    faults = [*report.faults(), *differences]
+    faults = report.faults()
     if not report.matched or (strict and faults):
         raise report.refusal(faults)
-    report.notes += [*differences, *doubts(module, source.state)]
+    report.warnings += doubts(module, source.state)
     module.load_state_dict(loadable, strict=False)
     return report
 
@@ -165,16 +156,16 @@ def load_weights(
 def match(
     module: nn.Module, state: Mapping[str, Tensor], *, location: str, origin: str
 ) -> tuple[LoadReport, dict[str, Tensor]]:
-    """Compare a state dict of any layout with a backbone or a model; return the report and what can be loaded."""
+    """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
     report = LoadReport(type(module).__name__, location, origin)
+    report.retrained = changed_arguments(module, getattr(state, "_metadata", {}))
     layout = layout_of(module)
     state, head = to_ours(module, state)
     report.heads += head
     own = module.state_dict()
     parts = {key.partition(".")[0] for key in own} | {layout.trunk}
-    unbuilt = tuple(
-        getattr(module, "unbuilt_parts", ())
-    )  # prefixes of the layers of a list that are not built
+    # prefixes of the layers of a list that are not built
+    unbuilt = tuple(getattr(module, "unbuilt_parts", ()))
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
@@ -188,9 +179,8 @@ def match(
             loadable[key] = tensor
             report.resized.append(f"{key} {tuple(tensor.shape)} to {tuple(own[key].shape)}")
         else:
-            report.mismatched.append(
-                f"{key} {tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
-            )
+            sizes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
+            report.mismatched.append(f"{key} {sizes}")
     report.matched = list(loadable)
     optional = OPTIONAL | plugin_names(module)
     plain = not any(ATTENTION in key for key in state)
@@ -203,29 +193,33 @@ def match(
             report.missing.append(key)
     if report.fresh:
         scales = [own[key] for key in report.fresh if key.endswith("norm.weight")]
-        start = (
-            "from random weights"
-            if not scales or any(map(torch.any, scales))
-            else "as an exact identity"
-        )
-        report.notes.append(f"plain weights: layer attention starts {start}")
+        if scales and not any(map(torch.any, scales)):
+            report.notes.append("plain weights: layer attention starts as an exact identity")
+        else:
+            report.warnings.append(RANDOM_START)
     return report, loadable
+
+
+def changed_arguments(module: nn.Module, metadata: Mapping) -> list[str]:
+    """Return the modules whose state dict's metadata tells of other arguments, and which."""
+    changed = []
+    for path, part in module.named_modules():
+        if hasattr(part, "changed_arguments"):
+            words = part.changed_arguments(metadata.get(path, {}))
+            if words:
+                changed.append(f"{path} ({words})")
+    return changed
 
 
 def to_ours(
     module: nn.Module, state: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors of a backbone, or of a model with one, by our names, and those of a published file's head."""
+    """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if hasattr(module, "key_layout"):
         return layout_of(module).to_ours(state)
-    below = {
-        key.removeprefix(BACKBONE): value
-        for key, value in state.items()
-        if key.startswith(BACKBONE)
-    }
-    renamed = layout_of(getattr(module, "backbone", None)).renamed(below)
+    backbone = layout_of(getattr(module, "backbone", None)).renamed(below(state, BACKBONE))
     others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
-    return {f"{BACKBONE}{key}": value for key, value in renamed.items()} | others, {}
+    return {f"{BACKBONE}{key}": value for key, value in backbone.items()} | others, {}
 
 
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
@@ -237,7 +231,7 @@ def is_usable(tensor: Tensor, own: Tensor) -> bool:
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
-    """Whether a tensor is a positional embedding that mmpretrain's transformers resize when they load it."""
+    """Whether a tensor is a positional embedding that mmpretrain's transformers resize."""
     parent, _, name = key.rpartition(".")
     owner = module.get_submodule(parent)
     resizes = name == "pos_embed" and hasattr(owner, "_prepare_pos_embed")
@@ -245,7 +239,7 @@ def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
 
 
 def plugin_names(module: nn.Module) -> set[str]:
-    """Return the names of the plugins that mmdet's ResNet adds to its blocks, which no published file has."""
+    """Return the names of the plugins in mmdet's ResNet blocks, which no published file has."""
     kinds = [f"after_conv{number}_plugin_names" for number in (1, 2, 3)]
     return {
         name for block in module.modules() for kind in kinds for name in getattr(block, kind, ())
@@ -254,20 +248,19 @@ def plugin_names(module: nn.Module) -> set[str]:
 
 def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     """Return in words what may be wrong about a file that matches, which shapes do not tell."""
-    layout, found = layout_of(module), []
-    if layout.trunk is not None and any(key.startswith(f"{layout.trunk}.") for key in state):
+    layout = layout_of(module)
+    found = []
+    if layout.trunk and any(key.startswith(f"{layout.trunk}.") for key in state):
         if (module.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
-            found.append(
-                "torchvision's weights, but the model pads differently: set conv_cfg.type=Conv2d"
-            )
+            found.append("torchvision's weights, but another padding: set conv_cfg.type=Conv2d")
         eps = 1e-3 if module.arch in ("b5", "b6", "b7") else 1e-5
         if module.norm_cfg.get("eps", 1e-5) != eps:
-            found.append(
-                f"torchvision's weights, but the model has norms with another eps: set norm_cfg.eps={eps}"
-            )
+            found.append(f"torchvision's weights, but other norms: set norm_cfg.eps={eps}")
+    released_base = layout is LAYOUTS["resnet"] and any(key.startswith("stages.") for key in state)
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
-    if layout.base_stages and any(key.startswith("stages.") for key in state) and width != 16:
+    if released_base and width != 16:
         found.append(
-            f"the authors trained ResNet MRLA-base with layer_attention.head_channels=16, the model has {width}"
+            "the authors trained ResNet MRLA-base with layer_attention.head_channels=16, "
+            f"the model has {width}"
         )
     return found

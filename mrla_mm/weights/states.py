@@ -1,12 +1,10 @@
-"""What a checkpoint holds: a state dict in entries and wrappers, and the layer attention it was trained with."""
+"""What a checkpoint holds: a state dict, inside entries of the file and wrappers of the model."""
 
-import ast
-import inspect
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from mrla_mm.errors import InputError
 
@@ -16,12 +14,6 @@ ENTRIES = ("state_dict", "model", "ema_state_dict", "state_dict_ema", "model_ema
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and averaged models; torch.compile
 BACKBONE = "backbone."
 PREPROCESSOR = "data_preprocessor"  # constants of the config, not weights
-SILENT = (
-    "type",
-    "head_channels",
-    "value",
-    "previous",
-)  # what changes layer attention but neither names nor shapes
 
 
 class Source(NamedTuple):
@@ -30,6 +22,7 @@ class Source(NamedTuple):
     state: dict[str, Tensor]  # without wrappers' prefixes
     origin: str  # entry and prefix in words
     heads: dict[str, Tensor]  # of the other parts of the model, by their full key
+    entries: list[str]  # of the file, around the state dict
 
 
 def find_state(
@@ -60,18 +53,13 @@ def find_state(
     if prefix:
         prefix = prefix.removesuffix(".") + "."
         words.append(f"prefix {prefix}")
-    inside = {
-        key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)
-    }
+    inside = below(state, prefix)
     if not inside:
         raise InputError(
             f"no weights found below prefix={prefix!r}; the keys are {sample(state or content)}"
         )
-    return Source(
-        inside,
-        ", ".join(words),
-        {key: value for key, value in state.items() if not key.startswith(prefix)},
-    )
+    others = {key: value for key, value in state.items() if not key.startswith(prefix)}
+    return Source(inside, ", ".join(words), others, entries)
 
 
 def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
@@ -95,18 +83,27 @@ def unwrap(content: Mapping) -> tuple[dict[str, Tensor], list[str]]:
     What lies beside a wrapper's keys are its own counters; they and the data preprocessor's
     constants are left out.
     """
-    state = {str(key): value for key, value in content.items() if isinstance(value, Tensor)}
+    state = below(content, "")
     wrappers = []
     while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in state)), None):
-        state = {
-            key.removeprefix(wrapper): value
-            for key, value in state.items()
-            if key.startswith(wrapper)
-        }
+        state = below(state, wrapper)
         wrappers.append(wrapper)
-    return {
-        key: value for key, value in state.items() if not key.startswith(PREPROCESSOR)
-    }, wrappers
+    for key in [key for key in state if key.startswith(PREPROCESSOR)]:
+        del state[key]
+    return state, wrappers
+
+
+def below(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
+    """Return the tensors below a prefix without it, and torch's metadata of the modules there."""
+    inside = OrderedDict()
+    for key, value in state.items():
+        if isinstance(value, Tensor) and str(key).startswith(prefix):
+            inside[str(key).removeprefix(prefix)] = value
+    inside._metadata = OrderedDict()
+    for path, metadata in getattr(state, "_metadata", {}).items():
+        if f"{path}.".startswith(prefix):
+            inside._metadata[f"{path}.".removeprefix(prefix).removesuffix(".")] = metadata
+    return inside
 
 
 def sample(keys: Mapping | list, count: int = 3) -> str:
@@ -116,77 +113,6 @@ def sample(keys: Mapping | list, count: int = 3) -> str:
     return shown if len(keys) <= count else f"{shown}, ... ({len(keys)} in all)"
 
 
-def by_part(keys: Mapping | list) -> str:
-    """Return the top-level names of keys and how many tensors each has."""
-    counts = Counter(key.partition(".")[0] for key in keys)
-    return ", ".join(f"{part} ({count})" for part, count in counts.items())
-
-
-def trained_attention(checkpoint: Mapping) -> dict | None:
-    """Return the config of layer attention in a checkpoint's metadata, or None.
-
-    mmengine's training checkpoints hold the text of their config, which is parsed and never
-    executed.
-    """
-    meta = checkpoint.get("meta")
-    if not isinstance(meta, Mapping):
-        return None
-    if isinstance(meta.get("layer_attention"), Mapping):
-        return dict(meta["layer_attention"])
-    return attention_in(meta["cfg"]) if isinstance(meta.get("cfg"), str) else None
-
-
-def attention_in(text: str) -> dict | None:
-    """Return the one `layer_attention=dict(...)` of a config's text; None if there is none, or more than one."""
-    try:
-        nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.keyword)]
-        calls = [
-            node.value
-            for node in nodes
-            if node.arg == "layer_attention" and isinstance(node.value, ast.Call)
-        ]
-        configs = [
-            {item.arg: ast.literal_eval(item.value) for item in call.keywords if item.arg}
-            for call in calls
-        ]
-    except (SyntaxError, ValueError, RecursionError):
-        return None
-    return configs[0] if configs and all(config == configs[0] for config in configs) else None
-
-
-def compare_attention(backbone: nn.Module | None, trained: Mapping | None) -> list[str]:
-    """Return in words how the layer attention of a backbone differs from the one a file was trained with."""
-    model = getattr(backbone, "layer_attention", None)
-    if not model or not trained:
-        return []
-    defaults = attention_defaults(backbone)
-    pairs = {
-        key: [config.get(key, defaults.get(key)) for config in (model, trained)] for key in SILENT
-    }
-    pairs["type"] = [type_name(kind) for kind in pairs["type"]]
-    return [
-        f"the file was trained with layer_attention {key}={theirs!r}, the model has {ours!r}"
-        for key, (ours, theirs) in pairs.items()
-        if None not in (ours, theirs) and ours != theirs
-    ]
-
-
-def attention_defaults(backbone: nn.Module) -> dict[str, object]:
-    """Return what a backbone's layer attention takes where its config says nothing."""
-    attention = next(
-        (part for name, part in backbone.named_modules() if name.endswith("mrla.attention")), None
-    )
-    if attention is None:
-        return {}
-    kinds = reversed(type(attention).__mro__)
-    parameters = [
-        each for kind in kinds for each in inspect.signature(kind.__init__).parameters.values()
-    ]
-    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    on_tokens = backbone.key_layout in ("deit", "pvtv2")
-    return {**defaults, **(getattr(attention, "token_defaults", {}) if on_tokens else {})}
-
-
 def type_name(kind: type | str) -> str:
-    """Return the bare name of a type in a config: of a class, or of a name with a scope or module."""
+    """Return the bare name of a type in a config, which may be a class or have a scope."""
     return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Class activation maps against their definitions, computed by hand, of a classifier and of a detector."""
+"""Class activation maps of a classifier and a detector, against their definitions."""
 
 import numpy as np
 import pytest
@@ -22,19 +22,12 @@ def classifier():
 
     init_default_scope("mmpretrain")
     torch.manual_seed(0)
-    backbone = dict(
-        type="MRLAResNet",
-        depth=18,
-        base_channels=4,
-        stem_channels=8,
-        out_indices=(3,),
-        norm_eval=False,
-    )
-    backbone["layer_attention"] = dict(type="MRLALight", head_channels=4)
+    attention = dict(type="MRLALight", head_channels=4)
+    backbone = dict(type="MRLAResNet", depth=18, layer_attention=attention, norm_eval=False)
+    backbone.update(base_channels=4, stem_channels=8, out_indices=(3,))
+    neck = dict(type="GlobalAveragePooling")
     head = dict(type="LinearClsHead", num_classes=5, in_channels=32)
-    model = dict(
-        type="ImageClassifier", backbone=backbone, neck=dict(type="GlobalAveragePooling"), head=head
-    )
+    model = dict(type="ImageClassifier", backbone=backbone, neck=neck, head=head)
     return randomize_zero_init(MODELS.build(model)).eval()
 
 
@@ -66,7 +59,7 @@ def maps_at(model, layer, images):
 
 
 def test_gradcam_of_the_last_stage_is_the_classifiers_own_map(classifier, images):
-    """Behind global average pooling and a linear layer, Grad-CAM weighs the maps by the class's weights."""
+    """Before pooling and a linear layer, Grad-CAM weighs maps by the weights of the class."""
     target = cams.choose_target(classifier, images)
     assert target.label == int(classifier(images, mode="tensor").argmax())
     maps = maps_at(classifier, classifier.backbone.layer4, images)
@@ -85,15 +78,13 @@ def test_scorecam_masks_the_image_with_each_map(classifier, images, limit):
     if limit:
         maps = maps[maps.flatten(1).var(1).topk(limit).indices.sort().values]
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
-    masks = F.interpolate(
-        ((maps - low) / (high - low))[:, None].nan_to_num(), size=SIZE, mode="bilinear"
-    )
+    masks = ((maps - low) / (high - low)).nan_to_num()
+    masks = F.interpolate(masks[:, None], size=SIZE, mode="bilinear")
     scores = classifier(masks * images, mode="tensor")[:, 2]
     weights = (scores - classifier(images, mode="tensor")[0, 2]).softmax(0)
     assert weights.std() > 1e-3, "equal weights would prove nothing"
-    torch.testing.assert_close(
-        found, normalised(torch.einsum("k,khw->hw", weights, maps)), rtol=1e-3, atol=1e-3
-    )
+    expected = normalised(torch.einsum("k,khw->hw", weights, maps))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
     with pytest.raises(InputError):  # no map
         cams.score_cam(classifier, classifier.neck, images, cams.Target(0))
 
@@ -109,6 +100,5 @@ def test_the_detectors_score_by_its_definition(detector, images):
     assert cams.choose_target(detector, images, SAMPLE, other).label == other
     assert cams.choose_target(detector, images, SAMPLE, 99) is None
     elsewhere = target._replace(box=torch.tensor([200.0, 200, 210, 210]))
-    assert float(cams.score(detector, images, elsewhere, SAMPLE)) == pytest.approx(
-        np.log(0.001 / 0.999), rel=1e-4
-    )
+    found = cams.score(detector, images, elsewhere, SAMPLE)
+    assert float(found) == pytest.approx(np.log(0.001 / 0.999), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Pictures of detections: the right pixels are painted, on the right side, and weak detections are left out."""
+"""Pictures of detections: colours, sides, and weak detections left out."""
 
 import numpy as np
 import torch

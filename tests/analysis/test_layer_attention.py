@@ -1,4 +1,4 @@
-"""Recorded layer-attention weights are those the layers used: applied to the values, they give the layers' output."""
+"""Recorded weights are those the layers used: with the values they give the layers' output."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.analysis.small_models import resnet, vit
 
 
 def record(model, picture):
-    """Run a model; return the recorder, and what each branch took and its attention took and gave, by name."""
+    """Run a model; return the recorder, its branches, their arguments, and attention in and out."""
     given, outs, handles = {}, {}, []
     branches = {
         name: m for name, m in model.named_modules() if isinstance(m, LayerAttentionResidual)
@@ -60,9 +60,8 @@ def test_softmax_rows_sum_to_one_and_give_the_output(build, variant, picture):
         assert stage.weights.isnan().equal(torch.ones_like(stage.weights).triu(1).bool())
         assert stage.weights[:, -1].std() > 1e-3, "uniform weights would prove nothing"
         for index, name in enumerate(stage.layers):
-            found = applied(
-                recorder, branches, outs, stage.layers, index, from_own=variant == "MLA"
-            )
+            own = variant == "MLA"
+            found = applied(recorder, branches, outs, stage.layers, index, from_own=own)
             torch.testing.assert_close(found, outs[name][1])
 
 
@@ -73,9 +72,8 @@ def test_implied_weights_of_light_give_its_output(build, previous, picture):
     recorder, branches, _, outs = record(build("MRLALight", previous=previous), picture)
     for stage in recorder.stages():
         for index, name in enumerate(stage.layers):
-            torch.testing.assert_close(
-                applied(recorder, branches, outs, stage.layers, index), outs[name][1]
-            )
+            found = applied(recorder, branches, outs, stage.layers, index)
+            torch.testing.assert_close(found, outs[name][1])
     earlier = stage.weights[:, -1, :-1]
     assert (earlier.abs().max() > 1e-3) == (previous == "output")
 
@@ -85,9 +83,7 @@ def test_implied_weights_through_the_shortcut_of_a_resnet(picture):
     recorder, branches, given, outs = record(resnet("MRLALight"), picture)
     for stage in recorder.stages():
         shortcut = given[stage.layers[0]][1]
-        for index, name in enumerate(
-            stage.layers
-        ):  # the rest is the output if all values were zero
+        for index, name in enumerate(stage.layers):  # rest: the output if all values were zero
             rest = branches[name].attention.history_scale[:, None, None] * shortcut
             shortcut = given[name][0] + branches[name].norm(rest)
             found = applied(recorder, branches, outs, stage.layers, index) + rest
@@ -152,7 +148,7 @@ def test_a_variant_whose_weights_are_unknown_is_left_out(picture):
         LayerAttentionRecorder(nn.Conv2d(3, 3, 1))
 
     class Own(MRLALight):
-        def forward(self, x, shortcut, memory=None):
+        def forward(self, x, shortcut, memory=()):
             return x, None
 
     own = resnet(Own)

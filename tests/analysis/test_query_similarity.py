@@ -33,11 +33,12 @@ def record(model, pictures):
 )
 def test_similarities_are_those_of_the_queries(build, variant, depths, pictures):
     model, queries, handles = build(variant), [], []
+
+    def keep(module, args, out):
+        queries.append(module.project_query(global_average(args[0])))
+
     for module in model.modules():
         if isinstance(module, LayerAttention):
-            keep = lambda module, args, out: queries.append(
-                module.project_query(global_average(args[0]))
-            )  # noqa: E731
             handles.append(module.register_forward_hook(keep))
     with torch.no_grad():
         model(pictures)

@@ -21,7 +21,7 @@ def pooled(image):
 
 
 def conv1d(y, weight):
-    """Slide the k taps along the channels of y (C,), zeros outside: out_c = sum_j w_j y_(c + j - k // 2)."""
+    """Slide k taps along the channels of y (C,): out_c = sum_j w_j y_(c + j - k // 2)."""
     taps = weight[0, 0]
     pad = len(taps) // 2
     border = torch.zeros(pad, dtype=y.dtype)
@@ -41,7 +41,7 @@ def project(image, weight):
 
 
 def depthwise(image, weight):
-    """out_c(i, j) = sum_ab w_c(a, b) x_c(i + a - 1, j + b - 1), zeros outside the map; (C, H, W)."""
+    """out_c(i, j) = sum_ab w_c(a, b) x_c(i + a - 1, j + b - 1), zeros outside; (C, H, W)."""
     channels, height, width = image.shape
     padded = torch.zeros(channels, height + 2, width + 2, dtype=image.dtype)
     padded[:, 1 : height + 1, 1 : width + 1] = image
@@ -79,7 +79,7 @@ def light(
     gated=True,
     activation=lambda value: value,
 ):
-    """Algorithm 3, Eq. 9: o^t = sigmoid(q^t . k^t / sqrt(d_k)) v^t + lambda^t o^(t-1), head by head."""
+    """Algorithm 3, Eq. 9: o^t = sigmoid(q^t . k^t / sqrt(d_k)) v^t + lambda^t o^(t-1), by head."""
     outputs = []
     for t, (x, block) in enumerate(zip(xs, blocks, strict=True)):
         images = []
@@ -108,7 +108,7 @@ def light(
 
 
 def softmax_attention(query, keys, values, count):
-    """Softmax over the layers of q_h . k^s_h / sqrt(d_k), then the weighted sum of the v^s_h, for one image."""
+    """Softmax over layers of q_h . k^s_h / sqrt(d_k), then the weighted sum of the v^s_h."""
     query = heads(query, count)
     keys = [heads(key, count) for key in keys]
     values = [heads(value, count) for value in values]
@@ -123,7 +123,7 @@ def softmax_attention(query, keys, values, count):
 
 
 def softmax_stage(xs, blocks, head_channels, functions_of):
-    """Softmax attention of every layer t over the layers s <= t; f_K and f_V are those of block functions_of(t, s)."""
+    """Attention of layer t over layers s <= t, f_K and f_V of block functions_of(t, s)."""
     outputs = []
     for t, x in enumerate(xs):
         acting = [blocks[functions_of(t, s)] for s in range(t + 1)]
@@ -153,7 +153,7 @@ def phi(vector):
 
 
 def linear_rla(xs, blocks, *, head_channels):
-    """Appendix A.3, the sum over layers before it is made recurrent, with k(x, y) = phi(x) . phi(y) per head."""
+    """Appendix A.3 before it is made recurrent, with k(x, y) = phi(x) . phi(y) per head."""
     outputs = []
     for t, x in enumerate(xs):
         count = x.shape[1] // head_channels

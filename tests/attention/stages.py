@@ -55,7 +55,7 @@ def build_blocks(name, depth, channels, head_channels, **arguments):
 
 def run(blocks, xs, shortcuts):
     """The stage loop of a backbone."""
-    outputs, memory = [], None
+    outputs, memory = [], ()
     for block, x, shortcut in zip(blocks, xs, shortcuts, strict=True):
         out, memory = block(x, shortcut, memory)
         outputs.append(out)
@@ -63,7 +63,7 @@ def run(blocks, xs, shortcuts):
 
 
 def random_maps(depth, shape):
-    """Maps whose channels have means of about 1, so that pooling does not make every score vanish."""
+    """Maps whose channels have random means, so that pooled scores do not vanish."""
     return [
         (torch.randn(shape[:2]).double()[..., None, None] + torch.randn(shape).double())
         for _ in range(depth)
@@ -76,7 +76,7 @@ def named(block):
 
 
 def assert_same(actual, expected, leaves, tolerance=1e-10):
-    """Compare a stage's outputs and their gradients with respect to named leaves; return the expected gradients."""
+    """Compare outputs and gradients of named leaves; return the expected gradients."""
     cotangents, found = [torch.randn_like(out) for out in actual], []
     for outs in (actual, expected):
         grads = torch.autograd.grad(outs, list(leaves.values()), cotangents, allow_unused=True)

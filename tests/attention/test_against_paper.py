@@ -33,7 +33,7 @@ def test_head_channels_of_table_4f(variant, head_channels):
 
 
 def test_the_reference_scores_are_far_from_uniform():
-    """Guards the comparison itself: with near-uniform attention a wrong score would hide below the tolerance."""
+    """With near-uniform attention a wrong score would hide below the tolerance."""
     stage = Stage.draw("base (a)", **STAGES["deep"])
     sharp = stage.run_reference()[-1]
     for block in stage.blocks:

@@ -1,4 +1,4 @@
-"""Parameters are those that the contract names, and arguments without effect are refused; stages.py has what acts."""
+"""Parameters are those of the contract, and arguments without effect are refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What travels from block to block: nothing hidden, nothing copied, nothing overwritten, linear in depth."""
+"""What travels from block to block: nothing copied or overwritten, linear in depth."""
 
 from functools import partial
 
@@ -13,16 +13,9 @@ from .stages import VARIANTS, Stage, build_blocks, random_maps, run
 SIZE = {"depth": 4, "batch": 2, "channels": 24, "head_channels": 12, "grid": (5, 4)}
 
 
-def tensors_of(memory):
-    """The tensors in a memory, however its tuples nest."""
-    if isinstance(memory, torch.Tensor):
-        return [memory]
-    return [tensor for part in memory or () for tensor in tensors_of(part)]
-
-
 def memories_of(stage):
     """The memory that each block of the stage returns."""
-    memory, memories = None, []
+    memory, memories = (), []
     for block, x, shortcut in zip(stage.blocks, stage.xs, stage.shortcuts, strict=True):
         _, memory = block(x, shortcut, memory)
         memories.append(memory)
@@ -30,11 +23,9 @@ def memories_of(stage):
 
 
 def full_maps(memory, like):
-    """Data pointers of the memory's tensors that are as large as a feature map or larger, and their sizes."""
+    """Data pointers and sizes of the memory's tensors as large as a map or larger."""
     return [
-        (tensor.data_ptr(), tensor.numel())
-        for tensor in tensors_of(memory)
-        if tensor.numel() >= like.numel()
+        (tensor.data_ptr(), tensor.numel()) for tensor in memory if tensor.numel() >= like.numel()
     ]
 
 
@@ -55,7 +46,7 @@ def test_each_earlier_layer_is_kept_once_and_not_copied(variant):
 )
 def test_recurrent_variants_carry_a_memory_of_constant_size(variant):
     stage = Stage.draw(variant, **SIZE)
-    sizes = {sum(tensor.numel() for tensor in tensors_of(memory)) for memory in memories_of(stage)}
+    sizes = {sum(tensor.numel() for tensor in memory) for memory in memories_of(stage)}
     assert len(sizes) == 1
 
 
@@ -63,9 +54,9 @@ def test_recurrent_variants_carry_a_memory_of_constant_size(variant):
 def test_nothing_is_written_in_place(variant):
     stage = Stage.draw(variant, **SIZE)
     with torch.no_grad():
-        memory = None
+        memory = ()
         for block, x, shortcut in zip(stage.blocks, stage.xs, stage.shortcuts, strict=True):
-            given = [x, shortcut, *tensors_of(memory)]
+            given = [x, shortcut, *memory]
             before = [tensor.clone() for tensor in given]
             out, next_memory = block(x, shortcut, memory)
             again, _ = block(x, shortcut, memory)

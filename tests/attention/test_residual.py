@@ -1,4 +1,4 @@
-"""The residual branch: how much is fused, that it computes the same whichever path runs, and users' own variants."""
+"""The residual branch: how much is fused, the same values on every path, users' variants."""
 
 import copy
 
@@ -17,6 +17,7 @@ from mrla_mm.attention import (
     TokenAttentionResidual,
     choose_fusion,
 )
+from mrla_mm.errors import InputError
 
 VARIANTS = {
     "light": dict(type="MRLALight", head_channels=4),
@@ -39,7 +40,7 @@ LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base"])
 
 
 def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop_path=0.0):
-    """Branches of one stage in float64 with statistics and parameters drawn anew, in training mode."""
+    """Branches of one stage in float64, parameters drawn anew, in training mode."""
     torch.manual_seed(0)
     options = dict(norm_cfg=NORMS[norm], drop_path=drop_path, zero_init=zero_init)
     attention = VARIANTS[variant] if isinstance(variant, str) else variant
@@ -68,9 +69,9 @@ def recompute(function, *args):
 
 def run(stage, x, shortcut, call=call):
     """Branches one after the other, each after a sum and ReLU as in a ResNet."""
-    memory = None
+    memory = ()
     for branch in stage:
-        x, memory = call(branch.forward_add_relu, x, shortcut, nn.ReLU(), memory)
+        x, *memory = call(branch.forward_add_relu, x, shortcut, nn.ReLU(), *memory)
         shortcut = shortcut * 0.5
     return x
 
@@ -109,9 +110,9 @@ def test_a_fresh_branch_is_the_identity_to_the_bit_and_learns_its_scale(variant)
     stage = make_stage(variant, zero_init=True)
     for branch in stage:
         nn.init.zeros_(branch.norm.bias)
-    x, memory = torch.rand(2, 12, 5, 6, dtype=torch.float64), None
+    x, memory = torch.rand(2, 12, 5, 6, dtype=torch.float64), ()
     for branch in stage:
-        out, memory = branch(x, x, memory)
+        out, *memory = branch(x, x, *memory)
         assert torch.equal(out, x)
     out.pow(3).sum().backward()
     assert stage[-1].norm.weight.grad.abs().min() > 0
@@ -242,7 +243,7 @@ def test_forward_mode_differentiation():
         torch.randn(2, 12, 5, 6, dtype=torch.float64),
     )
     with forward_ad.dual_level():
-        y, _ = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
+        (y,) = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
         found = forward_ad.unpack_dual(y).tangent
     shortcut = x.clone()
     _, expected = torch.func.jvp(lambda x: branch(x, shortcut)[0], (x,), (torch.ones_like(x),))
@@ -261,7 +262,7 @@ def test_a_subclass_of_batch_norm(training):
     branch = make_stage(depth=1)[0]
     branch.norm = SigmoidNorm(12).double().train(training)
     x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
-    out, _ = branch(x, x)
+    (out,) = branch(x, x)
     expected = x + branch.norm(branch.attention(x, x)[0])
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(
@@ -272,7 +273,7 @@ def test_a_subclass_of_batch_norm(training):
 class NegatedLight(MRLALight):
     """A user's variant that overrides forward."""
 
-    def forward(self, x, shortcut, memory=None):
+    def forward(self, x, shortcut, memory=()):
         out, memory = super().forward(x, shortcut, memory)
         return -out, memory
 
@@ -299,8 +300,8 @@ class MeanAttention(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(channels, 1, 1))
 
-    def forward(self, x, shortcut, memory=None):
-        total, count = memory or (torch.zeros_like(x), 0)
+    def forward(self, x, shortcut, memory=()):
+        total, count = memory or (torch.zeros_like(x), x.new_zeros(()))
         memory = (total + x * self.scale, count + 1)
         return memory[0] / memory[1], memory
 
@@ -314,7 +315,7 @@ def test_users_variants_compute_what_they_say(kind, norm, training):
     for branch in stage:
         branch.train(training).norm.train(training and norm == "batch statistics")
     x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    expected, shortcut, memory = x, x, None
+    expected, shortcut, memory = x, x, ()
     for branch in stage:
         expected = (expected + shortcut).relu()
         out, memory = branch.attention(expected, shortcut, memory)
@@ -338,3 +339,132 @@ def test_variants_of_any_registry_and_scope():
     )
     with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
         make_stage(dict(type="MRLAHeavy"))
+
+
+def dilate(attention):
+    attention.value.dilation = attention.value.padding = (2, 2)
+
+
+def reflect(attention):
+    attention.value = nn.Conv2d(
+        12, 12, 3, padding=1, groups=12, bias=False, padding_mode="reflect"
+    ).double()
+
+
+def add_bias(attention):
+    attention.value.bias = nn.Parameter(torch.randn(12).double())
+
+
+def enlarge(attention):
+    attention.value = nn.Conv2d(12, 12, 5, padding=2, groups=12, bias=False).double()
+
+
+def mix_channels(attention):
+    attention.value = nn.Conv2d(12, 12, 3, padding=1, groups=6, bias=False).double()
+
+
+def bias_query(attention):
+    attention.query.bias = nn.Parameter(torch.randn(1).double())
+
+
+def dilate_key(attention):
+    attention.key.dilation = (2,)
+    attention.key.padding = (2 * attention.key.padding[0],)
+
+
+def wrap_query(attention):
+    attention.query = nn.Sequential(attention.query, nn.Tanh())
+
+
+@LIGHT_AND_BASE
+@pytest.mark.parametrize(
+    "change",
+    [dilate, reflect, add_bias, enlarge, mix_channels, bias_query, dilate_key, wrap_query],
+)
+def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
+    """DeepLab changes dilations of a built model; whatever is not as built runs unfused."""
+    stage = make_stage(variant)
+    before = gradients(stage, path="naive", monkeypatch=monkeypatch)["out"]
+    for branch in stage:
+        change(branch.attention)
+    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
+    found = gradients(stage, path="fused", monkeypatch=monkeypatch)
+    assert not torch.allclose(expected["out"], before)
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found[name], wanted)
+
+
+def test_a_kernel_of_another_size_is_not_fused():
+    branch = make_stage(depth=1)[0]
+    branch.attention.value = nn.Conv2d(12, 12, 5, padding=1, groups=12, bias=False)
+    assert extent(branch) == "nothing"
+
+
+HOOKS = {
+    "forward pre": "register_forward_pre_hook",
+    "forward": "register_forward_hook",
+    "backward pre": "register_full_backward_pre_hook",
+    "backward": "register_full_backward_hook",
+}
+
+
+@pytest.mark.parametrize("part", ["attention", "value", "query", "norm", "drop_path"])
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_a_hook_of_a_part_is_called(part, hook):
+    branch = make_stage("light", drop_path=0.5, depth=1)[0]
+    module = getattr(branch.attention if part in ("value", "query") else branch, part)
+    calls = []
+    getattr(module, hook)(lambda *_: calls.append(1))
+    x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
+    branch.forward_add_relu(x, x, nn.ReLU())[0].sum().backward()
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("hook", [name.replace("_", "_module_", 1) for name in HOOKS.values()])
+def test_a_hook_of_all_modules_is_called(hook):
+    branch = make_stage("light", depth=1)[0]
+    called = []
+    handle = getattr(nn.modules.module, hook)(lambda module, *_: called.append(module))
+    x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
+    branch.forward_add_relu(x, x, nn.ReLU())[0].sum().backward()
+    handle.remove()
+    assert {branch, branch.norm, branch.attention, *branch.attention.children()} <= set(called)
+
+
+@pytest.mark.parametrize("part", ["branch", "relu"])
+def test_a_hook_around_the_sum_is_called(part):
+    branch = make_stage("light", depth=1)[0]
+    relu = nn.ReLU()
+    calls = []
+    dict(branch=branch, relu=relu)[part].register_forward_hook(lambda *_: calls.append(1))
+    branch.forward_add_relu(*torch.randn(2, 2, 12, 5, 6).double(), relu)
+    assert calls == [1]
+
+
+class Unflat(nn.Module):
+    """A variant whose memory checkpointing could not track."""
+
+    def __init__(self, channels, first_in_stage, memory=None):
+        super().__init__()
+        self.left = memory
+
+    def forward(self, x, shortcut, memory=()):
+        return x, self.left
+
+
+@pytest.mark.parametrize("memory", [None, ((torch.zeros(1),),), (1,), [torch.zeros(1)]])
+def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
+    branch = make_stage(dict(type=Unflat, memory=memory), depth=1)[0]
+    with pytest.raises(InputError, match="Unflat returned"):
+        branch(*torch.randn(2, 2, 12, 5, 6).double())
+
+
+@pytest.mark.parametrize("projection", ["conv1d", "linear"])
+def test_autocast_leaves_queries_and_keys_in_single_precision(projection):
+    torch.manual_seed(0)
+    attention = MRLALight(64, projection=projection)
+    x = torch.randn(2, 64, 5, 6) + 3
+    expected = attention.query_and_key(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention.query_and_key(x)
+    assert all(map(torch.equal, found, expected))

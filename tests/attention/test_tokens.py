@@ -1,4 +1,4 @@
-"""Layer attention over tokens against Algorithms 2 and 4, spelled out step by step in float64, gradients too."""
+"""Layer attention over tokens against Algorithms 2 and 4, step by step in float64."""
 
 import math
 
@@ -30,7 +30,7 @@ def gelu(z):
 
 
 def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
-    """Base and light on maps in which patch i * W + j stands at row i, column j; extra tokens keep their norm."""
+    """Base and light on maps in which patch i * W + j stands at row i, column j."""
     normed = [normalise(x, branch, "norm") for x, branch in zip(outputs, branches, strict=True)]
     maps = [x[:, extra:].transpose(1, 2).unflatten(2, grid) for x in normed]
     blocks, options = (
@@ -56,7 +56,7 @@ def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
 
 
 def draw_stage(attention, grid, extra, seed=0):
-    """A stage of float64 branches with random parameters, and the output and input tokens of each of its blocks."""
+    """A stage of random float64 branches, and its blocks' output and input tokens."""
     torch.manual_seed(seed)
     branches = [
         TokenAttentionResidual(
@@ -80,9 +80,9 @@ def draw_stage(attention, grid, extra, seed=0):
 
 
 def run(branches, outputs, inputs, grid):
-    memory, results = None, []
+    memory, results = (), []
     for branch, x, s in zip(branches, outputs, inputs, strict=True):
-        y, memory = branch(x, s, memory, grid=grid)
+        y, *memory = branch(x, s, grid, *memory)
         results.append(y)
     return results
 
@@ -150,11 +150,11 @@ def test_drop_path_drops_extra_and_patch_tokens_together():
     branch = TokenAttentionResidual(LIGHT, CHANNELS, extra_tokens=1, drop_path=0.5, zero_init=False)
     tokens = torch.randn(64, 7, CHANNELS)
     torch.manual_seed(0)
-    changed = (branch(tokens, torch.randn_like(tokens), grid=(2, 3))[0] != tokens).flatten(1)
+    changed = (branch(tokens, torch.randn_like(tokens), (2, 3))[0] != tokens).flatten(1)
     assert 0 < changed.any(1).sum() < 64
     assert ((changed.float().mean(1) < 0.01) | (changed.float().mean(1) > 0.99)).all()
     assert (
-        (branch.eval()(tokens, torch.randn_like(tokens), grid=(2, 3))[0] != tokens)
+        (branch.eval()(tokens, torch.randn_like(tokens), (2, 3))[0] != tokens)
         .flatten(1)
         .any(1)
         .all()

@@ -51,7 +51,7 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
 
 
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
-    """Compare lists of float64 tensors and their gradients with respect to `leaves`, all of which must be reached."""
+    """Compare lists of float64 tensors and their gradients of all `leaves`."""
     found = []
     for outs in (actual, expected):
         generator = torch.Generator().manual_seed(0)
@@ -65,10 +65,10 @@ def resnet_by_hand(backbone, plain, image):
     """Plain blocks of mmdet, each followed by our branch; its memory is reset at every stage."""
     x, outs = plain.maxpool(plain.relu(plain.norm1(plain.conv1(image)))), []
     for name in plain.res_layers:
-        memory = None
+        memory = ()
         for block, ours in zip(getattr(plain, name), getattr(backbone, name), strict=True):
             shortcut = x if block.downsample is None else block.downsample(x)
-            x, memory = ours.mrla(block(x), shortcut, memory)
+            x, *memory = ours.mrla(block(x), shortcut, *memory)
         outs.append(x)
     return outs
 
@@ -77,12 +77,12 @@ def efficientnet_by_hand(backbone, plain, image):
     """As for ResNet; a block without a shortcut has no branch and resets the memory."""
     x, outs = image, []
     for index, (layer, ours) in enumerate(zip(plain.layers, backbone.layers, strict=True)):
-        memory = None
+        memory = ()
         for block, our_block in (
             () if isinstance(layer, ConvModule) else zip(layer, ours, strict=True)
         ):
             shortcut = getattr(block, "with_res_shortcut", getattr(block, "with_residual", None))
-            x, memory = our_block.mrla(block(x), x, memory) if shortcut else (block(x), None)
+            x, *memory = our_block.mrla(block(x), x, *memory) if shortcut else (block(x),)
         x = layer(x) if isinstance(layer, ConvModule) else x
         if index in plain.out_indices:
             outs.append(x)
@@ -94,9 +94,9 @@ def pvt_by_hand(backbone, plain, image):
     for (embed, blocks, norm), (_, our_blocks, _) in zip(
         plain.layers, backbone.layers, strict=True
     ):
-        (x, grid), memory = embed(x), None
+        (x, grid), memory = embed(x), ()
         for block, ours in zip(blocks, our_blocks, strict=True):
-            x, memory = ours.mrla(block(x, grid), x, memory, grid=grid)
+            x, *memory = ours.mrla(block(x, grid), x, grid, *memory)
         x = nlc_to_nchw(norm(x), grid)
         outs.append(x)
     return outs
@@ -104,10 +104,10 @@ def pvt_by_hand(backbone, plain, image):
 
 def vit_by_hand(backbone, plain, image):
     """Stages of two blocks, the norm after the last; `plain` is ViT or CeiT."""
-    (x, grid), memory, outs = plain.embed(image), None, []
+    (x, grid), memory, outs = plain.embed(image), (), []
     for index, ours in enumerate(backbone.layers):
-        out, _ = plain.run_block(index, x, None, grid)
-        x, memory = ours.mrla(out, x, memory if index % 2 else None, grid=grid)
+        (out,) = plain.run_block(index, grid, x)
+        x, *memory = ours.mrla(out, x, grid, *(memory if index % 2 else ()))
         x = plain.ln1(x) if index == plain.num_layers - 1 else x
         if index in plain.out_indices:
             outs.append(x[:, 1:].transpose(1, 2).unflatten(2, grid))
@@ -116,7 +116,7 @@ def vit_by_hand(backbone, plain, image):
 
 @dataclass
 class Family:
-    """A small member of a family: how to build it plain and with a variant, and what is frozen first."""
+    """A small member of a family, plain and with a variant, and what is frozen first."""
 
     plain: Callable[..., nn.Module]
     build: Callable[..., nn.Module]
@@ -133,17 +133,15 @@ class Family:
 class OwnAttention(nn.Module):
     """A variant of a user's own, with nothing of ours; its memory is the last output."""
 
-    uses_shortcut = (
-        True  # asks for a norm of the history where branches have their norms first, on tokens
-    )
+    uses_shortcut = True  # without it the shortcut is None on tokens
 
     def __init__(self, channels: int, head_channels: int, first_in_stage: bool) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(channels, 1, 1))
 
-    def forward(self, x, shortcut, memory=None):
+    def forward(self, x, shortcut, memory=()):
         out = self.scale * torch.tanh(x) - shortcut / 2
-        out = out if memory is None else out + memory[0] / 4
+        out = out + memory[0] / 4 if memory else out
         return out, (out,)
 
 

@@ -1,4 +1,4 @@
-"""CeiT and MRLACeiT: an independent transcription of the whole model, and what each argument does."""
+"""CeiT and MRLACeiT: an independent transcription of the model, and each argument."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def attend(queries, tokens, attention):
 
 
 def plain_block(x, layer, grid):
-    """One encoder block of CeiT: attention, then LeFF on the patches with the class token passed by."""
+    """One block of CeiT: attention, then LeFF on the patches without the class token."""
     normed = layer_norm(x, layer.ln1)
     x = x + attend(normed, normed, layer.attn)
     normed, ffn = layer_norm(x, layer.ln2), layer.ffn
@@ -60,11 +60,12 @@ def transcribe(backbone, image, grid, mrla):
     class_token = (backbone.cls_token + backbone.pos_embed[:, :1]).expand(len(image), -1, -1)
     tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], 1)
 
-    class_tokens, memory = [], None
+    class_tokens, memory = [], ()
     for index, layer in enumerate(backbone.layers):
         before, tokens = tokens, plain_block(tokens, layer, grid)
         if mrla:
-            tokens, memory = layer.mrla(tokens, before, memory if index % 2 else None, grid=grid)
+            memory = memory if index % 2 else ()
+            tokens, *memory = layer.mrla(tokens, before, grid, *memory)
         class_tokens.append(tokens[:, 0])
 
     lca, seen = backbone.lca, torch.stack(class_tokens, 1)

@@ -28,7 +28,7 @@ def folded(monkeypatch):
 
 
 def draw(options=None, **norm_options):
-    """Convolution and norm in float64, all numbers drawn, and a map that has more of them than the weights."""
+    """Random convolution and norm in float64, and a map larger than the weights."""
     torch.manual_seed(0)
     conv = nn.Conv2d(8, 12, **(CONVOLUTIONS["strided"] if options is None else options)).double()
     norm = nn.BatchNorm2d(12, **norm_options).double().eval()
@@ -88,7 +88,7 @@ def test_less_precision_loses_no_more_than_step_by_step(autocast, dtype):
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_the_norms_own_gradients_where_the_mean_is_large(autocast):
-    """The gradient of its weight is there a small difference of large sums, which half precision would spoil."""
+    """The weight's gradient is a small difference of large sums."""
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(16, 12, 3, bias=False).double(), nn.BatchNorm2d(12).double().eval()
     x = torch.rand(2, 16, 40, 40).double()

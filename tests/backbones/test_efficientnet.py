@@ -28,14 +28,16 @@ def test_layer_attention_follows_the_blocks_with_a_shortcut_and_only_those(arch)
     assert seen == len(branches(backbone)) > 3
 
 
-def test_a_block_and_its_layer_attention_are_dropped_together():
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_a_block_and_its_layer_attention_are_dropped_together(path, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", path)
     torch.manual_seed(0)
     options = dict(drop_path_rate=0.5, out_indices=(5,), norm_eval=True)
     backbone = randomize_zero_init(MRLAEfficientNet("b0", **options)).double().train()
     block = backbone.layers[5][3]
     assert block.drop_path_rate == pytest.approx(0.5 * 14 / 15)  # mmdet's rule: linear in depth
     x = torch.randn(64, 192, 2, 3, dtype=torch.float64)
-    out, _ = block(x)
+    (out,) = block(x)
     dropped = (out == x).flatten(1).all(1)
     assert 16 < dropped.sum() < 48
 

@@ -198,7 +198,7 @@ class Swallow(dict):
     ],
 )
 def test_a_channels_last_step_changes_no_layout(name, variant, path, device, monkeypatch):
-    """Kernels are not launched; torch's own convolution of base's values on a CPU would change the layout."""
+    """Kernels are not launched; a CPU's convolution of base would change the layout."""
     launch = pytest.importorskip("mrla_mm.ops.triton.launch", reason="Triton is not installed")
     monkeypatch.setattr(launch, "KNOWN", Swallow())
     monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
@@ -217,7 +217,7 @@ def test_a_channels_last_step_changes_no_layout(name, variant, path, device, mon
 
 
 def test_a_step_stays_on_its_device(family, variant, monkeypatch):
-    """Tensors on torch's meta device mix with no others, nor can a value be read, for which a GPU would be waited."""
+    """On torch's meta device no value can be read, for which a GPU would be waited."""
     monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cuda", 0)  # the minimum of every device but a CPU
     backbone = family.mrla(variant, zero_init_attention=False, **{family.drop_path: 0.1}).to("meta")
     for path, batch_statistics in (("naive", True), ("fused", False)):

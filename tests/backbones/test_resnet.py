@@ -109,7 +109,7 @@ def test_the_fused_and_the_naive_path_have_the_same_gradients(
     ("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=["light", "base"]
 )
 def test_what_is_saved_for_backward_with_frozen_statistics(attention, ratio, monkeypatch):
-    """Light saves less than a plain ResNet, which saves the inputs of its norms; base saves its values besides."""
+    """Light saves less than plain, which saves its norms' inputs; base saves its values."""
     monkeypatch.setenv("MRLA_OPS", "fused")
     image, plain = torch.randn(2, 3, 256, 256), ResNet(50, base_channels=32)
     plain.train()

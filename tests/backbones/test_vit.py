@@ -1,11 +1,11 @@
-"""ViT and MRLAViT: mmpretrain's weights and outputs, tokens, positions, stages, freezing and depths."""
+"""ViT and MRLAViT: mmpretrain's outputs, tokens, positions, stages, freezing, depths."""
 
 import pytest
 import torch
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 from torch import nn
 
-from mrla_mm.backbones import MRLAViT, ViT
+from mrla_mm.backbones import MRLAViT, ViT, vit
 from mrla_mm.errors import InputError
 
 from .common import ARCH, branches, randomize
@@ -48,6 +48,14 @@ def test_output_shapes(extra):
                 shape
             }
         assert len(outs) == 2
+
+
+def test_exported_positions_are_those_of_a_forward_pass(monkeypatch):
+    backbone = randomize(ViT(ARCH, img_size=64)).eval()
+    image = torch.randn(1, 3, 48, 112)
+    expected = backbone(image)
+    monkeypatch.setattr(vit, "is_exporting", lambda: True)
+    torch.testing.assert_close(backbone(image), expected)
 
 
 def test_tokens_and_positions_are_drawn():

@@ -1,4 +1,4 @@
-"""The configs of the comparators: the recipes of the MRLA configs, and the numbers of parameters in docs/tables."""
+"""The comparators' configs: MRLA's recipes, and the parameters in docs/tables."""
 
 import csv
 
@@ -9,7 +9,7 @@ from ..test_configs import COMPARED, FILES, build, check_schedule, load, resnet_
 
 
 def read_rows(table, folder):
-    """Config, depth, and millions of parameters, the paper's and ours, of the rows with a comparator."""
+    """Config, depth, and millions of parameters, the paper's and ours, of each row."""
     lines = csv.reader((ROOT / "docs/tables" / table).read_text().splitlines())
     rows = [
         (folder + row[1], int(row[2] or 50), float(row[3]), float(row[4]))
@@ -45,7 +45,7 @@ def test_classifier(name, depth, paper, ours):
 
 @pytest.mark.parametrize(("name", "depth", "paper", "ours"), COCO)
 def test_detector(name, depth, paper, ours):
-    """What is trained, as the paper counts; with GC and NL it counts the frozen stem and first stage too."""
+    """What is trained; with GC and NL the paper counts the frozen layers too."""
     cfg = load(name)
     check_schedule(cfg, epochs=12, batch=16)
     assert cfg.optim_wrapper.optimizer.lr == (0.01 if "retinanet" in name else 0.02)

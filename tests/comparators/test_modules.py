@@ -1,4 +1,4 @@
-"""Each attention module against its equation written anew: values, and gradients of inputs and parameters."""
+"""Each attention module against its equation written anew, values and gradients."""
 
 import pytest
 import torch
@@ -130,7 +130,7 @@ def test_dia_is_an_lstm_along_the_stage():
     outs, expected, memory, hidden, cell = (
         [],
         [],
-        None,
+        (),
         torch.zeros(2, 6).double(),
         torch.zeros(2, 6).double(),
     )

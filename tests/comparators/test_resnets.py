@@ -1,4 +1,4 @@
-"""The networks: which blocks have what, values by hand, gradients with frozen stages, and plain weights."""
+"""The networks: plugins, values by hand, frozen stages, and plain weights."""
 
 import copy
 
@@ -38,9 +38,9 @@ def build(kind, **options):
 
 
 def run_by_hand(kind, stage, x, hidden):
-    """Blocks of plain layers; RLA as the paper has it, by the concatenation of the map and the hidden state."""
+    """Plain layers; RLA by the concatenation of the map and the hidden state."""
     hidden = torch.zeros(x.shape[0], 32, *x.shape[2:]).to(x) if hidden is None else hidden
-    memory = None
+    memory = ()
     for block in stage:
         weight, inputs = block.conv1.weight, x
         if kind == "RLA":

@@ -1,4 +1,4 @@
-"""On real COCO images every comparator trains, is killed, resumes, and tests to the figures of its training."""
+"""On COCO images every comparator trains, is killed, resumes, and tests the same."""
 
 import signal
 
@@ -22,7 +22,7 @@ HOOKS.register_module(
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_train_kill_resume_test(kind, tmp_path, run_tool):
-    """Two epochs of two steps; the signal comes in the second, which the resumed run starts anew."""
+    """Two epochs of two steps; the signal comes in the second epoch."""
     backbone = (
         dict(type="ComparatorResNet", base_channels=16, frozen_stages=1, init_cfg=None)
         | KINDS[kind]

@@ -22,17 +22,14 @@ def seed():
 
 
 def check_op(op, reference, inputs, atol=2e-3):
-    """Compare an op and its gradients with a reference, which computes in float64 from the same rounded inputs."""
+    """Compare an op and its gradients with a reference in float64 of the same rounded inputs."""
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     out, expected = op(*inputs), reference(*exact)
     assert out.dtype == inputs[0].dtype
-    tolerance = (
-        {} if out.dtype == torch.float64 else dict(atol=atol, rtol=2 * torch.finfo(out.dtype).eps)
-    )
+    exactly = out.dtype == torch.float64
+    tolerance = {} if exactly else dict(atol=atol, rtol=2 * torch.finfo(out.dtype).eps)
     assert_close(out.double(), expected, **tolerance)
     grad = torch.randn_like(out)
-    found, wanted = (
-        torch.autograd.grad(out, inputs, grad),
-        torch.autograd.grad(expected, exact, grad.double()),
-    )
+    found = torch.autograd.grad(out, inputs, grad)
+    wanted = torch.autograd.grad(expected, exact, grad.double())
     assert_close([each.double() for each in found], list(wanted), **tolerance)

@@ -1,4 +1,4 @@
-"""What the ops must compute, written out in plain Python and differentiable float64 scalars; nothing of the package."""
+"""What the ops must compute, in plain Python and differentiable float64 scalars."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""mmengine's checkpoints load under torch's restricted unpickler, and nothing else does that should not."""
+"""mmengine's checkpoints load under torch's restricted unpickler, and no others."""
 
 import builtins
 import pickle
@@ -71,9 +71,7 @@ def test_numpy_numbers_load(tmp_path, kind):
     torch.save(values, tmp_path / "numbers.pth")
     loaded = torch.load(tmp_path / "numbers.pth")
     assert loaded["scalar"] == values["scalar"] and loaded["scalar"].dtype == np.dtype(kind)
-    assert loaded["array"].tolist() == values["array"].tolist() and loaded[
-        "array"
-    ].dtype == np.dtype(kind)
+    np.testing.assert_array_equal(loaded["array"], values["array"], strict=True)
 
 
 def wrapped_in_history(payload):
@@ -117,9 +115,8 @@ def test_getattr_reaches_nothing_but_the_statistics(tmp_path, owner, name):
 def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     class Poisoned(HistoryBuffer):
         def __getstate__(self):
-            return super().__getstate__() | {
-                "statistics_methods": {"mean": np.dtype, "extra": np.dtype}
-            }
+            methods = {"mean": np.dtype, "extra": np.dtype}
+            return super().__getstate__() | {"statistics_methods": methods}
 
     poisoned, file = Poisoned([1.0], [1]), tmp_path / "poisoned.pth"
     Poisoned.__module__, Poisoned.__qualname__ = HistoryBuffer.__module__, "HistoryBuffer"
@@ -129,7 +126,5 @@ def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     loaded = torch.load(file)
     assert type(loaded) is HistoryBuffer and loaded.data[0].tolist() == [1.0]
     assert HistoryBuffer._statistics_methods["mean"] is HistoryBuffer.mean
-    assert (
-        "extra" not in HistoryBuffer._statistics_methods
-        and "statistics_methods" not in loaded.__dict__
-    )
+    assert "extra" not in HistoryBuffer._statistics_methods
+    assert "statistics_methods" not in loaded.__dict__

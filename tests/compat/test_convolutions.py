@@ -69,7 +69,7 @@ def test_deformable_convolution(device, geometry, count, dtype):
 
 
 def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
-    """DyHead's are of a finer map; compiled mmcv finds them at the beginning of each sample's memory."""
+    """DyHead's are of a finer map; compiled mmcv reads the beginning of each sample's memory."""
     geometry = dict(stride=(2, 2), padding=(1, 1), dilation=(1, 1), groups=1, deform_groups=1)
     x, offset, weight, mask, _ = tensors({**geometry, "stride": (1, 1)}, device, torch.float64)
 

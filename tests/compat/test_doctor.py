@@ -57,6 +57,27 @@ def test_faults_are_reported(doctor, part, replacement, remedy, monkeypatch, cap
     assert doctor.main() == 1 and remedy in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("outcome", "text"),
+    [
+        (("", 3e-7), "triton (MRLA_OPS asks for it); largest difference in the self-check 3.0e-07"),
+        (("output in base is off by 2.0", 2.0), "output in base is off by 2.0"),
+    ],
+    ids=["right", "wrong"],
+)
+def test_the_self_check_of_triton_is_reported(doctor, outcome, text, monkeypatch, capsys):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from mrla_mm.ops import dispatch, self_check
+
+    monkeypatch.setattr(dispatch, "OUTCOMES", {})
+    monkeypatch.setattr(self_check, "self_check", lambda *key: self_check.Outcome(*outcome))
+    monkeypatch.setenv("MRLA_OPS", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert doctor.main() == bool(outcome[0])
+    printed = capsys.readouterr().out
+    assert text in printed and f"Triton {doctor.version('triton')}" in printed
+
+
 def test_it_works_where_nothing_is_installed():
     done = subprocess.run(
         [sys.executable, "-I", "-S", TOOL], capture_output=True, text=True, check=False

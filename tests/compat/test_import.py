@@ -8,7 +8,7 @@ from ..conftest import ROOT
 
 ALLOWED = {
     "mmengine.config.config.Config._get_cfg_path",  # the scope mrla_mm:: of config files
-    "torch._weights_only_unpickler._marked_safe_globals_set",  # torch's list of what checkpoints may hold
+    "torch._weights_only_unpickler._marked_safe_globals_set",  # what checkpoints may hold
 }
 # An extension of the test's own lets mmdet be imported before the package.
 COMPARE = """
@@ -22,8 +22,10 @@ except ImportError:
     ext.__file__, ext.__getattr__ = "none", lambda name: print
     ext.__spec__ = importlib.machinery.ModuleSpec("mmcv._ext", None)
     sys.modules["mmcv._ext"] = ext
-for name in ("mmdet.models", "mmdet.datasets", "mmdet.evaluation", "mmdet.engine", "mmpretrain.models",
-             "mmpretrain.engine", "mmpretrain.datasets", "mmengine.runner", "mmengine._strategy", "mmengine.hooks"):
+for name in (
+    "mmdet.models mmdet.datasets mmdet.evaluation mmdet.engine mmpretrain.models mmpretrain.engine "
+    "mmpretrain.datasets mmengine.runner mmengine._strategy mmengine.hooks"
+).split():
     importlib.import_module(name)
 
 def snapshot():
@@ -34,7 +36,8 @@ def snapshot():
                 if key != "__warningregistry__":
                     found[name, key] = value
                 if isinstance(value, type) and value.__module__ == name:
-                    found.update({(name, f"{key}.{each}"): part for each, part in vars(value).items()})
+                    for each, part in vars(value).items():
+                        found[name, f"{key}.{each}"] = part
     return found
 
 before, modules = snapshot(), set(sys.modules)
@@ -42,7 +45,8 @@ import mrla_mm.backbones, mrla_mm.engine.layer_decay, mrla_mm.necks
 changed = [
     f"{name}.{key}"
     for (name, key), value in snapshot().items()
-    if name in modules and before.get((name, key)) is not value and not isinstance(value, types.ModuleType)
+    if name in modules and before.get((name, key)) is not value
+    and not isinstance(value, types.ModuleType)
 ]
 print(json.dumps(changed))
 """

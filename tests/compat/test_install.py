@@ -13,10 +13,7 @@ from mrla_mm.compat.ext_ops import OPS
 from ..conftest import ROOT
 from .conftest import needs_stand_in
 
-OPTIONAL = {
-    "loguru",
-    "onedl",
-}  # packages of OneDL that its mmdet imports in two modules and does not require
+OPTIONAL = {"loguru", "onedl"}  # OneDL's mmdet imports them in two modules, not requiring them
 
 
 @needs_stand_in
@@ -54,7 +51,7 @@ BESIDE_A_REAL_EXTENSION = """
 import importlib, pathlib, sys, types, mmcv
 root, folder = map(pathlib.Path, sys.argv[1:])
 mmcv.__path__.append(str(folder))
-sys.modules["mrla_mm"] = types.ModuleType("mrla_mm")  # without its __init__, which imports all of mmdet
+sys.modules["mrla_mm"] = types.ModuleType("mrla_mm")  # its __init__ would import all of mmdet
 sys.modules["mrla_mm"].__path__ = [str(root / "mrla_mm")]
 from mrla_mm import compat
 
@@ -65,7 +62,7 @@ try:
 except ImportError as error:
     print(error)
 
-(folder / "_ext.py").write_text("def __getattr__(name):\\n    return lambda *a, **k: 'the real ' + name")
+(folder / "_ext.py").write_text("__getattr__ = lambda name: lambda *a, **k: 'the real ' + name")
 importlib.invalidate_caches()
 compat.install()
 import mmcv.ops
@@ -75,16 +72,8 @@ print(sys.modules["mmcv.ops.nms"].ext_module.nms(), compat.ext.is_stand_in())
 
 @needs_stand_in
 def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-B",
-        "-c",
-        BESIDE_A_REAL_EXTENSION,
-        str(ROOT),
-        str(tmp_path),
-    ]
+    code = [BESIDE_A_REAL_EXTENSION, str(ROOT), str(tmp_path)]
+    command = [sys.executable, "-W", "ignore", "-B", "-c", *code]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["undefined symbol", "the real nms False"]

@@ -1,6 +1,7 @@
-"""The fused paths against the equations in float64: values, every gradient, every precision, awkward shapes."""
+"""The fused paths against the equations in float64: values and gradients, dtypes, odd shapes."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path, cpu, dispatch
+from mrla_mm.ops.self_check import Outcome
 
 from .cases import (
     CONSTANT,
@@ -25,11 +27,10 @@ from .cases import (
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 3e-3}
 SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 48, 14, 13)]
 PATHS = ["fused", pytest.param("triton", marks=needs_triton)]
+# The second of those for the interpreter takes several tiles.
+TRITON_SHAPES = SHAPES if DEVICE == "cuda" else [(2, 12, 1, 5), (1, 4, 33, 35)]
 PATHS_AND_SHAPES = [("fused", shape) for shape in SHAPES] + [
-    pytest.param("triton", shape, marks=needs_triton)
-    for shape in (
-        SHAPES if DEVICE == "cuda" else [(2, 12, 1, 5), (1, 4, 33, 35)]
-    )  # the second takes several tiles
+    pytest.param("triton", shape, marks=needs_triton) for shape in TRITON_SHAPES
 ]
 LIGHT = {
     "full": {},
@@ -52,22 +53,20 @@ VARIANTS = [("fused", extent, variant) for extent in EXTENTS for variant in LIGH
 
 
 def assert_same(function, tensors, *, path, dtype, layout="contiguous"):
-    # The reference starts from what the path is given, so that rounding the input is nobody's
-    # error.
-    rounded = {
-        name: t.to(dtype).double() if t.dim() == 4 and name != "value" else t
-        for name, t in tensors.items()
-    }
-    expected = results(
-        functools.partial(function, path="naive"), rounded, dtype=torch.float64, layout=layout
-    )
-    found = results(functools.partial(function, path=path), tensors, dtype=dtype, layout=layout)
-    assert found["output"].dtype == dtype
-    assert found["output"].stride() == found["c"].stride()
+    # The reference starts from what the path is given: rounding the input is nobody's error.
+    rounded = dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 4 and name != "value":
+            rounded[name] = tensor.to(dtype).double()
+    naive, fused = (functools.partial(function, path=way) for way in ("naive", path))
+    expected = results(naive, rounded, dtype=torch.float64, layout=layout)
+    computed = results(fused, tensors, dtype=dtype, layout=layout)
+    assert computed["output"].dtype == dtype
+    assert computed["output"].stride() == computed["c"].stride()
     for name, wanted in expected.items():
         if wanted is None:  # a key that nothing asks for
             continue
-        error = (found[name].double() - wanted).norm() / wanted.norm().clamp_min(1e-3)
+        error = (computed[name].double() - wanted).norm() / wanted.norm().clamp_min(1e-3)
         assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e}"
 
 
@@ -77,7 +76,7 @@ def dtypes_of(path):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Fill every buffer that the fused paths allocate with NaN, so that what nothing writes shows."""
+    """Fill every buffer that the fused paths allocate with NaN, to show what nothing writes."""
 
     def poison(make):
         def call(*args, **kwargs):
@@ -113,41 +112,31 @@ def test_light_precisions_and_shapes(shape, extent, layout, path):
 @pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
 def test_base_precisions_and_shapes(shape, extent, layout, path):
     function = functools.partial(base_joined, extent=extent)
-    dtypes = dtypes_of(path)[: 1 if path == "triton" and shape[2] > 8 else None]
-    for depth, several in (
-        (0, dtypes[:1]),
-        (2, dtypes),
-        (10, dtypes[:1]),
-    ):  # 11 values take the kernels two launches
-        for dtype in several:
-            tensors = draw(shape, extent, depth=depth, history=False)
-            assert_same(function, tensors, path=path, dtype=dtype, layout=layout)
+    first, *others = dtypes_of(path)[: 1 if path == "triton" and shape[2] > 8 else None]
+    options = dict(path=path, layout=layout)
+    for depth in (0, 2, 10):  # 11 values take the kernels two launches
+        tensors = draw(shape, extent, depth=depth, history=False)
+        assert_same(function, tensors, dtype=first, **options)
+    for dtype in others:
+        tensors = draw(shape, extent, depth=2, history=False)
+        assert_same(function, tensors, dtype=dtype, **options)
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_base_with_linear_projections_and_the_last_layer_of_a_stage(extent):
     tensors = draw((2, 12, 3, 4), extent, depth=2, linear=True, history=False)
-    assert_same(
-        functools.partial(base_joined, extent=extent), tensors, path="fused", dtype=torch.float64
-    )
-    assert_same(
-        lambda t, path: base(t, extent, path)[0], tensors, path="fused", dtype=torch.float64
-    )
+    joined = functools.partial(base_joined, extent=extent)
+    for function in (joined, lambda t, path: base(t, extent, path)[0]):
+        assert_same(function, tensors, path="fused", dtype=torch.float64)
 
 
 def test_chunks_of_the_batch_are_all_computed(monkeypatch):
     monkeypatch.setattr(cpu, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
-    tensors = draw((5, 20, 6, 5), "block end", depth=2)
-    assert [s.stop - s.start for s in cpu.chunks(tensors["c"])] == [2, 2, 2]
-    for function in (light, base_joined):
+    for function, depth in ((light, 0), (base_joined, 2)):
+        tensors = draw((5, 20, 6, 5), "block end", depth=depth, history=not depth)
+        assert [s.stop - s.start for s in cpu.chunks(tensors["c"])] == [2, 2, 2]
         bound = functools.partial(function, extent="block end")
-        given = draw(
-            (5, 20, 6, 5),
-            "block end",
-            depth=2 * (function is base_joined),
-            history=function is light,
-        )
-        assert_same(bound, given, path="fused", dtype=torch.float64)
+        assert_same(bound, tensors, path="fused", dtype=torch.float64)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -184,17 +173,17 @@ def test_only_the_gradients_that_are_needed(frozen):
     ],
 )
 def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path):
-    """A branch worth 1/100 of x: folded into a centre tap of 1 its weights would be rounded to a few values."""
+    """A branch worth 1/100 of x, whose weights a centre weight of 1 would swallow."""
     tensors = draw((2, 8, 6, 5), "branch", gated=False, history=False, keep=False)
     tensors |= dict.fromkeys(("bias", "mean"), torch.zeros(8).double())
     tensors |= dict(weight=torch.full((8,), 3e-3).double(), variance=torch.full((8,), 0.9).double())
     tensors["c"] = tensors["c"].to(dtype).double()
     exact = light(tensors, "branch", "naive", history=False)
-    given = {
-        name: t.to(DEVICE, dtype if name == "c" else torch.float32) for name, t in tensors.items()
-    }
+    given = {name: t.float().to(DEVICE) for name, t in tensors.items()}
+    given["c"] = given["c"].to(dtype)
     y = light(given, "branch", path, history=False).double().cpu()
-    assert (y - exact.to(dtype).double()).norm() < 0.5 * (exact.to(dtype).double() - exact).norm()
+    rounded = exact.to(dtype).double()
+    assert (y - rounded).norm() < 0.5 * (rounded - exact).norm()
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -204,9 +193,8 @@ def test_maps_of_other_strides_and_precision_are_taken_and_other_shapes_refused(
     odd = {name: t.float().to(DEVICE) for name, t in tensors.items()}
     odd["c"] = odd["c"].permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
     odd["shortcut"] = odd["shortcut"].double()
-    torch.testing.assert_close(
-        light(odd, "branch", path).double().cpu(), expected, atol=1e-5, rtol=1e-5
-    )
+    y = light(odd, "branch", path).double().cpu()
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(InputError, match="one shape"):
         light(odd | dict(shortcut=odd["shortcut"][:, :, :1, :1]), "branch", path)
 
@@ -238,10 +226,8 @@ def test_a_second_derivative_raises(function):
 
 def saved_maps(function, tensors, extent):
     """Output, and data pointers of the map-sized tensors that are saved for backward."""
-    saved, leaves = (
-        [],
-        {name: t.requires_grad_(name not in CONSTANT) for name, t in tensors.items()},
-    )
+    saved = []
+    leaves = {name: t.requires_grad_(name not in CONSTANT) for name, t in tensors.items()}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         out = function(leaves, extent, "fused")
     return out, {t.data_ptr() for t in saved if t.numel() >= tensors["c"].numel()}
@@ -249,19 +235,12 @@ def saved_maps(function, tensors, extent):
 
 def test_light_saves_two_maps():
     tensors = draw((2, 20, 9, 8), "branch")
-    assert saved_maps(light, tensors, "branch")[1] == {
-        tensors["c"].data_ptr(),
-        tensors["shortcut"].data_ptr(),
-    }
+    c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
+    assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}
     tensors = draw((2, 20, 9, 8), "block end")
-    _, saved = saved_maps(
-        light, tensors, "block end"
-    )  # x, which c and the shortcut made, and the shortcut
-    assert (
-        len(saved) == 2
-        and tensors["shortcut"].data_ptr() in saved
-        and tensors["c"].data_ptr() not in saved
-    )
+    c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
+    _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made
+    assert len(saved) == 2 and shortcut in saved and c not in saved
 
 
 def test_base_saves_one_map_besides_the_values():
@@ -274,28 +253,21 @@ def test_base_saves_one_map_besides_the_values():
 @pytest.mark.parametrize("path", PATHS)
 def test_gradients_of_others_are_not_written_to(path):
     """The gradient of a sum is that of output and value alike; and backward runs twice."""
-    given = {
-        name: t.float().to(DEVICE)
-        for name, t in draw((2, 12, 3, 4), "branch", depth=2, history=False).items()
-    }
+    given = draw((2, 12, 3, 4), "branch", depth=2, history=False)
+    given = {name: t.float().to(DEVICE) for name, t in given.items()}
     gradients = []
     for way in ("naive", path):
         leaves = {name: t.clone().requires_grad_(name not in CONSTANT) for name, t in given.items()}
         for _ in range(2):  # a stage of two layers
             out, *memory = base(leaves, "branch", way)
-            kept = {name: t for name, t in leaves.items() if not name.startswith("values")}
-            leaves = (
-                kept
-                | {"keys": memory[0]}
-                | {f"values{s}": value for s, value in enumerate(memory[1])}
-            )
+            leaves["keys"] = memory[0]
+            leaves |= {f"values{s}": value for s, value in enumerate(memory[1])}
         upstream = torch.ones_like(out)
         for _ in range(2):
             (out + memory[1][0] + memory[1][-1]).backward(upstream, retain_graph=True)
         assert (upstream == 1).all()
-        gradients.append(
-            [leaves[name].grad for name in ("c", "query", "key", "value", "weight", "bias")]
-        )
+        names = ("c", "query", "key", "value", "weight", "bias")
+        gradients.append([leaves[name].grad for name in names])
     for ours, wanted in zip(*gradients[::-1], strict=True):
         torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4)
 
@@ -303,9 +275,8 @@ def test_gradients_of_others_are_not_written_to(path):
 @pytest.mark.parametrize("function", [light, base_joined])
 @pytest.mark.parametrize("path", PATHS)
 def test_results_are_the_same_to_the_bit_in_every_run(function, path):
-    tensors = draw(
-        (3, 20, 6, 5), "block end", depth=2 * (function is base_joined), history=function is light
-    )
+    depth = 2 if function is base_joined else 0
+    tensors = draw((3, 20, 6, 5), "block end", depth=depth, history=not depth)
     bound = functools.partial(function, extent="block end", path=path)
     first = results(bound, tensors, dtype=torch.float32)
     torch.use_deterministic_algorithms(True)
@@ -314,6 +285,20 @@ def test_results_are_the_same_to_the_bit_in_every_run(function, path):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_autocast_leaves_scores_in_single_precision(path):
+    """Of half the maps' precision they would be off by 1e-3."""
+    tensors = {name: t.float() for name, t in draw((2, 12, 3, 4), "attention").items()}
+    for linear in (False, True):
+        size = (12, 12) if linear else (1, 1, 5)
+        weight = torch.linspace(-1, 1, math.prod(size)).view(size)
+        given = tensors | dict(query=weight, key=weight)
+        del given["value"]
+        expected = light(given, "attention", path)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(light(given, "attention", path), expected)
 
 
 def test_dispatch_gives_its_reasons(monkeypatch):
@@ -331,10 +316,8 @@ def test_dispatch_gives_its_reasons(monkeypatch):
     with pytest.raises(InputError, match="float64"):
         choose_path(x.double())
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    dispatch.why_triton_fails.cache_clear()
     with pytest.raises(InputError, match="does not run on cpu"):
         choose_path(x)
-    dispatch.why_triton_fails.cache_clear()
 
 
 class OnGpu(torch.Tensor):
@@ -345,34 +328,34 @@ class OnGpu(torch.Tensor):
 
 def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
+    monkeypatch.setattr(dispatch, "OUTCOMES", {})
     gpu, capturing = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu), []
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
     tried = dispatch.why_triton_fails
-    monkeypatch.setattr(
-        dispatch, "why_triton_fails", lambda device, dtype, last: f"no {dtype}" if last else ""
-    )
+    why = {False: "", True: "channels-last fails"}
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device, dtype, last: why[last])
     assert choose_path(gpu).path == "triton"
     assert choose_path(gpu.double()).path == "fused"
     last = gpu.half().contiguous(memory_format=torch.channels_last)
-    assert choose_path(last) == ("fused", "no torch.float16")
+    assert choose_path(last) == ("fused", "channels-last fails")
     capturing.append(True)
-    assert choose_path(last).path == "fused"  # as it was before the capture
     monkeypatch.setattr(dispatch, "why_triton_fails", tried)
-    assert choose_path(last).path == "triton"  # nothing is tried while a graph is captured
+    path, reason = choose_path(last)  # nothing is tried while a graph is captured
+    assert path == "fused" and "captured" in reason and not dispatch.OUTCOMES
+    key = torch.device("cuda"), torch.float16, True
+    monkeypatch.setitem(dispatch.OUTCOMES, key, Outcome("", 0.0))
+    assert choose_path(last).path == "triton"
 
 
 def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
     """Shapes of a GPU's tensors, where there may be none; no kernel is tried for them."""
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(
-        dispatch, "why_triton_fails", lambda *key: pytest.fail("a kernel was tried")
-    )
+    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: pytest.fail("tried"))
     with FakeTensorMode():
         given = draw((2, 12, 3, 4), "block end").items()
         try:
-            tensors = {
-                name: torch.empty(t.shape, device="cuda", dtype=torch.half) for name, t in given
-            }
+            half = dict(device="cuda", dtype=torch.half)
+            tensors = {name: torch.empty(t.shape, **half) for name, t in given}
             path = choose_path(tensors["c"]).path
             out = light(tensors, "block end", path)
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The Triton kernels: against plain PyTorch at sizes that take several programs, and compiled as a GPU launches them.
+"""The Triton kernels, against plain PyTorch and compiled as a GPU launches them.
 
 A GPU's launch makes a constant of each whole number that is 1, which may be another program; the
 interpreter does not.
@@ -9,13 +9,24 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, dispatch, light_fused
+from mrla_mm.errors import InputError
+from mrla_mm.ops import (
+    FrozenNorm,
+    Weights,
+    base_fused,
+    choose_path,
+    dispatch,
+    light_fused,
+    self_check,
+)
 from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import GridSums
+from mrla_mm.ops.coefficients import GridSums, Layer
 
 from .cases import DEVICE, INTERPRETED, base_joined, draw, light, needs_triton
 from .test_fused import assert_same, poisoned
@@ -31,7 +42,7 @@ ALIGNED = [["tt.divisibility", 16]]
     INTERPRETED or DEVICE == "cuda", reason="this process runs the Triton tests itself"
 )
 def test_triton_interpreted():
-    """Run this folder's Triton tests through Triton's interpreter, which must be chosen before Triton is imported."""
+    """Run this folder's Triton tests through Triton's interpreter, chosen before its import."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     if not hasattr(InterpreterBuilder, "get_int1_ty"):
@@ -50,12 +61,10 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
 
     for module in (reduce, stencil):
         monkeypatch.setattr(module, "PROGRAMS", 2)
-    options = dict(path="triton", dtype=torch.float32)
-    assert_same(
-        functools.partial(light, extent="block end"), draw((1, 4, 33, 35), "block end"), **options
-    )
-    tensors = draw((1, 8, 33, 35), "block end", depth=1, history=False)
-    assert_same(functools.partial(base_joined, extent="block end"), tensors, **options)
+    for function, depth in ((light, 0), (base_joined, 1)):
+        tensors = draw((1, 4, 33, 35), "block end", depth=depth, history=not depth)
+        bound = functools.partial(function, extent="block end")
+        assert_same(bound, tensors, path="triton", dtype=torch.float32)
 
 
 @needs_triton
@@ -80,7 +89,7 @@ def test_triton_rows_of_several_tiles(shape, layout):
 )
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel, absent):
-    """Of light with depth 0; else of base at that depth. Sums come as two spans, which the kernels add up."""
+    """Of light with depth 0; else of base. The kernels add up the two spans of the sums."""
     from mrla_mm.ops.triton import gate as kernels
 
     torch.manual_seed(0)
@@ -91,76 +100,125 @@ def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel
     def sums(planes):
         return random("sums", 2, batch, planes, channels)
 
-    value = None if depth else random("value", channels, 1, 3, 3)
-    value = random("own value", channels, 1, 3, 3) if depth else value
+    value = random("own value" if depth else "value", channels, 1, 3, 3)
     weights = Weights(random("query", 1, 1, kernel), random("key", 1, 1, kernel), value,
                       None if depth else random("history_scale", channels))  # fmt: skip
     variance = torch.rand(channels, device=DEVICE) + 0.1
-    norm = FrozenNorm(
-        *(random(name, channels) for name in ("weight", "bias", "mean")),
-        variance,
-        random("keep", batch),
-    )
+    affine = (random(name, channels) for name in ("weight", "bias", "mean"))
+    norm = FrozenNorm(*affine, variance, random("keep", batch))
     norm = None if "mean" in absent else norm
-    has_history, partial = (
-        not depth and "history_scale" not in absent,
-        random("pooled", 2, batch, channels),
-    )
+    has_history = not depth and "history_scale" not in absent
+    partial = random("pooled", 2, batch, channels)
     x = torch.ones(batch, channels, 3, 5, device=DEVICE)
     earlier = random("earlier", batch, depth - 1, channels) if depth > 1 else None
     grad_keys = random("keys", batch, depth, channels) if depth > 2 else None
-    taps, of_values, found = (
-        sums(11 if value is not None else 3),
-        sums(depth + 1) if depth else None,
-        [],
-    )
-    total = taps.sum(0)
+    layer = Layer(weights, norm, heads, has_history)
+    spans = sums(11 if value is not None else 3)
+    value_spans = sums(depth + 1) if depth else None
+    total = spans.sum(0)
     total = GridSums(total[:, :-2].mT, total[:, -2] if has_history else None, total[:, -1])
-    for way, *given in (
-        (plain, partial.sum(0), total, of_values.sum(0) if depth else None),
-        (kernels, partial, taps, of_values),
+    value_total = value_spans.sum(0) if depth else None
+    found = []
+    for way, pooled, grid, of_values in (
+        (plain, partial.sum(0), total, value_total),
+        (kernels, partial, spans, value_spans),
     ):
-        options = dict(heads=heads, softmax=depth > 0, has_history=has_history, earlier=earlier)
-        state = way.attention_state(x, given[0], weights, norm, **options)
-        constant, gradients, of_keys = way.attention_backward(
-            x, state, weights, norm, *given[1:], grad_keys, softmax=depth > 0
-        )
-        found.append([*state, constant, *gradients, of_keys])
-    for index, (wanted, ours) in enumerate(zip(*found, strict=True)):
-        if ours is None:  # without the norm's weight nobody asks for its gradient
-            assert wanted is None or {"weight", "bias"}.intersection(absent), index
+        if depth:
+            state = way.base_state(pooled, layer, earlier)
+            results = way.base_backward(x, state, layer, grid, of_values, grad_keys)
         else:
+            state = way.light_state(x, pooled, layer)
+            results = (*way.light_backward(x, state, layer, grid), None)
+        grad_pixel, gradients, grad_earlier = results
+        found.append([*state, grad_pixel, *gradients, grad_earlier])
+    for index, (wanted, ours) in enumerate(zip(*found, strict=True)):
+        assert (ours is None) == (wanted is None), index
+        if ours is not None:
             torch.testing.assert_close(ours.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.fixture
+def unchecked(monkeypatch):
+    """Tensors of this device are dispatched as those of a GPU are, and nothing is checked yet."""
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    monkeypatch.setattr(dispatch, "TRITON_DEVICE", DEVICE)
+    monkeypatch.setattr(dispatch, "OUTCOMES", {})
+
+
+FAULTS = {
+    "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
+    "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
+    "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
+    "uninitialised": ("add_relu", lambda maps: maps["out"].copy_(torch.empty_like(maps["out"]))),
+    "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
+}
+
+
 @needs_triton
-def test_triton_is_tried_before_it_is_trusted(monkeypatch):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_triton_kernel_is_not_used(fault, unchecked, monkeypatch):
     from mrla_mm.ops import triton as passes
 
-    here = torch.device(DEVICE), torch.bfloat16, True
-    assert dispatch.why_triton_fails.__wrapped__(*here) == ""
+    name, damage = FAULTS[fault]
+    original = getattr(passes, "add_relu" if name == "pool" else name)
 
-    def no_compiler(x):
-        raise RuntimeError("Failed to find C compiler")
+    def damaged(*args, **maps):
+        result = original(*args, **maps)
+        damage({name: tensor for name, tensor in maps.items() if tensor is not None})
+        return result
 
-    monkeypatch.setattr(passes, "pool", no_compiler)
-    with pytest.warns(UserWarning, match="C compiler"):
-        assert "C compiler" in dispatch.why_triton_fails.__wrapped__(*here)
+    monkeypatch.setattr(passes, "add_relu" if name == "pool" else name, damaged)
+    tensors = draw((2, 12, 3, 4), "block end")
+    x = tensors["c"].float().to(DEVICE)
+    with pytest.warns(UserWarning, match="runs without Triton: the self-check .* failed") as caught:
+        path, reason = choose_path(x)
+    assert path == "fused" and reason in str(caught[0].message)
+    assert choose_path(x).path == "fused" and len(caught) == 1
+    function = functools.partial(light, extent="block end")
+    assert_same(function, tensors, path=path, dtype=torch.float32)
+    monkeypatch.setenv("MRLA_OPS", "triton")
+    with pytest.raises(InputError, match=re.escape(reason)):
+        choose_path(x)
 
-    def no_memory(x):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(passes, "pool", no_memory)
-    dispatch.why_triton_fails.cache_clear()
+class NoOperator(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        raise AssertionError(f"the caller's mode sees {func}")
+
+
+@needs_triton
+def test_triton_is_checked_once_and_leaves_the_caller_alone(unchecked, monkeypatch):
+    x = torch.zeros(1, 4, 2, 2, device=DEVICE)
+    state = torch.get_rng_state()
+    hooks = torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail)
+    with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16), hooks, NoOperator():
+        assert choose_path(x).path == "triton"
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), state)
+    (outcome,) = dispatch.OUTCOMES.values()
+    assert 0 < outcome.difference < 1e-5
+    monkeypatch.setattr(self_check, "largest_difference", lambda *key: pytest.fail("again"))
+    assert choose_path(x).path == "triton"
+
+
+@needs_triton
+def test_a_lack_of_memory_says_nothing_about_triton(unchecked, monkeypatch):
+    x, answers = torch.zeros(1, 4, 2, 2, device=DEVICE), iter([torch.cuda.OutOfMemoryError, None])
+
+    def largest_difference(*key):
+        if error := next(answers):
+            raise error
+        return 0.0, "output"
+
+    monkeypatch.setattr(self_check, "largest_difference", largest_difference)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        dispatch.why_triton_fails(*here)
-    monkeypatch.undo()
-    assert dispatch.why_triton_fails(*here) == ""
+        choose_path(x)
+    assert choose_path(x).path == "triton"
 
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Record what is launched, (kernel, grid, arguments by name), in place of launching it, whatever the device."""
+    """Record what is launched, (kernel, grid, arguments by name), in place of launching it."""
     if INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
     found = []
@@ -173,7 +231,7 @@ def launches(monkeypatch):
 
 
 def train_step(variant, shape, dtype, layout=torch.contiguous_format):
-    """Forward and backward of the ends of three blocks with frozen statistics: maps of a shape, four heads."""
+    """Forward and backward of the ends of three blocks with frozen statistics."""
 
     def leaf(*shape, dtype=torch.float32):
         return torch.empty(shape, device="meta", dtype=dtype).requires_grad_()
@@ -181,21 +239,16 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
     c, shortcut = (leaf(*shape, dtype=dtype).to(memory_format=layout) for _ in range(2))
     channels, memory = shape[1], (None, ())
     for _ in range(3):
-        query, key, value, scale = (
-            leaf(1, 1, 3),
-            leaf(1, 1, 3),
-            leaf(channels, 1, 3, 3),
-            leaf(channels),
-        )
+        query, key = leaf(1, 1, 3), leaf(1, 1, 3)
+        value, scale = leaf(channels, 1, 3, 3), leaf(channels)
         norm = FrozenNorm(leaf(channels), leaf(channels), *leaf(2, channels).detach())
         options = dict(heads=4, add_relu=True, norm=norm)
         if variant == "light":
             weights = Weights(query, key, value, scale)
             shortcut = light_fused("triton", c, shortcut, weights, has_history=True, **options)
         else:
-            shortcut, *memory = base_fused(
-                "triton", c, shortcut, Weights(query, key, value), memory, **options
-            )
+            weights = Weights(query, key, value)
+            shortcut, *memory = base_fused("triton", c, shortcut, weights, memory, **options)
     assert shortcut.is_contiguous(memory_format=layout)
     shortcut.float().square().mean().backward()
 
@@ -216,11 +269,14 @@ def specialised(kernel, arguments):
     return types, constants, attributes
 
 
-@pytest.mark.parametrize(("shape", "target"), [((1, 4, 1, 1), 90), ((2, 64, 12, 14), 90), ((2, 64, 12, 14), 80),
-                                               ((2, 64, 12, 14), 75)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [((1, 4, 1, 1), 90), *[((2, 64, 12, 14), target) for target in (90, 80, 75)]],
+    ids=str,
+)
 @pytest.mark.parametrize("variant", ["light", "base"])
 def test_what_is_launched_compiles(variant, shape, target, launches):
-    """Every size that can be 1 is 1 in the first shape; the second loads several elements at a time."""
+    """Every size that can be 1 is 1 in the first shape; the second loads elements in groups."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -236,14 +292,9 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
     for (name, *_), source in sources.items():
         ptx = compile(source, target=GPUTarget("cuda", target, 32)).asm["ptx"]
         assert ".visible .entry" in ptx
-        if shape[3] == 14 and name in (
-            "pool_kernel",
-            "weighted_sum_kernel",
-            "weighted_sum_backward_kernel",
-        ):
-            assert re.search(
-                r"ld\.global[.\w]*\.v4\.b32", ptx
-            )  # 168 positions, eight at a time in half precision
+        if shape[3] == 14 and name.startswith(("pool", "weighted_sum")):
+            # 168 positions, eight at a time in half precision
+            assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -252,14 +303,42 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
     "shape", [(1, 4, 1, 1), (2, 256, 200, 334), (1, 256, 2000, 2000), (70000, 64, 7, 7)], ids=str
 )
 def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
-    """A GPU takes 65,535 programs along all sides of a grid but the first, and none of a side of no programs."""
+    """A GPU takes 1 to 65,535 programs along all sides of a grid but the first."""
     train_step(variant, shape, torch.float16, layout)
     assert launches
     for kernel, grid, _ in launches:
-        assert 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:]), (
-            kernel.__name__,
-            grid,
-        )
+        fits = 0 < grid[0] < 2**31 and all(0 < side < 2**16 for side in grid[1:])
+        assert fits, (kernel.__name__, grid)
+
+
+def test_a_second_launch_passes_what_triton_passes(monkeypatch):
+    """With a stub for the driver. The number of launchers that are kept is bounded."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from mrla_mm.ops.triton import launch, reduce
+
+    if INTERPRETED or not launch.CAN_CACHE or not hasattr(driver, "_active"):
+        pytest.skip("this Triton's launches are not cached")
+    launched, stub = [], SimpleNamespace(utils=SimpleNamespace())
+    stub.utils.load_binary = lambda *args: (0, 0, 32, 0, 1024)
+    stub.utils.get_device_properties = lambda device: {"max_shared_mem": 2**17}
+    stub.get_current_device, stub.get_current_stream = lambda: 0, lambda device: 0
+    stub.get_current_target = lambda: GPUTarget("cuda", 90, 32)
+    stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(args)
+    monkeypatch.setattr(driver, "_active", stub)
+    monkeypatch.setattr(launch, "KNOWN", {})
+    monkeypatch.setattr(launch, "MAX_KNOWN", 2)
+    x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
+    for spans in (1, 1, 2, 3):
+        blocks = (1, False, 4, 32)
+        grid = (2, 1, spans)
+        launch.launch(reduce.pool_kernel, grid, (x, None, None, averages), 2, 4, 30, 32, *blocks)
+    through_triton, cached = ([*args[:6], *args[7:]] for args in launched[:2])  # without metadata
+    assert through_triton[:3] == [2, 1, 1]
+    for first, second in zip(through_triton, cached, strict=True):
+        assert first is second or first == second
+    assert len(launched) == 4 and len(launch.KNOWN) == 1
 
 
 def test_maps_beyond_32_bits_take_the_fused_path(monkeypatch):

@@ -1,4 +1,4 @@
-"""Extreme numbers and half precision: layer attention stays finite, and models come near single precision."""
+"""Extreme numbers and half precision: finite, and near single precision."""
 
 import copy
 import itertools
@@ -40,7 +40,7 @@ BACKBONES = {
 @pytest.mark.parametrize("kind", EXTREMES)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_attention_stays_finite(name, kind, dtype):
-    """Two layers, with scores that saturate the gate or make the softmax choose one of them; values and gradients."""
+    """Two layers, with scores that saturate the gate or make the softmax choose one."""
     torch.manual_seed(0)
     module = getattr(attention, name)(8, head_channels=4).to(DEVICE, dtype)
     x = EXTREMES[kind](torch.randn(2, 8, 5, 7)).to(DEVICE, dtype).requires_grad_()
@@ -52,7 +52,7 @@ def test_attention_stays_finite(name, kind, dtype):
 
 
 def outputs_and_gradients(model, x, context, loss_scale=1.0):
-    """Outputs and gradients, these through a loss that is scaled as training in half precision scales it."""
+    """Outputs and gradients through a scaled loss, as half precision trains."""
     model.zero_grad()
     with context:
         outs = model(x)
@@ -69,7 +69,7 @@ def outputs_and_gradients(model, x, context, loss_scale=1.0):
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize(("dtype", "layout"), itertools.product(HALVES[1:], LAYOUTS), ids=str)
 def test_autocast_is_near_single_precision(dtype, layout, name, variant):
-    """Forward and backward of every backbone under autocast: finite, and as near as eight bits of mantissa allow."""
+    """Every backbone under autocast: finite, and as near as eight bits of mantissa allow."""
     torch.manual_seed(0)
     cfg = dict(type=variant, head_channels=4)
     model = getattr(backbones, name)(

@@ -25,33 +25,20 @@ def state():
 
 @pytest.fixture
 def demo(tmp_path, run_tool, state):
-    """Return `demo(prefix, *argv)`, which runs the tool on two images: its code, errors and detections by image."""
+    """Return `demo(prefix)`, which runs the tool on two images: code, errors and detections."""
     generate_shapes(tmp_path / "shapes", num_train=1, num_val=2, size=96)
 
-    def demo(prefix, *argv):
-        torch.save(
-            {"state_dict": {prefix + key: value for key, value in state.items()}},
-            tmp_path / "file.pth",
-        )
-        images, out_dir = tmp_path / "shapes/val2017", tmp_path / "out"
-        arguments = [
-            "--weights",
-            tmp_path / "file.pth",
-            "--out-dir",
-            out_dir,
-            "--device",
-            "cpu",
-            *argv,
-        ]
+    def demo(prefix):
+        weights, out_dir = tmp_path / "file.pth", tmp_path / "out"
+        torch.save({prefix + key: value for key, value in state.items()}, weights)
+        images = tmp_path / "shapes/val2017"
+        arguments = ["--weights", weights, "--out-dir", out_dir, "--device", "cpu"]
         code, errors = run_tool("demo", images, CONFIG, *arguments)
-        written = sorted(path.relative_to(out_dir).as_posix() for path in out_dir.rglob("*.*"))
         names = sorted(path.stem for path in images.iterdir())
-        expected = [
-            *(f"preds/{name}.json" for name in names),
-            *(f"vis/{name}.jpg" for name in names),
-        ]
-        assert written == ([] if code else expected)
-        return code, errors, [json.loads((out_dir / name).read_text()) for name in written[:2]]
+        predictions = [out_dir / f"preds/{name}.json" for name in names]
+        expected = [*predictions, *(out_dir / f"vis/{name}.jpg" for name in names)]
+        assert sorted(out_dir.rglob("*.*")) == ([] if code else expected)
+        return code, errors, [json.loads(path.read_text()) for path in predictions if not code]
 
     return demo
 
@@ -65,3 +52,10 @@ def test_weights_under_another_prefix_are_loaded_too(demo):
 def test_weights_that_do_not_fit_are_refused(demo):
     code, errors, _ = demo("student.")
     assert code == 2 and "file.pth" in errors
+
+
+@pytest.mark.parametrize("missing", ["image.jpg", "file.pth"])
+def test_what_is_missing_is_named(missing, run_tool, tmp_path):
+    image = tmp_path / ("image.jpg" if missing == "image.jpg" else "")
+    code, errors = run_tool("demo", image, CONFIG, "--weights", tmp_path / "file.pth")
+    assert code == 2 and missing in errors and "Traceback" not in errors

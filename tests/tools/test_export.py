@@ -1,141 +1,210 @@
-"""The export tool on the three detectors: the graphs it cuts and what they compute."""
+"""Exported detectors find what mmdet finds, in images of any size, from file to boxes."""
 
 from contextlib import redirect_stdout
 from io import StringIO
 
+import cv2
 import numpy as np
 import pytest
 import torch
+from mmdet.apis import inference_detector
 from mmdet.structures import DetDataSample
 from mmdet.structures.bbox import bbox2roi
-from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm import export
 from mrla_mm.config import read_config
+from mrla_mm.errors import InputError
+from mrla_mm.inference import build_model
 
-from ..conftest import load_tool, tiny_options
+from ..docs_fences import fences
 
-pytest.importorskip("onnxruntime", reason="needs the extra `deploy`")
-pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
-PARTS = {"retinanet": ["dense"], "mask_rcnn": ["dense", "boxes", "masks"]}
-
-
-def small_options(name):
-    """Return --cfg-options of a detector with few layers and channels."""
-    options = [
-        option for option in tiny_options(name, "none") if option.startswith("model.backbone")
-    ]
-    options += [
-        "model.backbone.layer_attention.head_channels=16",
-        "model.backbone.base_channels=16",
-    ]
-    options += ["model.neck.in_channels=[16,32,64,128]", "model.neck.out_channels=16"]
-    if "retinanet" in name:
-        head = "model.bbox_head"
-        return [
-            *options,
-            f"{head}.in_channels=16",
-            f"{head}.feat_channels=16",
-            f"{head}.stacked_convs=1",
-        ]
-    options += ["model.rpn_head.in_channels=16", "model.rpn_head.feat_channels=16"]
-    for part in ("bbox", "mask") if "mask" in name else ("bbox",):
-        roi_head = f"model.roi_head.{part}"
-        options += [f"{roi_head}_roi_extractor.out_channels=16", f"{roi_head}_head.in_channels=16"]
-    options += ["model.roi_head.bbox_head.fc_out_channels=32"]
-    return options + (["model.roi_head.mask_head.conv_out_channels=16"] if "mask" in name else [])
+CONFIG = """
+_base_ = "mrla_mm::{base}.py"
+classes = ("RBC", "WBC", "Platelets")
+model = dict(
+    backbone=dict(depth=18, base_channels=16, stem_channels=16, frozen_stages=-1, init_cfg=None,
+        norm_eval=False, zero_init_attention=False, layer_attention=dict(head_channels=16)),
+    neck=dict(in_channels=[16, 32, 64, 128], out_channels=16),
+    {heads}
+)
+"""
+RPN = "rpn_head=dict(in_channels=16, feat_channels=16, anchor_generator=dict(scales=[4])), "
+BOX = "bbox_roi_extractor=dict(out_channels=16), bbox_head=dict(in_channels=16, fc_out_channels=32"
+MASK = "mask_roi_extractor=dict(out_channels=16), mask_head=dict(in_channels=16, num_classes=3"
+RCNN = "test_cfg=dict(rcnn=dict(score_thr=0.7))"
+HEADS = {
+    "retinanet": "bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3),"
+    "test_cfg=dict(score_thr=0.85)",
+    "faster_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3)), {RCNN}",
+    "mask_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3), {MASK}, conv_out_channels=8)), {RCNN}",
+}
+# Standard deviations of weights: scores far apart but not saturated, boxes near their anchors.
+SPREAD = {"rpn_cls.weight": 0.1, "fc_cls.weight": 0.02, "retina_cls.weight": 0.004}
+SPREAD |= {"_reg.weight": 0.001, "conv_logits.weight": 0.5}
+PIXELS = 1e-3
 
 
 @pytest.fixture
-def save_model(tmp_path):
-    """Return `save(name)`, which writes a checkpoint of a small detector; returns it and the tool's arguments."""
+def make(tmp_path, monkeypatch):
+    """Return `make(detector)`, which builds a small detector and writes its files."""
+    monkeypatch.chdir(tmp_path)
 
-    def save(name):
+    def make(name, **options):
+        text = CONFIG.format(base=f"{name}_r50_mrla_light_1x", heads=HEADS[name])
+        tmp_path.joinpath("blood_cells.py").write_text(text)
+        cfg = read_config("blood_cells.py", options)
+        cfg.test_dataloader.dataset.pipeline[1].scale = (320, 240)
+        cfg.dump("blood_cells.py")
         torch.manual_seed(0)
-        config, checkpoint, options = (
-            f"mrla_mm::{name}.py",
-            tmp_path / "model.pth",
-            small_options(name),
-        )
-        argv = [
-            config,
-            checkpoint,
-            "--shape",
-            64,
-            96,
-            "--out-dir",
-            tmp_path,
-            "--cfg-options",
-            *options,
-        ]
-        args = load_tool("export").parse_args([str(each) for each in argv])
-        init_default_scope("mmdet")
-        model = MODELS.build(read_config(config, args.cfg_options).model)
-        for key, parameter in model.backbone.named_parameters():
-            if "mrla" in key and key.endswith("norm.weight"):
-                torch.nn.init.uniform_(parameter, 0.5, 1.0)  # layer attention takes part
-        torch.save(dict(state_dict=model.state_dict()), checkpoint)
-        return model.eval(), argv
+        model = build_model(cfg).train()
+        for norm in model.modules():
+            if isinstance(norm, torch.nn.BatchNorm2d):
+                norm.momentum = 1.0
+        model.backbone(torch.randn(4, 3, 96, 128))  # gives the norms their statistics
+        for key, weight in model.named_parameters():
+            for ending, std in SPREAD.items():
+                if key.endswith(ending):
+                    torch.nn.init.normal_(weight, std=std)
+        torch.save(dict(state_dict=model.state_dict()), "epoch_10.pth")
+        model.cfg = cfg
+        return model.eval()
 
-    return save
+    return make
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("detector", "sizes"), [("retinanet", []), ("mask_rcnn", ["--dynamic"])])
-def test_detector(detector, sizes, save_model, run_tool, tmp_path):
-    """The tool compares each graph with the model, for moving sizes also at other ones, and fails if they differ."""
-    name = f"{detector}_r50_mrla_light_1x"
-    _, argv = save_model(name)
-    with redirect_stdout(StringIO()) as printed:
-        code, errors = run_tool("export", *argv[:2], *sizes, *argv[2:])
-    assert code == 0, errors
-    assert printed.getvalue().count("difference") == len(PARTS[detector])
-    assert sorted(tmp_path.glob("*.onnx")) == sorted(
-        tmp_path / f"{name}.{part}.onnx" for part in PARTS[detector]
-    )
+def picture(height, width, seed=0):
+    """Return coarse noise (height, width, 3) uint8."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
 
 
-@pytest.mark.slow
-def test_graphs_together_give_what_mmdet_predicts(save_model, tmp_path):
-    """Dense, proposals as mmdet decodes them, then boxes: the scores and deltas behind mmdet's own detections."""
-    model, _ = save_model("faster_rcnn_r50_mrla_light_1x")
-    graphs = export.graphs_of(model, (64, 96))
-    for name, graph in graphs.items():
-        export.to_onnx(
-            graph, tmp_path / f"{name}.onnx", dynamic=name == "boxes"
-        )  # any number of RoIs
-    run = {
-        name: export.onnx_runner(graph, tmp_path / f"{name}.onnx") for name, graph in graphs.items()
-    }
-    image, meta = (
-        torch.rand(2, 3, 64, 96),
-        dict(img_shape=(64, 96), ori_shape=(64, 96), scale_factor=(1.0, 1.0)),
-    )
-    samples = [DetDataSample(metainfo=meta) for _ in image]
+def predict(model, images):
+    """Return what mmdet predicts in images of one size, in their pixels."""
+    size = images[0].shape[:2]
+    sample = dict(img_shape=size, ori_shape=size, scale_factor=(1.0, 1.0))
+    inputs = [torch.from_numpy(image).permute(2, 0, 1) for image in images]
+    samples = [DetDataSample(metainfo=sample) for _ in images]
+    data = model.data_preprocessor(dict(inputs=inputs, data_samples=samples))
     with torch.no_grad():
-        maps = model.extract_feat(image)
-        proposals = model.rpn_head.predict(maps, samples, rescale=False)
-        rois = bbox2roi([found.bboxes for found in proposals])
-        expected = model.roi_head._bbox_forward(maps, rois)
-    found = run["dense"](image)
-    levels = len(found) // 3
-    scores = [torch.from_numpy(array) for array in found[levels : 2 * levels]]
-    deltas = [torch.from_numpy(array) for array in found[2 * levels :]]
-    ours = model.rpn_head.predict_by_feat(scores, deltas, batch_img_metas=[meta, meta])
-    for one, expected_one in zip(ours, proposals, strict=True):
-        torch.testing.assert_close(one.bboxes, expected_one.bboxes, rtol=1e-4, atol=1e-3)
-    class_scores, box_deltas = run["boxes"](
-        rois, *(torch.from_numpy(array) for array in found[: levels - 1])
-    )
-    np.testing.assert_allclose(class_scores, expected["cls_score"], rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(box_deltas, expected["bbox_pred"], rtol=1e-4, atol=1e-4)
+        found = model.predict(data["inputs"], data["data_samples"], rescale=False)
+    return [each.pred_instances for each in found]
 
 
-def test_backbone_alone_as_a_program(save_model, run_tool, tmp_path):
-    model, argv = save_model("retinanet_r50_mrla_light_1x")
-    code, errors = run_tool("export", *argv[:2], "--backbone", "--format", "export", *argv[2:])
-    assert code == 0, errors
+def assert_same(expected, boxes, scores, labels):
+    """Each expected detection has its own, in any order of near ties; behind them is padding."""
+    count = len(expected)
+    assert count > 10, "few detections would prove little"
+    assert (scores[:count] > 0).all() and not (scores[count:] > 0).any()
+    assert (labels[count:] == -1).all() and (boxes[count:] == 0).all()
+    boxes, scores, labels = (np.asarray(each)[:count] for each in (boxes, scores, labels))
+    pixels = np.abs(expected.bboxes.numpy()[:, None] - boxes).max(-1)
+    same = pixels < PIXELS
+    same &= np.abs(expected.scores.numpy()[:, None] - scores) < 1e-4
+    same &= expected.labels.numpy()[:, None] == labels
+    assert same.any(0).all() and same.any(1).all(), pixels.min(1)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_graph_is_mmdets_prediction_for_a_batch(name, make):
+    model = make(name)
+    graph = export.make_graph(model)
+    images = [picture(90, 120, seed) for seed in (1, 2)]
+    with torch.no_grad():
+        boxes, scores, labels, *masks = graph.module(torch.from_numpy(np.stack(images)))
+    for index, expected in enumerate(predict(model, images)):
+        assert_same(expected, boxes[index], scores[index], labels[index])
+        if masks:
+            assert_masks(model, images[index], boxes[index], labels[index], masks[0][index])
+
+
+def assert_masks(model, image, boxes, labels, masks):
+    """Compare masks with those of mmdet's mask head for the same boxes of an image."""
+    pixels = torch.from_numpy(image).permute(2, 0, 1)
+    inputs = model.data_preprocessor(dict(inputs=[pixels]))["inputs"]
+    with torch.no_grad():
+        maps = model.extract_feat(inputs)
+        logits = model.roi_head._mask_forward(maps, bbox2roi([boxes]))["mask_preds"]
+    valid = labels >= 0
+    expected = logits[valid, labels[valid]].sigmoid()
+    assert expected.std() > 0.1, "even masks would prove little"
+    torch.testing.assert_close(masks[valid], expected, rtol=0, atol=1e-3)
+
+
+def test_score_factors_and_points():
+    cfg = read_config("mmdet::fcos/fcos_r50-caffe_fpn_gn-head_1x_coco.py", {})
+    cfg.model.backbone.update(depth=18, init_cfg=None)
+    cfg.model.neck.update(in_channels=[64, 128, 256, 512], out_channels=32)
+    cfg.model.bbox_head.update(in_channels=32, feat_channels=64, stacked_convs=1, num_classes=3)
+    torch.manual_seed(0)
+    model = build_model(cfg).eval()
+    torch.nn.init.normal_(model.bbox_head.conv_cls.weight, std=0.05)
+    image = picture(90, 120)
+    boxes, scores, labels = export.make_graph(model).module(torch.from_numpy(image)[None])
+    (expected,) = predict(model, [image])
+    assert_same(expected, boxes[0].detach(), scores[0].detach(), labels[0])
+
+
+def test_detectors_that_predict_differently_are_refused(make):
+    model = make("faster_rcnn")
+    head, settings = model.roi_head.bbox_head, model.roi_head.test_cfg.nms
+    for option in (dict(type="soft_nms"), dict(class_agnostic=True)):
+        model.roi_head.test_cfg.nms = {**settings, **option}
+        with pytest.raises(InputError, match="--backbone"):
+            export.make_graph(model)
+    model.roi_head.test_cfg.nms = settings
+    own = dict(predict_by_feat=lambda *args: None)
+    head.__class__ = type("OwnHead", (type(head),), own)
+    with pytest.raises(InputError, match="OwnHead"):
+        export.make_graph(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["faster_rcnn", "retinanet"])
+def test_from_file_to_boxes_as_documented(name, make, run_tool, tmp_path):
+    """docs/deployment.md's example on three images, beside mmdet's inference on the same files."""
+    pytest.importorskip("onnxruntime"), pytest.importorskip("onnxscript")
+    model = make(name)
+    with redirect_stdout(StringIO()) as printed:
+        code, error = run_tool("export", "blood_cells.py", "epoch_10.pth")
+    assert code == 0, error
+    assert "detections agree" in printed.getvalue()
+    (example,) = [fence for fence in fences("py") if fence.page == "docs/deployment.md"]
+    folder = tmp_path / "data/bccd/JPEGImages"
+    folder.mkdir(parents=True)
+    for size in ((480, 640), (200, 333), (97, 64)):
+        path = str(folder / "BloodImage_00007.jpg")
+        cv2.imwrite(path, picture(*size))
+        namespace = {}
+        exec(example.text, namespace)
+        boxes, scores, labels = (namespace[key] for key in ("boxes", "scores", "labels"))
+        expected = inference_detector(model, path).pred_instances
+        assert_same(expected, boxes, scores, labels)
+    shapes = [axis.shape for axis in namespace["session"].get_inputs()]
+    assert shapes == [["batch", "height", "width", 3]]
+
+
+@pytest.mark.slow
+def test_masks_and_a_fixed_size(make, run_tool):
+    pytest.importorskip("onnxruntime"), pytest.importorskip("onnxscript")
+    model = make("mask_rcnn")
+    cv2.imwrite("image.png", picture(96, 128))
+    given = ["--shape", 96, 128, "--image", "image.png"]
+    code, error = run_tool("export", "blood_cells.py", "epoch_10.pth", *given)
+    assert code == 0, error
+    image = cv2.imread("image.png")
+    run = export.onnx_runner("work_dirs/export/blood_cells.onnx")
+    boxes, scores, labels, masks = run(torch.from_numpy(image)[None])
+    (expected,) = predict(model, [image])
+    assert_same(expected, boxes[0], scores[0], labels[0])
+    assert_masks(model, image, boxes[0], labels[0], masks[0])
+
+
+def test_backbone_alone_as_a_program(make, run_tool):
+    model = make("retinanet")
+    arguments = ["--backbone", "--format", "pt2"]
+    code, error = run_tool("export", "blood_cells.py", "epoch_10.pth", *arguments)
+    assert code == 0, error
     image = torch.rand(2, 3, 64, 96)
-    found = torch.export.load(tmp_path / "retinanet_r50_mrla_light_1x.backbone.pt2").module()(image)
+    found = torch.export.load("work_dirs/export/blood_cells.backbone.pt2").module()(image)
     for ours, expected in zip(found, model.backbone(image), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)

@@ -9,35 +9,28 @@ QUICKSTART = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 
 
 def flops(capsys, *argv):
-    """Run the command; return the parameters and multiply-adds [G] of each line of its tables by their name."""
+    """Run the command; return the parameters and multiply-adds [G] of its tables by name."""
     capsys.readouterr()
     assert cli.run(load_tool("get_flops").main, list(argv)) == 0
     written = capsys.readouterr()
     assert "warning" not in written.err
     rows = re.findall(r"^ *([-+\d,]*) +([-+.\d]+) G  (.+)$", written.out, re.MULTILINE)
-    return {
-        name: (int((count or "0").replace(",", "")), float(operations))
-        for count, operations, name in rows
-    }
+    figures = {}
+    for count, operations, name in rows:
+        figures[name] = int((count or "0").replace(",", "")), float(operations)
+    return figures
 
 
 def test_a_detector_and_a_second_one(capsys):
     one = flops(capsys, QUICKSTART, "--shape", "64", "96")
     assert one["roi_head.mask_head"][1] > 0 and one["depthwise convolutions"][1] > 0
-    parts = [
-        figures
-        for name, figures in one.items()
-        if name in ("backbone", "neck", "rpn_head", "roi_head")
-    ]
-    assert sum(parameters for parameters, _ in parts) == one["total"][0]
+    parts = ("backbone", "neck", "rpn_head", "roi_head")
+    assert sum(one[name][0] for name in parts) == one["total"][0]
     deeper = "model.roi_head.mask_head.num_convs=4"
-    assert (
-        flops(capsys, QUICKSTART, "--shape", "64", "96", "--cfg-options", deeper)["total"][1]
-        > one["total"][1]
-    )
-    second = "mrla_mm::imagenet/resnet50_mrla_light_8xb32.py"
-    added = flops(
-        capsys, "mrla_mm::imagenet/resnet50_8xb32.py", "--compare", second, "--max-depth", "1"
-    )
+    other = flops(capsys, QUICKSTART, "--shape", "64", "96", "--cfg-options", deeper)
+    assert other["total"][1] > one["total"][1]
+    first, second = (f"mrla_mm::imagenet/resnet50{name}_8xb32.py" for name in ("", "_mrla_light"))
+    added = flops(capsys, first, "--compare", second, "--max-depth", "1")
     assert added["total"][0] == added["backbone"][0] == 25_738_452 - 25_557_032
+    assert added["depthwise convolutions"][1] > 0
     assert "head" not in added, "only what differs is shown"

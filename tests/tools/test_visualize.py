@@ -1,4 +1,4 @@
-"""The commands that draw what models see, each run as the documentation shows it, on small models and pictures."""
+"""The commands that draw what models see, as the documentation shows them."""
 
 import csv
 from collections import defaultdict
@@ -18,9 +18,8 @@ BASE = "model.backbone.layer_attention.type=MRLABase"
 def save_model(config, path, options=None):
     """Write the weights of a config's model as they start, from seed 0."""
     torch.manual_seed(0)
-    torch.save(
-        dict(state_dict=build_model(read_config(str(config), options or {})).state_dict()), path
-    )
+    model = build_model(read_config(str(config), options or {}))
+    torch.save(dict(state_dict=model.state_dict()), path)
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +47,10 @@ def check_picture(path):
 
 
 def test_layer_attention(run_tool, models, images, tmp_path):
-    arguments = [
-        DETECTOR,
-        models / "base.pth",
-        images,
-        "--out-dir",
-        tmp_path / "out",
-        "--cfg-options",
-        BASE,
-    ]
-    code, err = run_tool("visualize_layer_attention", *arguments)
+    arguments = ["--out-dir", tmp_path / "out", "--cfg-options", BASE]
+    code, err = run_tool(
+        "visualize_layer_attention", DETECTOR, models / "base.pth", images, *arguments
+    )
     assert code == 0, err
     pictures = ["overview.png", *(f"stage{number}.png" for number in (1, 2, 3))]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*pictures, "scores.csv"}
@@ -83,10 +76,7 @@ def test_query_similarity(run_tool, models, images, tmp_path):
 
 
 def test_class_activation_maps(run_tool, models, images, tmp_path):
-    weak = [
-        "--cfg-options",
-        "model.test_cfg.rcnn.score_thr=0.0",
-    ]  # random weights detect nothing above 0.05
+    weak = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]  # random weights score low
     arguments = [DETECTOR, models / "detector.pth", images, "--out-dir", tmp_path / "out", *weak]
     compare = ["--compare", DETECTOR, models / "detector.pth"]
     few = ["--layers", "layer3", "--max-channels", 2, "--max-images", 1]

@@ -3,7 +3,6 @@
 import functools
 import http.server
 import io
-import re
 import threading
 
 import pytest
@@ -53,6 +52,16 @@ def without(state, *keys):
     return {key: value for key, value in state.items() if not any(each in key for each in keys)}
 
 
+def random_layers(shapes):
+    """Return a random weight of each shape, and a bias."""
+    generator = torch.Generator().manual_seed(0)
+    state = {}
+    for name, shape in shapes.items():
+        state[f"{name}.weight"] = torch.randn(shape, generator=generator) * 0.1
+        state[f"{name}.bias"] = torch.randn(shape[0], generator=generator) * 0.1
+    return state
+
+
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """Return the folder of an empty download cache."""
@@ -74,16 +83,13 @@ def served(tmp_path):
 
 
 def scatter(model, seed=0):
-    """Give every tensor of a model random values, so that none can be mistaken for another or for a fresh one."""
+    """Give every tensor of a model random values, so that none is mistaken for another."""
     generator = torch.Generator().manual_seed(seed)
+    scales = ("running_var", "bn1.weight", "bn2.weight", "bn3.weight")
     for key, tensor in model.state_dict().items():
         if tensor.is_floating_point():
-            low = (
-                0.5
-                if key.endswith(("running_var", "bn1.weight", "bn2.weight", "bn3.weight"))
-                else -0.02
-            )
-            tensor.uniform_(low, low + 1 if low > 0 else 0.02, generator=generator)
+            low, high = (0.5, 1.5) if key.endswith(scales) else (-0.02, 0.02)
+            tensor.uniform_(low, high, generator=generator)
     return model
 
 
@@ -103,7 +109,7 @@ def _quarter(depth):
 
 
 def plain_resnet(depth=18):
-    """Return the state dict of torchvision's ResNet cut to a quarter of its channels, which keeps tests quick."""
+    """Return the state dict of torchvision's ResNet, cut to a quarter of its channels."""
     return dict(_quarter(depth))
 
 
@@ -119,18 +125,15 @@ def trained():
 
 
 def released_resnet(variant, depth=18):
-    """Return a state dict as the authors' ResNet code writes it, narrow: light with layerI.J, base with stages.I.J."""
+    """Return a narrow state dict as the authors' code writes it; base names stages otherwise."""
     state = plain_resnet(depth)
     generator = torch.Generator().manual_seed(1)
     last = "bn3" if depth >= 50 else "bn2"
     for key in [key for key in state if key.endswith(f"{last}.weight")]:
         block, channels = key.removesuffix(f"{last}.weight"), len(state[key])
         kernel = 3 if channels < 128 else 5
-        for name, shape in {
-            "Wq": (1, 1, kernel),
-            "Wk": (1, 1, kernel),
-            "Wv": (channels, 1, 3, 3),
-        }.items():
+        shapes = {"Wq": (1, 1, kernel), "Wk": (1, 1, kernel), "Wv": (channels, 1, 3, 3)}
+        for name, shape in shapes.items():
             state[f"{block}mrla.mrla.{name}.weight"] = torch.randn(shape, generator=generator)
         if variant == "light":
             state[f"{block}mrla.lambda_t"] = torch.randn(channels, 1, 1, generator=generator)
@@ -139,7 +142,6 @@ def released_resnet(variant, depth=18):
         state[f"{block}bn_mrla.num_batches_tracked"] = torch.tensor(7)
     if variant == "light":
         return state
-    return {
-        re.sub(r"^layer(\d)", lambda m: f"stages.{int(m[1]) - 1}", key): value
-        for key, value in state.items()
-    }
+    numbered = {f"layer{index + 1}": f"stages.{index}" for index in range(4)}
+    names = [numbered.get(key[:6], key[:6]) + key[6:] for key in state]
+    return dict(zip(names, state.values(), strict=True))

@@ -1,4 +1,4 @@
-"""As documented: pre-train on a class-folder set, evaluate, convert, and train a detector from the file, on a CPU."""
+"""As documented: pre-train on class folders, evaluate, convert, and train a detector from it."""
 
 import json
 
@@ -20,76 +20,49 @@ NARROW = [
 
 
 def recipe_options(root):
-    """Shrink the recipe to seconds: three classes, images of 48 pixels, a ResNet-18 with a quarter of the channels."""
-    options = [
-        f"data_root={root}",
-        *NARROW,
-        "model.head.in_channels=128",
-        "model.head.num_classes=3",
-    ]
-    options += ["model.head.topk=1", "train_cfg.max_epochs=1", "default_hooks.logger.interval=1"]
+    """Shrink the recipe to seconds: three classes, images of 48 pixels, a narrow ResNet-18."""
+    options = [f"data_root={root}", *NARROW, "model.head.in_channels=128"]
+    options += ["model.head.num_classes=3", "model.head.topk=1", "train_cfg.max_epochs=1"]
+    options += ["default_hooks.logger.interval=1", "val_evaluator.topk=1", "test_evaluator.topk=1"]
     options.append("train_dataloader.dataset.pipeline.1.scale=48")
-    for phase in ("train", "val", "test"):
-        options.append(f"{phase}_dataloader.dataset.metainfo.classes=(bird,cat,dog)")
-        loader = ("batch_size=8", "num_workers=0", "persistent_workers=False")
-        options += [f"{phase}_dataloader.{option}" for option in loader]
-    for phase in ("val", "test"):
-        options += [
-            f"{phase}_dataloader.dataset.pipeline.{key}" for key in ("1.scale=56", "2.crop_size=48")
-        ]
-        options.append(f"{phase}_evaluator.topk=1")
+    for loader in ("train_dataloader", "val_dataloader", "test_dataloader"):
+        options += [f"{loader}.batch_size=8", f"{loader}.num_workers=0"]
+        options.append(f"{loader}.persistent_workers=False")
+        options.append(f"{loader}.dataset.metainfo.classes=(bird,cat,dog)")
+    for loader in ("val_dataloader", "test_dataloader"):
+        options.append(f"{loader}.dataset.pipeline.1.scale=56")
+        options.append(f"{loader}.dataset.pipeline.2.crop_size=48")
     return options
 
 
 def test_pretrain_convert_detect(coco_root, tmp_path, run_tool, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    root = write_class_folders(tmp_path / "pets")
-    code, errors = run_tool(
-        "train", RECIPE, "--work-dir", "pre", "--cfg-options", *recipe_options(root)
-    )
-    assert code == 0, errors
+    options = recipe_options(write_class_folders(tmp_path / "pets"))
+
+    def run(*arguments):
+        code, errors = run_tool(*arguments)
+        assert code == 0, errors
+
+    run("train", RECIPE, "--work-dir", "pre", "--cfg-options", *options)
     losses = [line["loss"] for line in scalars(tmp_path / "pre") if "loss" in line]
     assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
     trained = scalars(tmp_path / "pre")[-1]["accuracy/top1"]
 
-    test = [
-        "pre/epoch_1.pth",
-        "--work-dir",
-        "test",
-        "--out",
-        "p.pkl",
-        "--cfg-options",
-        *recipe_options(root),
-    ]
-    code, errors = run_tool("test", RECIPE, *test)
-    assert code == 0, errors
+    run("test", RECIPE, "pre/epoch_1.pth", "--work-dir", "test", "--cfg-options", *options)
     (logged,) = (tmp_path / "test").glob("2*/2*.json")
     assert json.loads(logged.read_text())["accuracy/top1"] == trained
 
-    recipe = (
-        f"pre/{RECIPE.name}"  # the config as it ran, which mmengine keeps beside the checkpoints
-    )
-    code, errors = run_tool(
-        "convert_weights", "pre/epoch_1.pth", recipe, "--out-dir", "out", "--name", "mine"
-    )
-    assert code == 0, errors
+    recipe = f"pre/{RECIPE.name}"  # as it ran, which mmengine keeps beside the checkpoints
+    run("convert_weights", "pre/epoch_1.pth", recipe, "--out-dir", "out", "--name", "mine")
     (converted,) = (tmp_path / "out").glob("mine-*.pth")
 
-    options = [
-        *tiny_options("retinanet", coco_root),
-        *NARROW,
-        "model.neck.in_channels=[16,32,64,128]",
-    ]
-    options += [
-        "train_cfg.max_epochs=1",
-        "train_dataloader.dataset.indices=2",
-        "val_dataloader.dataset.indices=1",
-    ]
+    options = [*tiny_options("retinanet", coco_root), *NARROW]
     options = [option for option in options if not option.startswith("model.backbone.init_cfg")]
+    options += ["model.neck.in_channels=[16,32,64,128]", "train_cfg.max_epochs=1"]
+    options += ["train_dataloader.dataset.indices=2", "val_dataloader.dataset.indices=1"]
     # One step of zero length leaves the weights that the run started from.
     options += [f"model.backbone.init_cfg.checkpoint={converted}", "optim_wrapper.optimizer.lr=0.0"]
-    code, errors = run_tool("train", DETECTOR, "--work-dir", "det", "--cfg-options", *options)
-    assert code == 0, errors
+    run("train", DETECTOR, "--work-dir", "det", "--cfg-options", *options)
     classifier = read_checkpoint("pre/epoch_1.pth")["state_dict"]
     detector = read_checkpoint("det/epoch_1.pth")["state_dict"]
     backbone = [key for key in classifier if key.startswith("backbone.")]

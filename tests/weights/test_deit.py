@@ -1,4 +1,4 @@
-"""Files of timm, DeiT and the authors' DeiT code in the vision transformers, distilled ones and other grids too."""
+"""Files of timm, DeiT and the authors' DeiT code, distilled ones and other grids too."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from mrla_mm.backbones import MRLAViT, ViT
 from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint
 
-from .conftest import LIGHT, VARIANTS, same, save
+from .conftest import LIGHT, VARIANTS, random_layers, same, save
 
 DIM, HIDDEN, DEPTH, CLASSES = 32, 64, 4, 5
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=HIDDEN)
@@ -22,61 +22,48 @@ def build(attention=LIGHT, cls=MRLAViT, **more):
 
 
 def deit(variant=None, distilled=False):
-    """Return a state dict with the names of timm's DeiT, and for a variant those of the authors' code besides."""
-    shapes = {"cls_token": (1, 1, DIM), "pos_embed": (1, 17 + distilled, DIM)}
-    shapes |= {"patch_embed.proj.weight": (DIM, 3, 16, 16), "patch_embed.proj.bias": (DIM,)}
-    norms, linear = ["norm"], {"head": (CLASSES, DIM)}
+    """Return a state dict with the names of timm's DeiT and, for a variant, the authors'."""
+    tensors = {"cls_token": (1, 1, DIM), "pos_embed": (1, 17 + distilled, DIM)}
+    layers = {"patch_embed.proj": (DIM, 3, 16, 16), "norm": (DIM,), "head": (CLASSES, DIM)}
     if distilled:
-        shapes["dist_token"] = (1, 1, DIM)
-        linear["head_dist"] = (CLASSES, DIM)
+        tensors["dist_token"] = (1, 1, DIM)
+        layers["head_dist"] = (CLASSES, DIM)
     for block in (f"blocks.{index}" for index in range(DEPTH)):
-        norms += [f"{block}.norm1", f"{block}.norm2"]
-        linear |= {f"{block}.attn.qkv": (3 * DIM, DIM), f"{block}.attn.proj": (DIM, DIM)}
-        linear |= {f"{block}.mlp.fc1": (HIDDEN, DIM), f"{block}.mlp.fc2": (DIM, HIDDEN)}
+        layers |= {f"{block}.norm1": (DIM,), f"{block}.norm2": (DIM,)}
+        layers |= {f"{block}.attn.qkv": (3 * DIM, DIM), f"{block}.attn.proj": (DIM, DIM)}
+        layers |= {f"{block}.mlp.fc1": (HIDDEN, DIM), f"{block}.mlp.fc2": (DIM, HIDDEN)}
         if variant is not None:
-            shapes |= {f"{block}.mrla.mrla.{name}.weight": (1, 1, 3) for name in ("Wq", "Wk")}
-            shapes[f"{block}.mrla.mrla.Wv.weight"] = (DIM, 1, 3, 3)
-            norms.append(f"{block}.mrla.normx")
+            tensors |= {f"{block}.mrla.mrla.{name}.weight": (1, 1, 3) for name in ("Wq", "Wk")}
+            tensors[f"{block}.mrla.mrla.Wv.weight"] = (DIM, 1, 3, 3)
+            layers[f"{block}.mrla.normx"] = (DIM,)
         if variant == "light":
-            shapes[f"{block}.mrla.lambda_t"] = (DIM,)
-            norms.append(f"{block}.mrla.normo")
-    for name in norms:
-        shapes |= {f"{name}.weight": (DIM,), f"{name}.bias": (DIM,)}
-    for name, shape in linear.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator) * 0.1 for name, shape in shapes.items()}
+            tensors[f"{block}.mrla.lambda_t"] = layers[f"{block}.mrla.normo"] = (DIM,)
+    generator = torch.Generator().manual_seed(1)
+    state = {name: torch.randn(size, generator=generator) for name, size in tensors.items()}
+    return state | random_layers(layers)
 
 
 @pytest.mark.parametrize("distilled", [False, True], ids=["", "distilled"])
 @VARIANTS
-def test_the_authors_files_load_and_come_back_to_the_same_bytes(
-    variant, attention, distilled, tmp_path
-):
+def test_the_authors_files_load_and_convert(variant, attention, distilled, tmp_path):
     released = deit(variant, distilled)
     path = save(tmp_path, {"model": released})
     report = load_weights(model := build(attention, with_dist_token=distilled), path)
     assert len(report.matched) == len(model.state_dict()) == len(released) - 2 - 2 * distilled
-    assert not (
-        report.faults() or report.fresh or report.additional or report.unused or report.resized
-    )
-    for ours, theirs in (("query", "Wq"), ("key", "Wk"), ("value", "Wv")):
-        tensor = model.state_dict()[f"layers.2.mrla.attention.{ours}.weight"]
-        assert torch.equal(tensor, released[f"blocks.2.mrla.mrla.{theirs}.weight"])
-    assert torch.equal(
-        model.state_dict()["layers.2.mrla.norm.bias"], released["blocks.2.mrla.normx.bias"]
-    )
-    ours, _, left = convert(
-        path, build(attention, with_dist_token=distilled), target="mrla_mm", folder=tmp_path
-    )
-    theirs, _, more = convert(
-        ours, build(attention, with_dist_token=distilled), target="release", folder=tmp_path
-    )
-    assert not left and not more
-    assert same(read_checkpoint(theirs)["model"], released)
-    heads = {key for key in read_checkpoint(ours)["state_dict"] if key.startswith("head.")}
+    assert not (report.faults() or report.fresh or report.additional or report.unused)
+    names = {"norm.bias": "normx.bias", "attention.query.weight": "mrla.Wq.weight"}
+    names |= {"attention.key.weight": "mrla.Wk.weight", "attention.value.weight": "mrla.Wv.weight"}
+    if variant == "light":
+        names |= {"attention.history_scale": "lambda_t", "history_norm.bias": "normo.bias"}
+    for ours, theirs in names.items():
+        tensor = model.state_dict()[f"layers.2.mrla.{ours}"]
+        assert torch.equal(tensor, released[f"blocks.2.mrla.{theirs}"])
+    converted, _, left = convert(path, model, folder=tmp_path)
+    converted = read_checkpoint(converted)["state_dict"]
+    assert len(converted) == len(released) and not left
     names = ["head", "head_dist"] if distilled else ["head"]
-    assert heads == {f"head.layers.{name}.{kind}" for name in names for kind in ("weight", "bias")}
+    for name in names:
+        assert torch.equal(converted[f"head.layers.{name}.bias"], released[f"{name}.bias"])
 
 
 PLAIN = {"cls_token": "cls_token", "pos_embed": "pos_embed", "ln1.bias": "norm.bias"}

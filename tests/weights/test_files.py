@@ -1,4 +1,4 @@
-"""Broken, foreign and dangerous files: each stops with its own message, nothing runs and no bad download is kept."""
+"""Broken, foreign and dangerous files stop with a message; nothing in them is executed."""
 
 import argparse
 import builtins
@@ -6,24 +6,21 @@ import hashlib
 import os
 import pickle
 import socket
+import sys
 
 import pytest
 import torch
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import read_checkpoint
+from mrla_mm.weights import load_weights, read_checkpoint
 
-from .conftest import Payload, checkpoint_bytes
+from .conftest import Payload, checkpoint_bytes, narrow, plain_resnet, same
 
-WHOLE = checkpoint_bytes({"weight": torch.rand(500)})
+PAGE = b"<!DOCTYPE html><html><title>Log in</title>"
 BROKEN = {
-    "page": (b"\n<!DOCTYPE html><html><title>Log in</title>", "web page"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS"),
-    "cut": (WHOLE[: len(WHOLE) // 2], "damaged"),
-    "cut-old-format": (
-        checkpoint_bytes({"weight": torch.rand(500)}, zipped=False)[:1500],
-        "damaged",
-    ),
+    "page": (PAGE, "<!DOCTYPE html>"),
+    "cut": (checkpoint_bytes()[:300], "damaged"),
+    "cut-old-format": (checkpoint_bytes([torch.rand(500)], zipped=False)[:1500], "damaged"),
     "list": (checkpoint_bytes([torch.rand(1)]), "a list"),
     "module": (checkpoint_bytes(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear"),
 }
@@ -40,13 +37,11 @@ def test_broken_files(content, expected, tmp_path):
 
 @pytest.mark.parametrize(("function", "zipped"), [(builtins.exec, True), (os.system, False)])
 def test_code_in_a_file_is_not_executed(function, zipped, tmp_path, monkeypatch):
-    """Whatever the environment says. The payload creates a file when it runs, as the unrestricted loader shows."""
+    """Whatever the environment says. The unrestricted loader shows that the payload works."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     victim, path = tmp_path / "created", tmp_path / "evil.pth"
     code = f"open({str(victim)!r}, 'w')" if function is builtins.exec else f"touch {victim}"
-    torch.save(
-        {"state_dict": {"w": Payload(function, code)}}, path, _use_new_zipfile_serialization=zipped
-    )
+    path.write_bytes(checkpoint_bytes({"state_dict": {"w": Payload(function, code)}}, zipped))
     with pytest.raises(InputError, match=function.__name__):
         read_checkpoint(path)
     assert not victim.exists()
@@ -55,7 +50,7 @@ def test_code_in_a_file_is_not_executed(function, zipped, tmp_path, monkeypatch)
 
 
 def test_arguments_of_a_training_script_are_read(tmp_path):
-    """DeiT's training script saves its argparse.Namespace; it is allowed while a file is read, and only then."""
+    """DeiT's training script saves an argparse.Namespace, allowed only while we read a file."""
     path = tmp_path / "deit.pth"
     torch.save({"model": {"w": torch.ones(1)}, "args": argparse.Namespace(lr=0.1)}, path)
     assert read_checkpoint(path)["args"].lr == 0.1
@@ -70,6 +65,21 @@ def test_missing_files_and_names(tmp_path):
     ):
         with pytest.raises(InputError, match=expected):
             read_checkpoint(location)
+
+
+def test_safetensors(tmp_path, monkeypatch):
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = plain_resnet()
+    path = tmp_path / "w.safetensors"
+    safetensors.save_file(state, path)
+    assert same(read_checkpoint(path), state)
+    assert not load_weights(narrow(), path).faults()
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="damaged"):
+        read_checkpoint(path)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(InputError, match="pip install safetensors"):
+        read_checkpoint(path)
 
 
 def named(content, digits=8):
@@ -99,14 +109,14 @@ def test_fetched_once(served, cache):
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("w.pth", b"<html>Sign in to the network</html>", "web page"),
+        ("w.pth", PAGE, "<!DOCTYPE html>"),
         ("w-0123abcd.pth", checkpoint_bytes(), "SHA-256"),
         ("w.pth", checkpoint_bytes()[:300], "damaged"),
         ("gone.pth", None, "404"),
     ],
 )
 def test_bad_downloads_are_not_kept(name, content, expected, served, cache):
-    """What did not arrive whole and right leaves no file that a later run would take for the weights."""
+    """A later run would take them for the weights."""
     folder, address = served
     if content is not None:
         (folder / name).write_bytes(content)
@@ -116,9 +126,9 @@ def test_bad_downloads_are_not_kept(name, content, expected, served, cache):
 
 
 def test_unreachable_server(cache):
-    """Clusters without a network: the message says where to put the file."""
+    """The message says where to put the file, and how to train without."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    with pytest.raises(InputError, match=str(cache / "w.pth")):
+    with pytest.raises(InputError, match=f"{cache / 'w.pth'}.*init_cfg=None, frozen_stages=-1"):
         read_checkpoint(f"http://127.0.0.1:{port}/w.pth")

@@ -1,4 +1,4 @@
-"""Whole checkpoints: tests and resumed runs take their own only, a fine-tuning at least a backbone that matches."""
+"""Whole checkpoints: what tests, resumed runs and trainings take, and what they say of the rest."""
 
 import copy
 
@@ -10,8 +10,9 @@ from torch import nn
 
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
+from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
 
-from .conftest import LIGHT, prefixed, released_resnet, without
+from .conftest import LIGHT, checkpoint_bytes, prefixed, released_resnet, without
 from .conftest import save as save_file
 
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
@@ -20,9 +21,9 @@ THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_in
 class Detector(BaseModel):
     """A backbone and a head with some number of classes."""
 
-    def __init__(self, classes=2, depth=18, attention=LIGHT):
+    def __init__(self, classes=2, depth=18, attention=LIGHT, **more):
         super().__init__()
-        self.backbone = MRLAResNet(depth, attention, base_channels=16, **THREE_STAGES)
+        self.backbone = MRLAResNet(depth, attention, base_channels=16, **THREE_STAGES, **more)
         self.head = nn.Linear(64, classes)
 
     def forward(self, *images, mode):
@@ -30,23 +31,24 @@ class Detector(BaseModel):
         return dict(loss=scores.square().mean()) if mode == "loss" else scores
 
 
-def runner(tmp_path, model, **more):
+def runner(tmp_path, model, hooks=(), **more):
     loader = dict(dataset=[torch.rand(3, 32, 32)] * 2, batch_size=2, num_workers=0)
     loader["sampler"] = dict(type="DefaultSampler", shuffle=False)
-    options = dict(
-        test_dataloader=loader, test_cfg=dict(), test_evaluator=[], default_scope="mmengine"
-    )
-    options |= dict(
-        train_dataloader=copy.deepcopy(loader), train_cfg=dict(by_epoch=True, max_epochs=2)
-    )
-    options |= dict(
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)), default_hooks=dict(checkpoint=None)
-    )
-    options |= dict(
-        custom_hooks=[dict(type="CheckpointCheckHook")],
+    return Runner(
+        model=model,
+        work_dir=str(tmp_path),
+        train_dataloader=copy.deepcopy(loader),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
+        test_dataloader=loader,
+        test_cfg=dict(),
+        test_evaluator=[],
+        default_scope="mmengine",
+        default_hooks=dict(checkpoint=None),
+        custom_hooks=[dict(type="CheckpointCheckHook"), *hooks],
         experiment_name=f"{tmp_path.name}{id(model)}",
+        **more,
     )
-    return Runner(model=model, work_dir=str(tmp_path), **options, **more)
 
 
 def save(tmp_path, state, **meta):
@@ -59,60 +61,103 @@ def save(tmp_path, state, **meta):
         ({}, dict(depth=34), "another depth"),
         (dict(depth=34), {}, "nothing was loaded"),
         ({}, dict(classes=3), "backbone matches"),
-        ({}, dict(attention=dict(LIGHT, previous="none")), "layer attention"),
+        ({}, dict(attention=dict(LIGHT, previous="none")), "mrla"),
+        (dict(attention=dict(LIGHT, previous="none")), {}, "mrla"),
     ],
 )
-def test_testing_takes_the_models_own_checkpoint_only(tmp_path, model, file, reason):
+def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, model, file, reason):
     """A deeper model's has all that the model needs, and more."""
-    runner(
-        tmp_path, Detector(**file), load_from=save(tmp_path, Detector(**file).state_dict())
-    ).test()
+    path = save(tmp_path, Detector(**file).state_dict(), epoch=1, iter=1)
+    runner(tmp_path, Detector(**file), load_from=path).test()
     with pytest.raises(InputError, match=reason):
-        runner(tmp_path, Detector(**model), load_from=str(tmp_path / "w.pth")).test()
+        runner(tmp_path, Detector(**model), load_from=path).test()
+    with pytest.raises(InputError, match=reason):
+        runner(tmp_path, Detector(**model), load_from=path, resume=True).train()
 
 
-def test_testing_needs_trained_layer_attention_of_the_same_heads(tmp_path):
-    """Heads of another width have the same shapes; the config in the checkpoint tells."""
-    state = Detector().state_dict()
+def test_testing_needs_trained_layer_attention(tmp_path):
+    path = save(tmp_path, without(Detector().state_dict(), ".mrla."))
     with pytest.raises(InputError, match="mrla"):
-        runner(tmp_path, Detector(), load_from=save(tmp_path, without(state, ".mrla."))).test()
-    cfg = "model = dict(backbone=dict(layer_attention=dict(type='MRLALight', head_channels=8)))"
-    with pytest.raises(InputError, match="head_channels=8"):
-        runner(tmp_path, Detector(), load_from=save(tmp_path, state, cfg=cfg)).test()
+        runner(tmp_path, Detector(), load_from=path).test()
+
+
+def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
+    """Model and average, resumed and published: heads of another width have the same shapes."""
+    hooks = [dict(type="EMAHook"), dict(type="CheckpointHook", interval=1)]
+    runner(tmp_path, Detector(), hooks).train()
+    path = tmp_path / "epoch_2.pth"
+    content, _ = publishable(read_checkpoint(path))
+    published = save_published(content, tmp_path, "published")
+    other = Detector(attention=dict(LIGHT, head_channels=8))
+    for file in (path, published):
+        runner(tmp_path, Detector(), load_from=str(file)).test()
+    for load in (
+        runner(tmp_path, other, load_from=str(path)).test,
+        runner(tmp_path, other, load_from=str(published)).test,
+        runner(tmp_path, other, load_from=str(path)).train,
+        runner(tmp_path, other, load_from=str(path), resume=True).train,
+        lambda: load_weights(other.backbone, path, entry="ema_state_dict"),
+    ):
+        with pytest.raises(InputError, match="head_channels=16, the model has 8"):
+            load()
+
+
+@pytest.mark.parametrize("test", [True, False], ids=["test", "train"])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("gone.pth", None, "not a file"),
+        ("", None, "not a file"),
+        ("photo.jpg", b"\xff\xd8\xff\xe0\x00\x10JFIF", "not a PyTorch checkpoint"),
+        ("cut.pth", checkpoint_bytes()[:300], "damaged"),
+        ("w-0123abcd.pth", checkpoint_bytes(), "SHA-256"),
+        ("w.safetensors", b"", "init_cfg"),
+    ],
+    ids=["missing", "folder", "image", "cut", "hash", "safetensors"],
+)
+def test_files_that_mmengine_could_not_load(name, content, expected, test, tmp_path):
+    """The error is ours, before mmengine reads the file."""
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    built = runner(tmp_path, Detector(), load_from=str(path))
+    with pytest.raises(InputError, match=expected) as caught:
+        built.test() if test else built.train()
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
     """With other heads, from plain weights, and from the authors'; never from another backbone."""
     released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
-    for state in (
-        Detector(classes=5).state_dict(),
-        without(Detector().state_dict(), ".mrla."),
-        released,
-    ):
+    plain = without(Detector().state_dict(), ".mrla.")
+    for state in (Detector(classes=5).state_dict(), plain, released):
         built = runner(tmp_path, Detector(), load_from=save(tmp_path, state))
         built.train()
         assert built.epoch == 2
     scale = built.model.backbone.layer1[0].mrla.attention.history_scale
-    torch.testing.assert_close(
-        scale, released["backbone.layer1.0.mrla.lambda_t"].flatten(), atol=0.1, rtol=0
-    )
+    expected = released["backbone.layer1.0.mrla.lambda_t"].flatten()
+    torch.testing.assert_close(scale, expected, atol=0.1, rtol=0)
     for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
         with pytest.raises(InputError):
             runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()
 
 
-def test_resuming_takes_the_runs_own_checkpoint_only(tmp_path):
-    path = save(tmp_path, Detector(classes=5).state_dict(), epoch=1, iter=1)
-    with pytest.raises(InputError, match="head.weight"):
-        runner(tmp_path, Detector(), load_from=path, resume=True).train()
-
-
 @pytest.mark.parametrize(("loaded", "norm_eval"), [(False, True), (True, True), (False, False)])
 def test_frozen_random_layers_are_a_warning(tmp_path, loaded, norm_eval):
-    """mmdet's defaults keep batch statistics as they are, which without pretrained weights are zero and one."""
-    detector = Detector()
-    detector.backbone.norm_eval = norm_eval
+    """mmdet's defaults keep batch statistics, which without pretrained weights are zero and one."""
     path = save(tmp_path, Detector().state_dict()) if loaded else None
-    runner(tmp_path, detector, load_from=path).train()
+    runner(tmp_path, Detector(norm_eval=norm_eval), load_from=path).train()
     (log,) = tmp_path.glob("*/*.log")
     assert ("RANDOM WEIGHTS" in log.read_text()) == (norm_eval and not loaded)
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+@pytest.mark.parametrize("by_hook", [True, False], ids=["load_from", "init_cfg"])
+def test_plain_weights_below_random_attention_are_a_warning(by_hook, zero_init, tmp_path):
+    path = save(tmp_path, without(Detector().state_dict(), ".mrla."))
+    init_cfg = None if by_hook else dict(type="Pretrained", checkpoint=path)
+    detector = Detector(zero_init_attention=zero_init, init_cfg=init_cfg)
+    runner(tmp_path, detector, load_from=path if by_hook else None).train()
+    (log,) = tmp_path.glob("*/*.log")
+    warnings = [line for line in log.read_text().splitlines() if " WARNING " in line]
+    assert any("zero_init_attention=True" in line for line in warnings) == (not zero_init)

@@ -1,4 +1,4 @@
-"""mmcv's compiled ops in PyTorch and torchvision, with the signatures that the wrappers in ``mmcv.ops`` call.
+"""mmcv's compiled ops in PyTorch and torchvision, with the signatures that ``mmcv.ops`` calls.
 
 Outputs are written into tensors that the caller allocates, as mmcv does. Half-precision inputs are
 computed in float32 and rounded once, at the end.
@@ -31,16 +31,9 @@ OPS = {
 }
 
 
-def get_compiler_version() -> str:
-    """Return what mmengine prints as mmcv's compiler at the start of every run."""
+def compiled_by() -> str:
+    """Return what mmengine prints as mmcv's compiler and CUDA version at the start of a run."""
     return "none (stand-in ops of mrla_mm)"
 
 
-def get_compiling_cuda_version() -> str:
-    """Return what mmengine prints as mmcv's CUDA version."""
-    return "none (stand-in ops of mrla_mm)"
-
-
-OPS.update(
-    get_compiler_version=get_compiler_version, get_compiling_cuda_version=get_compiling_cuda_version
-)
+OPS.update(get_compiler_version=compiled_by, get_compiling_cuda_version=compiled_by)

@@ -18,7 +18,7 @@ def carafe_forward(
     output: Tensor,
     **geometry: int,
 ) -> None:
-    """Write the upsampled features into ``output`` and, as mmcv passes it to the backward, a copy into ``rfeatures``.
+    """Upsample into ``output``; ``rfeatures`` gets a copy of the features for the backward.
 
     ``masks`` (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor) are the kernels,
     per channel group.
@@ -40,12 +40,10 @@ def _reassemble(
     """Each output cell is a weighted sum of the cells around its source cell."""
     batch, channels, height, width = features.shape
     dtype = compute_dtype(features)
-    patches = unfold(
-        features.to(dtype), kernel_size, padding=kernel_size // 2
-    )  # (B, C * taps, H * W)
-    patches = patches.view(batch, group_size, channels // group_size, kernel_size**2, height, width)
-    kernels = masks.to(dtype).view(
-        batch, group_size, kernel_size**2, height, scale_factor, width, scale_factor
-    )
+    taps = kernel_size**2
+    patches = unfold(features.to(dtype), kernel_size, padding=kernel_size // 2)
+    patches = patches.view(batch, group_size, channels // group_size, taps, height, width)
+    cells = (height, scale_factor, width, scale_factor)
+    kernels = masks.to(dtype).view(batch, group_size, taps, *cells)
     out = torch.einsum("bgcthw,bgthiwj->bgchiwj", patches, kernels)
     return out.reshape(batch, channels, height * scale_factor, width * scale_factor)

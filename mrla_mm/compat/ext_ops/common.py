@@ -17,7 +17,7 @@ def write_gradients(
     wanted: Sequence[Tensor | None],
     grad_output: Tensor,
 ) -> None:
-    """Run ``run(*inputs)`` again, and write the gradients of those inputs that have a tensor in ``wanted``."""
+    """Run ``run(*inputs)`` again and write the gradients that are ``wanted``."""
     with torch.enable_grad():
         leaves = [
             t.detach().to(compute_dtype(t)).requires_grad_(out is not None)
@@ -33,7 +33,7 @@ def write_gradients(
 
 
 def torchvision_ops():
-    """Return ``torchvision.ops``, imported when an op first needs it, so that everything else works without it.
+    """Return ``torchvision.ops``, imported when an op first needs it.
 
     Raises:
         RuntimeError: torchvision is missing or was built for another torch.

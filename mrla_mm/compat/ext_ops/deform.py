@@ -1,4 +1,4 @@
-"""Deformable convolution, plain (Dai et al., ICCV 2017) and modulated (Zhu et al., CVPR 2019), through torchvision.
+"""Deformable convolution (Dai et al., ICCV 2017), also modulated (Zhu et al., CVPR 2019).
 
 mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that
 mmcv passes for its own kernels are left alone. Gradients are those of torchvision's op, which is
@@ -26,7 +26,7 @@ def deform_conv_forward(
     ones: Tensor,
     **geometry,
 ) -> None:
-    """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``geometry`` as mmcv passes it."""
+    """Write the convolution into ``output`` (B, C_out, H_out, W_out)."""
     output.copy_(_convolution(output, _plain_geometry(**geometry))(input, offset, weight))
 
 
@@ -78,7 +78,7 @@ def modulated_deform_conv_forward(
     with_bias: bool,
     **geometry,
 ) -> None:
-    """Write the convolution into ``output`` (B, C_out, H_out, W_out); ``bias`` counts if ``with_bias``."""
+    """Write the convolution into ``output``; ``bias`` counts if ``with_bias``."""
     tensors = [input, offset, weight, mask, bias][: 4 + with_bias]
     output.copy_(_convolution(output, _modulated_geometry(**geometry))(*tensors))
 
@@ -112,7 +112,7 @@ def modulated_deform_conv_backward(
 def _plain_geometry(
     *, dH, dW, padH, padW, dilationH, dilationW, **rest
 ) -> dict[str, tuple[int, int]]:
-    """Return torchvision's arguments; it reads kernel size and groups off the shapes and has no im2col step."""
+    """Return torchvision's arguments; it reads kernel size and groups off the shapes."""
     return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
 
 
@@ -125,7 +125,7 @@ def _modulated_geometry(
 
 
 def _convolution(output: Tensor, geometry: dict) -> Callable[..., Tensor]:
-    """Return the convolution to the grid of ``output``: of input, offset, weight and, if modulated, mask and bias."""
+    """Return the convolution to the grid of ``output``; if modulated, of mask and bias too."""
     size = output.shape[2:]
 
     def convolve(*tensors: Tensor) -> Tensor:

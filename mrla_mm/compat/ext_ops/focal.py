@@ -51,7 +51,7 @@ def sigmoid_focal_loss_backward(
 
 
 def _score_chunks(input: Tensor, target: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield slices of rows, and for each whether a class is the target and the logits, both (n, C)."""
+    """Yield slices of rows with their targets, one-hot, and logits, both (n, C)."""
     classes = torch.arange(input.shape[1], device=input.device)
     step = max(1, CHUNK // max(1, input.shape[1]))
     for start in range(0, len(input), step):
@@ -60,7 +60,7 @@ def _score_chunks(input: Tensor, target: Tensor) -> Iterator[tuple[slice, Tensor
 
 
 def _weigh(values: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Return ``values`` (n, C) times the weight of each row's target class; background has weight one."""
+    """Multiply ``values`` (n, C) by the weight of each row's target; background's is one."""
     if weight.numel() == 0:
         return values
     known = (target >= 0) & (target < len(weight))

@@ -1,4 +1,4 @@
-"""Convolution at the cells of a mask alone (guided anchoring, Wang et al., CVPR 2019), for one image."""
+"""Convolution of one image at the cells of a mask (guided anchoring, Wang et al., CVPR 2019)."""
 
 from torch import Tensor
 from torch.nn.functional import unfold
@@ -15,7 +15,7 @@ def masked_im2col_forward(
     pad_h: int,
     pad_w: int,
 ) -> None:
-    """Write the patches of ``im`` (1, C, H, W) that belong to n output cells into ``col`` (C * taps, n)."""
+    """Write the patches of ``im`` (1, C, H, W) at n output cells into ``col`` (C * taps, n)."""
     width = im.shape[3] + 2 * pad_w - kernel_w + 1
     patches = unfold(im, (kernel_h, kernel_w), padding=(pad_h, pad_w))[
         0

@@ -39,7 +39,7 @@ def softnms(
     method: int,
     offset: int,
 ) -> Tensor:
-    """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps, and drops none.
+    """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps.
 
     Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns
     their indices. As in mmcv, the best box stays whatever its score.

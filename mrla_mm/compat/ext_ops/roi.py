@@ -25,7 +25,7 @@ def roi_align_forward(
     pool_mode: int,
     aligned: bool,
 ) -> None:
-    """Pool each of the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, aligned_height, aligned_width).
+    """Pool the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW).
 
     ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the
     row and column of the winning sample in its bin's grid, and the row -1 in a bin without samples,
@@ -37,15 +37,14 @@ def roi_align_forward(
     if pool_mode == AVG:
         average(input, rois, output, *geometry)
         return
-    cells = (
-        input.permute(0, 2, 3, 1).to(dtype).contiguous()
-    )  # (B, H, W, C): a cell's channels are fetched together
+    # (B, H, W, C): a cell's channels are fetched together
+    cells = input.permute(0, 2, 3, 1).to(dtype).contiguous()
     for part in _chunks(output):
         bins = Bins.of(rois[part], output.shape[2:], *geometry)
         best, best_y, best_x = _max_samples(cells, bins)
-        output[part], argmax_y[part], argmax_x[part] = (
-            t.permute(0, 3, 1, 2) for t in (best, best_y, best_x)
-        )
+        output[part] = best.permute(0, 3, 1, 2)
+        argmax_y[part] = best_y.permute(0, 3, 1, 2)
+        argmax_x[part] = best_x.permute(0, 3, 1, 2)
 
 
 def roi_align_backward(
@@ -92,7 +91,7 @@ def roi_align_backward(
 
 
 def _max_samples(cells: Tensor, bins: Bins) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest sample of each bin and its row and column in the grid, each (K, PH, PW, C)."""
+    """Return each bin's largest sample and its row and column in the grid, (K, PH, PW, C)."""
     best = cells.new_full((len(bins.image), *bins.shape, cells.shape[3]), -torch.inf)
     winner = torch.full_like(best, -1, dtype=torch.int32)
     rows, columns = int(bins.grid_h.max()), max(int(bins.grid_w.max()), 1)

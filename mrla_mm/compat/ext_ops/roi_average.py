@@ -20,14 +20,11 @@ FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
 
 
 def average(maps: Tensor, rois: Tensor, output: Tensor, *geometry) -> None:
-    """Write the averages of ``maps`` into ``output``; geometry: spatial scale, sampling ratio, aligned."""
+    """Average ``maps`` into ``output``; geometry: spatial scale, sampling ratio, aligned."""
     if bins := _sparse_bins(maps, rois, output, *FORWARD, *geometry):
         cells = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]).to(rois.dtype)
-        pooled = (
-            _product(_matrix(bins, maps.shape), cells)
-            .view(len(rois), *bins.shape, -1)
-            .permute(0, 3, 1, 2)
-        )
+        pooled = _product(_matrix(bins, maps.shape), cells)  # (K * PH * PW, C)
+        pooled = pooled.view(len(rois), *bins.shape, -1).permute(0, 3, 1, 2)
     else:
         torchvision_ops()
         scale, *options = geometry
@@ -42,9 +39,8 @@ def average_backward(grad_output: Tensor, rois: Tensor, grad_maps: Tensor, *geom
     if bins := _sparse_bins(grad_maps, rois, grad_output, *BACKWARD, *geometry):
         grad = grad_output.permute(0, 2, 3, 1).reshape(-1, grad_output.shape[1]).to(rois.dtype)
         grad = _product(_matrix(bins, grad_maps.shape).T.tocsr(), grad)
-        for image, cells in zip(
-            grad_maps.flatten(2), grad.view(len(grad_maps), -1, grad.shape[1]), strict=True
-        ):
+        images = grad.view(len(grad_maps), -1, grad.shape[1])
+        for image, cells in zip(grad_maps.flatten(2), images, strict=True):
             image.copy_(cells.T)  # five times as fast as one permuted copy
     else:
         torchvision_ops()
@@ -61,11 +57,8 @@ def _sparse_bins(
     """Return the bins for a sparse product, or None where torchvision's operator is to run."""
     shape, (batch, _, height, width) = output.shape[2:], maps.shape
     small = min(maps.numel(), output.numel()) < min_numel
-    if (
-        maps.device.type != "cpu"
-        or small
-        or len(rois) * shape.numel() * cells_per_bin < batch * height * width
-    ):
+    few_bins = len(rois) * shape.numel() * cells_per_bin < batch * height * width
+    if maps.device.type != "cpu" or small or few_bins:
         return None
     bins = Bins.of(rois, shape, *geometry)
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
@@ -73,7 +66,7 @@ def _sparse_bins(
 
 
 def _product(matrix, dense: Tensor) -> Tensor:
-    """Multiply a SciPy CSR matrix and a dense one: a bag of weighted table rows per row of the matrix."""
+    """Multiply a SciPy CSR matrix and a dense one: a bag of weighted rows per row of the first."""
     columns, ends, weights = map(torch.from_numpy, (matrix.indices, matrix.indptr, matrix.data))
     return embedding_bag(
         columns, dense, ends, per_sample_weights=weights, mode="sum", include_last_offset=True
@@ -100,7 +93,10 @@ def _matrix(bins: Bins, maps_shape: torch.Size):
 
 
 def _axis_weights(sample, grid: Tensor, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return cells and weights of all bins along one axis, and where each bin's start and how many it has (2, K, P)."""
+    """Return cells and weights of all bins along one axis, and each bin's range of them.
+
+    A range is a bin's first cell and their number, (2, K, P).
+    """
     from scipy.sparse import csr_matrix
 
     index, grid = torch.arange(max(int(grid.max()), 1))[:, None], grid[:, None, None]
@@ -117,6 +113,6 @@ def _axis_weights(sample, grid: Tensor, size: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate the ranges of ``count`` numbers from ``start``; return the range of each number, and the numbers."""
+    """Concatenate ranges of ``count`` numbers from ``start``; return owners and numbers."""
     owner = np.repeat(np.arange(len(count)), count)
     return owner, np.arange(len(owner)) + (start + count - np.cumsum(count))[owner]

@@ -28,10 +28,9 @@ class Bins:
         sampling_ratio: int,
         aligned: bool,
     ):
-        """Return the bins of ``rois`` (K, 5), ``shape`` of them each; see :func:`roi_align_forward`."""
-        left, top, right, bottom = (rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)).unbind(
-            1
-        )
+        """Return ``shape`` bins for each of the ``rois`` (K, 5); see :func:`roi_align_forward`."""
+        corners = rois[:, 1:] * spatial_scale - (0.5 if aligned else 0.0)
+        left, top, right, bottom = corners.unbind(1)
         height, width = bottom - top, right - left
         if not aligned:
             height, width = height.clamp(min=1), width.clamp(min=1)
@@ -47,28 +46,24 @@ class Bins:
         return Bins(*(getattr(self, field.name)[index] for field in fields(self)[:-1]), self.shape)
 
     def sample_y(self, row: Tensor) -> Tensor:
-        """Return the map coordinate of sample ``row`` of every bin row, the last axis of the result."""
+        """Return the map coordinate of sample ``row`` of every bin row, on the last axis."""
         return _sample(row, self.top, self.bin_h, self.grid_h, self.shape[0])
 
     def sample_x(self, column: Tensor) -> Tensor:
-        """Return the map coordinate of sample ``column`` of every bin column, the last axis of the result."""
+        """Return the map coordinate of sample ``column`` of every bin column, on the last axis."""
         return _sample(column, self.left, self.bin_w, self.grid_w, self.shape[1])
 
 
 def _sample(index: Tensor, start: Tensor, size: Tensor, grid: Tensor, bins: int) -> Tensor:
-    start, size, grid = (
-        t.view(-1, *[1] * (index.dim() - 1)) for t in (start, size, grid.clamp(min=1))
-    )
+    per_roi = (-1, *[1] * (index.dim() - 1))
+    size = size.view(per_roi)
     # in the order of torchvision and mmcv, so that coordinates round as theirs do
-    return (
-        start
-        + torch.arange(bins, device=start.device) * size
-        + (index.to(start.dtype) + 0.5) * size / grid
-    )
+    corner = start.view(per_roi) + torch.arange(bins, device=start.device) * size
+    return corner + (index.to(start.dtype) + 0.5) * size / grid.clamp(min=1).view(per_roi)
 
 
 def neighbours(position: Tensor, size: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the two cells around each position and their weights, zero more than one cell outside the map."""
+    """Return the two cells around each position and their weights, zero far outside the map."""
     inside = ((position >= -1) & (position <= size)).to(position.dtype)
     position = position.clamp(0, size - 1)
     low = position.floor()

@@ -1,4 +1,4 @@
-"""The passes over feature maps of fused layer attention as Triton kernels; the interface is that of `cpu`.
+"""The passes of fused layer attention as Triton kernels; the interface is that of `cpu`.
 
 Values are loaded in the map's precision, computed in float32 and rounded once, when stored. Where a
 kernel sums, each program writes the sum of its span of the grid, and the spans are added up
@@ -12,7 +12,7 @@ is imported).
 import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
-from mrla_mm.ops.triton.gate import attention_backward, attention_state
+from mrla_mm.ops.triton.gate import base_backward, base_state, light_backward, light_state
 from mrla_mm.ops.triton.reduce import add_relu, pool, weighted_sum, weighted_sum_backward
 from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums
 
@@ -20,10 +20,12 @@ __all__ = [
     "add_relu",
     "apply",
     "apply_backward",
-    "attention_backward",
-    "attention_state",
+    "base_backward",
+    "base_state",
     "chunks",
     "grid_sums",
+    "light_backward",
+    "light_state",
     "pool",
     "weighted_sum",
     "weighted_sum_backward",

@@ -3,31 +3,37 @@
 `coefficients` does the same in some thirty small operations forward and fifty backward, whose
 launches, not their work, a GPU would wait for at the batch sizes of detection.
 
-    state_kernel        pooled -> query, keys and scores, and what the norm makes of them; a program
-    per sample and head scores_backward     sums over the grid -> gradients of query and keys; a
-    program per sample and head parameters_backward these and the sums -> gradients of pooled and
-    parameters; a program per block of channels
+    state_kernel                 pooled -> query, keys, scores, and what the norm makes of them
+    scores_backward_kernel       sums over the grid -> gradients of query and keys
+    parameters_backward_kernel   these and the sums -> gradients of pooled and of the parameters
 
-What other kernels leave is a sum for each span of the grid; here the spans are added up on the way.
-Everything is in float32, and every sum has one order: results are the same to the bit in every run.
+The first two have a program per sample and head, the last one per block of channels. What other
+kernels leave is a sum for each span of the grid; here the spans are added up on the way. Everything
+is in float32, and every sum has one order: results are the same to the bit in every run.
 """
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import FrozenNorm, GridSums, State, Weights
+from mrla_mm.ops.coefficients import GridSums, Layer, Parameters, State
+from mrla_mm.ops.reference import FrozenNorm, Weights
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
 
-BLOCK_B, BLOCK_C = (
-    16,
-    32,
-)  # samples by channels that a program of parameters_backward takes at a time
+BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
+BLOCK_C = 32  # its channels
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
-DERIVED = tl.constexpr(
-    5
-)  # planes (B, C) that scores_backward leaves: gradients of query, key, factor, shift, slope
+# Planes (B, C) that scores_backward_kernel leaves: gradients of query, key, factor, shift, slope.
+DERIVED = tl.constexpr(5)
+
+
+@triton.jit
+def load(pointers, mask):
+    """Elements in float32, 0 beyond the mask."""
+    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -36,7 +42,7 @@ def load_or(pointer, places, mask, other: tl.constexpr):
     if pointer is None:
         return tl.full(places.shape, other, dtype=tl.float32)
     else:
-        return tl.load(pointer + places, mask=mask, other=0.0).to(tl.float32)
+        return load(pointer + places, mask)
 
 
 @triton.jit
@@ -44,9 +50,8 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
     """Factor that norm and drop path put on a sample's channels, 1 without a norm."""
     factor = load_or(weight_ptr, channels, exists, 1.0)
     if variance_ptr is not None:
-        factor *= tl.rsqrt(
-            tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32) + eps
-        )
+        variance = tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32)
+        factor *= tl.rsqrt(variance + eps)
     if keep_ptr is not None:
         factor *= tl.load(keep_ptr + sample).to(tl.float32)
     return factor
@@ -54,7 +59,7 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
 
 @triton.jit
 def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
-    """Sum of what the programs of each span of the grid found, always in the same order."""
+    """Sum of what the programs of each span of the grid left, always in the same order."""
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for span in range(spans):
         total += tl.load(pointer + span * stride + places, mask=mask, other=0.0)
@@ -63,12 +68,13 @@ def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
 
 @triton.jit
 def state_kernel(
-    partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr, weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
+    partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr,
+    weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
     earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, shift_ptr,
     B, C, D, T, spans, root, eps,
     K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """State of one sample and head: that of base with SOFTMAX, else of light; see `coefficients.State`."""
+    """`coefficients.State` of one sample and head, of base with SOFTMAX, else of light."""
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
@@ -77,9 +83,8 @@ def state_kernel(
     key = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(K):
         at = channels + tap - K // 2
-        value = sum_spans(
-            partial_ptr, sample * C + at, inside & (at >= 0) & (at < C), spans, B * C, BLOCK
-        )
+        mask = inside & (at >= 0) & (at < C)
+        value = sum_spans(partial_ptr, sample * C + at, mask, spans, B * C, BLOCK)
         query += tl.load(query_weight_ptr + tap).to(tl.float32) * value
         key += tl.load(key_weight_ptr + tap).to(tl.float32) * value
         if tap == K // 2:
@@ -89,31 +94,28 @@ def state_kernel(
     score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * root
     factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
     lanes = tl.arange(0, LANES)
-    found = tl.where(lanes == T - 1, score, float("-inf"))
+    scores = tl.where(lanes == T - 1, score, float("-inf"))
     if earlier_ptr is not None:
         for s in range(T - 1):
-            key = tl.load(
-                earlier_ptr + (sample * (T - 1) + s) * C + channels, mask=inside, other=0.0
-            )
+            key = load(earlier_ptr + (sample * (T - 1) + s) * C + channels, inside)
             tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
-            found = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, found)
+            scores = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, scores)
     if SOFTMAX:
-        found = tl.exp(found - tl.max(found, axis=0))
-        found = found / tl.sum(found, axis=0)
+        scores = tl.exp(scores - tl.max(scores, axis=0))
+        scores = scores / tl.sum(scores, axis=0)
         gain = factor
     else:
-        found = tl.sigmoid(found)
-        gain = factor * tl.sum(found, axis=0)
-    tl.store(scores_ptr + (sample * T + lanes) * (C // D) + head, found, mask=lanes < T)
+        scores = tl.sigmoid(scores)
+        gain = factor * tl.sum(scores, axis=0)
+    tl.store(scores_ptr + (sample * T + lanes) * (C // D) + head, scores, mask=lanes < T)
     place = sample * C + channels
     if gain_ptr is not None:
         tl.store(gain_ptr + place, gain, mask=inside)
     if slope_ptr is not None:
-        tl.store(
-            slope_ptr + place, factor * load_or(lambda_ptr, channels, inside, 1.0), mask=inside
-        )
+        slope = factor * load_or(lambda_ptr, channels, inside, 1.0)
+        tl.store(slope_ptr + place, slope, mask=inside)
     if shift_ptr is not None:
-        shift = -tl.load(mean_ptr + channels, mask=inside, other=0.0).to(tl.float32)
+        shift = -load(mean_ptr + channels, inside)
         shift *= load_scale(weight_ptr, variance_ptr, None, eps, sample, channels, inside)
         shift += load_or(bias_ptr, channels, inside, 0.0)
         if keep_ptr is not None:
@@ -123,12 +125,16 @@ def state_kernel(
 
 @triton.jit
 def scores_backward_kernel(
-    sums_ptr, taps_ptr, query_ptr, keys_ptr, scores_ptr, value_ptr, lambda_ptr, weight_ptr, variance_ptr, keep_ptr,
-    grad_keys_ptr, derived_ptr, grad_earlier_ptr, B, C, D, T, spans, tap_spans, root, eps,
-    TAPS: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
+    output_sums_ptr, sums_ptr, query_ptr, keys_ptr, scores_ptr, value_ptr, lambda_ptr,
+    weight_ptr, variance_ptr, keep_ptr, grad_keys_ptr, derived_ptr, grad_earlier_ptr,
+    B, C, D, T, output_spans, spans, root, eps,
+    PLACES: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one sample's and head's query and keys, and of its factors; sums of taps end in their first span."""
+    """Gradients of one sample's and head's query, keys and factors.
+
+    Sums with the places of the value's kernel are added up into their first span.
+    """
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
@@ -136,73 +142,68 @@ def scores_backward_kernel(
     factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
     query = tl.load(query_ptr + sample * C + channels, mask=inside, other=0.0)
     lanes = tl.arange(0, LANES)
-    scores = tl.load(scores_ptr + (sample * T + lanes) * (C // D) + head, mask=lanes < T, other=0.0)
+    scores = load(scores_ptr + (sample * T + lanes) * (C // D) + head, lanes < T)
     grads = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
     derived = derived_ptr + sample * DERIVED * C + channels
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
-    for tap in tl.static_range(TAPS):
-        place = (sample * (TAPS + 2) + tap) * C + channels
-        total = sum_spans(taps_ptr, place, inside, tap_spans, B * (TAPS + 2) * C, BLOCK)
-        tl.store(taps_ptr + place, total, mask=inside)
-        grad_gain += total * load_or(value_ptr, channels * TAPS + tap, inside, 1.0)
+    planes = sample * (PLACES + 2)
+    stride = B * (PLACES + 2) * C
+    for index in tl.static_range(PLACES):
+        place = (planes + index) * C + channels
+        total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
+        tl.store(sums_ptr + place, total, mask=inside)
+        grad_gain += total * load_or(value_ptr, channels * PLACES + index, inside, 1.0)
     if SOFTMAX:
+        output_stride = B * (T + 1) * C
         for s in range(T):
             place = (sample * (T + 1) + s) * C + channels
-            total = sum_spans(sums_ptr, place, inside, spans, B * (T + 1) * C, BLOCK)
+            total = sum_spans(output_sums_ptr, place, inside, output_spans, output_stride, BLOCK)
             grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
             grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
         grads = scores * (grads - tl.sum(scores * grads, axis=0)) * root
         shift = (sample * (T + 1) + T) * C + channels
-        shift_stride = B * (T + 1) * C
     else:
+        output_stride = stride
         grads += tl.sum(grad_gain * factor, axis=0)
         grads = grads * scores * (1.0 - scores) * root
         grad_factor += grad_gain * tl.sum(scores, axis=0)
-        shift = (sample * (TAPS + 2) + TAPS + 1) * C + channels
-        shift_stride = B * (TAPS + 2) * C
+        shift = (planes + PLACES + 1) * C + channels
     if HISTORY:
-        place = (sample * (TAPS + 2) + TAPS) * C + channels
-        slope = sum_spans(taps_ptr, place, inside, tap_spans, B * (TAPS + 2) * C, BLOCK)
+        place = (planes + PLACES) * C + channels
+        slope = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
         grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
         tl.store(derived + 4 * C, slope, mask=inside)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(T):
         grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
         place = (sample * T + s) * C + channels
-        grad_query += grad * tl.load(keys_ptr + place, mask=inside, other=0.0)
+        grad_query += grad * load(keys_ptr + place, inside)
         grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-        tl.store(
-            derived + C, grad_key, mask=inside
-        )  # the last one stays, that of the layer's own key
+        tl.store(derived + C, grad_key, mask=inside)  # the layer's own key comes last, and stays
         if grad_earlier_ptr is not None:
-            tl.store(
-                grad_earlier_ptr + (sample * (T - 1) + s) * C + channels,
-                grad_key,
-                mask=inside & (s < T - 1),
-            )
+            place = (sample * (T - 1) + s) * C + channels
+            # Triton 3.9 interprets & as an integer.
+            tl.store(grad_earlier_ptr + place, grad_key, mask=(inside & (s < T - 1)) != 0)
     tl.store(derived, grad_query, mask=inside)
     if NORM:
+        grad_shift = sum_spans(output_sums_ptr, shift, inside, output_spans, output_stride, BLOCK)
         tl.store(derived + 2 * C, grad_factor, mask=inside)
-        tl.store(
-            derived + 3 * C,
-            sum_spans(sums_ptr, shift, inside, spans, shift_stride, BLOCK),
-            mask=inside,
-        )
+        tl.store(derived + 3 * C, grad_shift, mask=inside)
 
 
 @triton.jit
 def parameters_backward_kernel(
-    taps_ptr, derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr, weight_ptr, mean_ptr, variance_ptr, keep_ptr,
-    constant_ptr, grad_projections_ptr, grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr,
-    B, C, positions, eps,
-    K: tl.constexpr, TAPS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    sums_ptr, derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr,
+    weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_pixel_ptr, grad_projections_ptr,
+    grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr, B, C, pixels, eps,
+    K: tl.constexpr, PLACES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of pooled, over the positions of the grid, and sums over the samples for the parameters."""
+    """Gradients of every pixel through the average, and of parameters, summed over the samples."""
     channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     exists = channels < C
     slots = tl.arange(0, 16)
-    grad_taps = tl.zeros((BLOCK_C, 16), dtype=tl.float32)
+    grad_value = tl.zeros((BLOCK_C, 16), dtype=tl.float32)
     grad_query = tl.zeros((16,), dtype=tl.float32)
     grad_key = tl.zeros((16,), dtype=tl.float32)
     grad_scale = tl.zeros((BLOCK_C,), dtype=tl.float32)
@@ -213,62 +214,53 @@ def parameters_backward_kernel(
         inside = (samples[:, None] < B) & exists[None, :]
         rows = samples[:, None] * C
         place = rows + channels[None, :]
-        here = derived_ptr + samples[:, None] * DERIVED * C
+        here = derived_ptr + samples[:, None] * DERIVED * C + channels[None, :]
         keep = load_or(keep_ptr, samples, samples < B, 1.0)[:, None]
         gain = load_or(gain_ptr, place, inside, 1.0)
         if grad_value_ptr is not None:
-            for tap in tl.static_range(TAPS):
-                at = (samples[:, None] * (TAPS + 2) + tap) * C + channels[None, :]
-                part = tl.load(taps_ptr + at, mask=inside, other=0.0)
-                grad_taps += tl.where(
-                    slots[None, :] == tap, tl.sum(part * gain, axis=0)[:, None], 0.0
-                )
+            for index in tl.static_range(PLACES):
+                at = (samples[:, None] * (PLACES + 2) + index) * C + channels[None, :]
+                plane = tl.sum(load(sums_ptr + at, inside) * gain, axis=0)
+                grad_value += tl.where(slots[None, :] == index, plane[:, None], 0.0)
         if variance_ptr is not None:
-            grad_scale += tl.sum(
-                tl.load(here + 2 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0
-            )
-            grad_shift += tl.sum(
-                tl.load(here + 3 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0
-            )
+            grad_scale += tl.sum(load(here + 2 * C, inside) * keep, axis=0)
+            grad_shift += tl.sum(load(here + 3 * C, inside) * keep, axis=0)
         if grad_lambda_ptr is not None:
-            grad_slope += tl.sum(
-                tl.load(here + 4 * C + channels[None, :], mask=inside, other=0.0) * keep, axis=0
-            )
+            grad_slope += tl.sum(load(here + 4 * C, inside) * keep, axis=0)
         grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        query = tl.load(here + channels[None, :], mask=inside, other=0.0)
-        key = tl.load(here + C + channels[None, :], mask=inside, other=0.0)
+        query = load(here, inside)
+        key = load(here + C, inside)
         for tap in tl.static_range(K):
-            at = channels[None, :] + tap - K // 2
-            pooled = tl.load(pooled_ptr + rows + at, mask=inside & (at >= 0) & (at < C), other=0.0)
-            grad_query += tl.where(
-                slots == tap, tl.sum(tl.sum(query * pooled, axis=1), axis=0), 0.0
-            )
-            grad_key += tl.where(slots == tap, tl.sum(tl.sum(key * pooled, axis=1), axis=0), 0.0)
-            back = channels[None, :] + K // 2 - tap
+            shift = tap - K // 2
+            at = channels[None, :] + shift
+            pooled = load(pooled_ptr + rows + at, inside & (at >= 0) & (at < C))
+            of_query = tl.sum(tl.sum(query * pooled, axis=1), axis=0)
+            of_key = tl.sum(tl.sum(key * pooled, axis=1), axis=0)
+            grad_query += tl.where(slots == tap, of_query, 0.0)
+            grad_key += tl.where(slots == tap, of_key, 0.0)
+            back = channels[None, :] - shift
             near = inside & (back >= 0) & (back < C)
-            grad_pooled += tl.load(query_ptr + tap).to(tl.float32) * tl.load(
-                here + back, mask=near, other=0.0
-            )
-            grad_pooled += tl.load(key_ptr + tap).to(tl.float32) * tl.load(
-                here + C + back, mask=near, other=0.0
-            )
-        tl.store(constant_ptr + place, grad_pooled / positions, mask=inside)
+            query_weight = tl.load(query_ptr + tap).to(tl.float32)
+            key_weight = tl.load(key_ptr + tap).to(tl.float32)
+            grad_pooled += query_weight * load(here - shift, near)
+            grad_pooled += key_weight * load(here + C - shift, near)
+        tl.store(grad_pixel_ptr + place, grad_pooled / pixels, mask=inside)
     own = tl.program_id(0) * 2 * K
     tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
     tl.store(grad_projections_ptr + own + K + slots, grad_key, mask=slots < K)
     if grad_value_ptr is not None:
-        place = channels[:, None] * TAPS + slots[None, :]
-        tl.store(grad_value_ptr + place, grad_taps, mask=exists[:, None] & (slots[None, :] < TAPS))
+        place = channels[:, None] * PLACES + slots[None, :]
+        mask = exists[:, None] & (slots[None, :] < PLACES)
+        tl.store(grad_value_ptr + place, grad_value, mask=mask)
     root = load_scale(None, variance_ptr, None, eps, 0, channels, exists)
     if grad_lambda_ptr is not None:
         scale = root * load_or(weight_ptr, channels, exists, 1.0)
         tl.store(grad_lambda_ptr + channels, grad_slope * scale, mask=exists)
     if variance_ptr is not None:
-        mean = tl.load(mean_ptr + channels, mask=exists, other=0.0).to(tl.float32)
+        mean = load(mean_ptr + channels, exists)
         if grad_weight_ptr is not None:
-            tl.store(
-                grad_weight_ptr + channels, root * (grad_scale - mean * grad_shift), mask=exists
-            )
+            grad_weight = root * (grad_scale - mean * grad_shift)
+            tl.store(grad_weight_ptr + channels, grad_weight, mask=exists)
         if grad_bias_ptr is not None:
             tl.store(grad_bias_ptr + channels, grad_shift, mask=exists)
 
@@ -279,80 +271,145 @@ def supports(weights: Weights) -> bool:
     return query is not None and query.dim() == 3 and query.shape[-1] <= MAX_KERNEL_SIZE
 
 
-def attention_state(
-    x: Tensor, pooled: Tensor | None, weights: Weights, norm: FrozenNorm | None,
-    *, heads: int, softmax: bool, has_history: bool = False, earlier: Tensor | None = None,
-) -> State:  # fmt: skip
-    """See `coefficients.attention_state`; pooled channels come as averages of each span (spans, B, C)."""
+def norm_tensors(norm: FrozenNorm | None) -> tuple[Sequence[Tensor | None], float]:
+    """The five tensors of a norm, each None without one, and its eps."""
+    return ((None,) * 5, 0.0) if norm is None else (norm[:5], norm.eps)
+
+
+def contiguous(state: State) -> State:
+    """State whose tensors the kernels can read."""
+    return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
+
+
+def new_state(pooled: Tensor, layer: Layer, depth: int, has_gain: bool) -> State:
+    """Room for the state of a layer at a depth in its stage."""
+    _, batch, channels = pooled.shape
+    size, new = (batch, channels), pooled.new_empty
+    return State(
+        pooled=new(size),
+        query=new(size),
+        keys=new(batch, depth, channels),
+        scores=new(batch, depth, layer.heads),
+        gain=new(size) if has_gain else None,
+        slope=new(size) if layer.has_history else None,
+        shift=None if layer.norm is None else new(size),
+    )
+
+
+def light_state(x: Tensor, pooled: Tensor | None, layer: Layer) -> State:
+    """See `coefficients.light_state`; pooled channels are averages of each span (spans, B, C)."""
+    weights, norm, heads, _ = layer
     if not supports(weights):
-        options = dict(heads=heads, softmax=softmax, has_history=has_history, earlier=earlier)
-        state = plain.attention_state(
-            x, None if pooled is None else pooled.sum(0), weights, norm, **options
-        )
-        return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
-    (spans, batch, channels), new = pooled.shape, pooled.new_empty
-    depth, width = 1 if earlier is None else earlier.shape[1] + 1, channels // heads
-    *of_norm, eps = norm or (None, None, None, None, None, 0.0)
-    state = State(
-        new(batch, channels), new(batch, channels), new(batch, depth, channels), new(batch, depth, heads),
-        None if softmax and norm is None else new(batch, channels),
-        new(batch, channels) if has_history else None,
-        None if norm is None else new(batch, channels),
-    )  # fmt: skip
-    earlier = None if earlier is None else earlier.float().contiguous()
+        total = None if pooled is None else pooled.sum(0)
+        return contiguous(plain.light_state(x, total, layer))
+    spans, batch, channels = pooled.shape
+    width = channels // heads
+    state = new_state(pooled, layer, 1, True)
+    of_norm, eps = norm_tensors(norm)
     launch(
         state_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
-        batch, channels, width, depth, spans, width**-0.5, eps,
-        weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, None, *state),
+        batch, channels, width, 1, spans, width**-0.5, eps,
+        weights.query.shape[-1], False, next_power_of_2(width), 1,
     )  # fmt: skip
     return state
 
 
-def attention_backward(
-    x: Tensor, state: State, weights: Weights, norm: FrozenNorm | None, taps: Tensor, sums: Tensor | None = None,
-    grad_keys: Tensor | None = None, *, softmax: bool,
-) -> tuple[Tensor | None, list[Tensor | None], Tensor | None]:  # fmt: skip
-    """See `coefficients.attention_backward`; sums come as those of each span of the grid, spans first."""
-    size, has_history = taps.shape[2] - 2, state.slope is not None
+def base_state(pooled: Tensor, layer: Layer, earlier: Tensor | None) -> State:
+    """See `coefficients.base_state`; pooled channels are averages of each span (spans, B, C)."""
+    weights, norm, heads, _ = layer
     if not supports(weights):
-        found = taps.sum(0)  # (B, size + 2, C)
-        found = GridSums(found[:, :size].mT, found[:, size] if has_history else None, found[:, -1])
-        sums = None if sums is None else sums.sum(0)
-        return plain.attention_backward(
-            x, state, weights, norm, found, sums, grad_keys, softmax=softmax
-        )
-    (batch, depth, channels), new = state.keys.shape, state.keys.new_empty
-    query, key, value, history_scale = weights
-    weight, bias, mean, variance, keep, eps = norm or (None, None, None, None, None, 0.0)
-    width, blocks = channels // state.scores.shape[2], ceil_div(channels, BLOCK_C)
-    derived, earlier = (
-        new(batch, DERIVED.value, channels),
-        new(batch, depth - 1, channels) if depth > 1 else None,
-    )
-    sums, grad_keys = (
-        taps if sums is None else sums,
-        None if grad_keys is None else grad_keys.contiguous(),
-    )
+        return contiguous(plain.base_state(pooled.sum(0), layer, earlier))
+    spans, batch, channels = pooled.shape
+    width, depth = channels // heads, 1
+    if earlier is not None:
+        depth += earlier.shape[1]
+        earlier = earlier.float().contiguous()
+    state = new_state(pooled, layer, depth, norm is not None)
+    of_norm, eps = norm_tensors(norm)
     launch(
-        scores_backward_kernel, (batch, channels // width, 1),
-        (sums, taps, state.query, state.keys, state.scores, value, history_scale, weight, variance, keep, grad_keys,
-         derived, earlier),
-        batch, channels, width, depth, len(sums), len(taps), width**-0.5, eps,
-        size, has_history, norm is not None, softmax, next_power_of_2(width), next_power_of_2(depth),
+        state_kernel, (batch, heads, 1),
+        (pooled, weights.query, weights.key, None, *of_norm, earlier, *state),
+        batch, channels, width, depth, spans, width**-0.5, eps,
+        weights.query.shape[-1], True, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
-    constant, projections = new(batch, channels), new(blocks, 2, *query.shape)
+    return state
+
+
+def plain_sums(sums: Tensor, state: State) -> GridSums:
+    """What `stencil.grid_sums` returns as the `GridSums` of the plain passes."""
+    total = sums.sum(0)  # (B, n + 2, C)
+    of_history = None if state.slope is None else total[:, -2]
+    return GridSums(total[:, :-2].mT, of_history, total[:, -1])
+
+
+def light_backward(
+    x: Tensor, state: State, layer: Layer, sums: Tensor
+) -> tuple[Tensor | None, Parameters]:
+    """See `coefficients.light_backward`; the sums are those of each span of the grid."""
+    if not supports(layer.weights):
+        return plain.light_backward(x, state, layer, plain_sums(sums, state))
+    return launch_backward(x, state, layer, sums, sums, None, softmax=False)[:2]
+
+
+def base_backward(
+    x: Tensor,
+    state: State,
+    layer: Layer,
+    sums: Tensor,
+    value_sums: Tensor,
+    grad_keys: Tensor | None,
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """See `coefficients.base_backward`; the sums are those of each span of the grid."""
+    if not supports(layer.weights):
+        sums, value_sums = plain_sums(sums, state), value_sums.sum(0)
+        return plain.base_backward(x, state, layer, sums, value_sums, grad_keys)
+    if grad_keys is not None:
+        grad_keys = grad_keys.contiguous()
+    return launch_backward(x, state, layer, sums, value_sums, grad_keys, softmax=True)
+
+
+def launch_backward(
+    x: Tensor,
+    state: State,
+    layer: Layer,
+    sums: Tensor,
+    output_sums: Tensor,
+    grad_keys: Tensor | None,
+    *,
+    softmax: bool,
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """Launch both kernels of a backward pass; see `coefficients.base_backward`.
+
+    output_sums are the sums of the output's gradient: of base with each value, of light as sums.
+    """
+    batch, depth, channels = state.keys.shape
+    heads, places = layer.heads, sums.shape[2] - 2
+    width, blocks = channels // heads, ceil_div(channels, BLOCK_C)
+    query, key, value, history_scale = layer.weights
+    (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
+    has_history = state.slope is not None
+    new = state.keys.new_empty
+    derived = new(batch, DERIVED.value, channels)
+    grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
+    launch(
+        scores_backward_kernel, (batch, heads, 1),
+        (output_sums, sums, state.query, state.keys, state.scores, value, history_scale, weight,
+         variance, keep, grad_keys, derived, grad_earlier),
+        batch, channels, width, depth, len(output_sums), len(sums), width**-0.5, eps,
+        places, has_history, layer.norm is not None, softmax,
+        next_power_of_2(width), next_power_of_2(depth),
+    )  # fmt: skip
+    grad_pixel = new(batch, channels)
+    grad_projections = new(blocks, 2, *query.shape)
     learned = value, history_scale if has_history else None, weight, bias
-    made = [None if t is None else new(t.shape) for t in learned]
+    gradients = [None if tensor is None else new(tensor.shape) for tensor in learned]
     launch(
         parameters_backward_kernel, (blocks, 1, 1),
-        (taps, derived, state.pooled, None if softmax else state.gain, query, key, weight, mean, variance, keep,
-         constant, projections, *made),
+        (sums, derived, state.pooled, None if softmax else state.gain, query, key, weight, mean,
+         variance, keep, grad_pixel, grad_projections, *gradients),
         batch, channels, x.shape[2] * x.shape[3], eps,
-        query.shape[-1], size, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
+        query.shape[-1], places, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
-    return (
-        constant,
-        [*(projections[0] if blocks == 1 else projections.sum(0)).unbind(0), *made],
-        earlier,
-    )
+    grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)
+    return grad_pixel, Parameters(*grad_projections, *gradients), grad_earlier

@@ -7,10 +7,10 @@ from torch import Tensor
 from triton.compiler import ASTSource
 
 PROGRAMS = 2048  # enough to fill a GPU, where a map is large enough
-KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for
-CAN_CACHE = (
-    "constexprs" in inspect.signature(ASTSource).parameters
-)  # before Triton 3.3 launchers take no constants
+KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for, and the grid
+MAX_KNOWN = 4096  # then all are dropped: images of many sizes make many grids
+# Before Triton 3.3 launchers take no constants.
+CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
 
 
 def launch(
@@ -28,16 +28,16 @@ def launch(
         tensors: in the order of the kernel's parameters; None for what is absent.
         *rest: numbers and constants.
     """
-    key, bits = [kernel.__name__, tensors[0].get_device(), grid, rest], 0
+    key = [kernel.__name__, tensors[0].get_device(), grid, rest]
+    bits = 0
     for tensor in tensors:
         if tensor is None:
             key.append(None)
         else:
             key.append(tensor.dtype)
             bits |= tensor.data_ptr()
-    key = (
-        None if bits % 16 else tuple(key)
-    )  # Triton compiles another kernel for addresses that are not aligned
+    # Triton compiles another kernel for addresses that are not aligned.
+    key = None if bits % 16 else tuple(key)
     with torch.cuda.device_of(tensors[0]):
         known = KNOWN.get(key)
         if known is not None:
@@ -45,6 +45,8 @@ def launch(
             return
         compiled = kernel[grid](*tensors, *rest)
         if CAN_CACHE and key and compiled is not None:  # the interpreter returns nothing
+            if len(KNOWN) >= MAX_KNOWN:
+                KNOWN.clear()
             KNOWN[key] = compiled[grid]
 
 

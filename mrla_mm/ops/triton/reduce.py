@@ -23,16 +23,17 @@ from mrla_mm.ops.coefficients import State
 from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
 
 MAX_GRID = 65535  # programs that CUDA takes along the second and third side of a grid
-MAX_VALUES = 8  # values that one launch reads; a deeper stage takes several launches, each adding to the last's result
+MAX_VALUES = 8  # values that one launch reads; each launch after it adds to what the last wrote
 
 
 @triton.jit
 def tile_offsets(sample, channels, pixels, C, S, LAST: tl.constexpr):
     """Element offsets of a tile of channels by positions in a map, and which of them exist."""
     inside = (channels[:, None] < C) & (pixels[None, :] < S)
-    within = (
-        channels[:, None] + pixels[None, :] * C if LAST else channels[:, None] * S + pixels[None, :]
-    )
+    if LAST:
+        within = channels[:, None] + pixels[None, :] * C
+    else:
+        within = channels[:, None] * S + pixels[None, :]
     return sample * C * S + within, inside
 
 
@@ -89,9 +90,8 @@ def pick(index: tl.constexpr, p0, p1, p2, p3, p4, p5, p6, p7):
 @triton.jit
 def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, D, T):
     """Factor of one of T values by channel, gain times score: (BLOCK_C, 1)."""
-    weight = tl.load(
-        scores_ptr + (sample * T + index) * (C // D) + channels // D, mask=exists, other=0.0
-    )
+    place = (sample * T + index) * (C // D) + channels // D
+    weight = tl.load(scores_ptr + place, mask=exists, other=0.0)
     if gain_ptr is not None:
         weight *= tl.load(gain_ptr + sample * C + channels, mask=exists, other=0.0)
     return weight[:, None]
@@ -101,9 +101,13 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
 def weighted_sum_kernel(
     v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, shift_ptr, out_ptr,
     C, D, T, units, first,
-    COUNT: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    COUNT: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [start +] gain sum_s scores_s v_s [+ shift] [+ x] over COUNT of the T values, from `first` on."""
+    """Compute out = [start +] gain sum_s scores_s v_s [+ shift] [+ x].
+
+    The sum is over COUNT of the T values, from `first` on.
+    """
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     pixels = tl.program_id(2) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -113,12 +117,10 @@ def weighted_sum_kernel(
     if start_ptr is not None:
         total += tl.load(start_ptr + offsets, mask=inside, other=0.0)
     for index in tl.static_range(COUNT):
-        weight = load_value_weight(
-            scores_ptr, gain_ptr, sample, channels, exists, first + index, C, D, T
-        )
-        value = tl.load(
-            pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0
-        )
+        s = first + index
+        weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, s, C, D, T)
+        source = pick(index, v0, v1, v2, v3, v4, v5, v6, v7)
+        value = tl.load(source + offsets, mask=inside, other=0.0)
         total += weight * value.to(tl.float32)
     if shift_ptr is not None:
         total += tl.load(shift_ptr + sample * C + channels, mask=exists, other=0.0)[:, None]
@@ -129,12 +131,12 @@ def weighted_sum_kernel(
 
 @triton.jit
 def weighted_sum_backward_kernel(
-    grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, g0, g1, g2, g3, g4, g5, g6, g7, scores_ptr, gain_ptr, sums_ptr,
-    B, C, D, T, units, span, first,
+    grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, g0, g1, g2, g3, g4, g5, g6, g7,
+    scores_ptr, gain_ptr, sums_ptr, B, C, D, T, units, span, first,
     COUNT: tl.constexpr, FRESH: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Add weights_s grad to each value's gradient, and sum grad times value and grad over a span of the grid."""
+    """Add weights_s grad to each value's gradient; sum grad times value, and grad, over a span."""
     S = units * UNIT
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -148,21 +150,17 @@ def weighted_sum_backward_kernel(
         grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
         grad_total += grad
         for index in tl.static_range(COUNT):
-            value = tl.load(
-                pick(index, v0, v1, v2, v3, v4, v5, v6, v7) + offsets, mask=inside, other=0.0
-            )
+            source = pick(index, v0, v1, v2, v3, v4, v5, v6, v7)
+            value = tl.load(source + offsets, mask=inside, other=0.0)
             dot = tl.sum(grad * value.to(tl.float32), axis=1)
             total += tl.where(lanes[None, :] == index, dot[:, None], 0.0)
             target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
-            found = (
-                load_value_weight(
-                    scores_ptr, gain_ptr, sample, channels, exists, first + index, C, D, T
-                )
-                * grad
-            )
+            s = first + index
+            weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, s, C, D, T)
+            grad_value = weight * grad
             if not FRESH:
-                found += tl.load(target + offsets, mask=inside, other=0.0).to(tl.float32)
-            tl.store(target + offsets, found.to(target.dtype.element_ty), mask=inside)
+                grad_value += tl.load(target + offsets, mask=inside, other=0.0).to(tl.float32)
+            tl.store(target + offsets, grad_value.to(target.dtype.element_ty), mask=inside)
     place = (tl.program_id(2) * B + sample) * (T + 1) * C + channels
     planes = place[:, None] + (first + lanes[None, :]) * C
     tl.store(sums_ptr + planes, total, mask=exists[:, None] & (lanes[None, :] < COUNT))
@@ -171,7 +169,7 @@ def weighted_sum_backward_kernel(
 
 @cache
 def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int, int, int]]:
-    """UNIT, LAST and the sides of a tile, and the launch grid for a map, its positions spread over programs."""
+    """UNIT, LAST and the sides of a tile; and the launch grid for a map."""
     batch, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
     if last:
         block_c = min(64, next_power_of_2(channels))
@@ -189,7 +187,7 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
 def span_tiling(
     shape: torch.Size, last: bool, programs: int
 ) -> tuple[int, tuple[object, ...], tuple[int, int, int]]:
-    """Span, and what `tiling` returns, for sums over the grid: a program sums a span, and few maps take many spans."""
+    """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
     blocks, (batch, rows, tiles) = tiling(shape, last)
     per_program = max(1, tiles * batch * rows // programs)
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
@@ -201,21 +199,19 @@ def is_last(x: Tensor) -> bool:
 
 
 def pool(x: Tensor) -> Tensor:
-    """Average over the grid, of each span of it, in single precision: (B, C, H, W) -> (spans, B, C)."""
+    """What each span of the grid adds to the average: (B, C, H, W) -> (spans, B, C), float32."""
     return add_relu(x, None, out=None, pool=True)
 
 
 def add_relu(
     c: Tensor, shortcut: Tensor | None, *, out: Tensor | None, pool: bool
 ) -> Tensor | None:
-    """See `cpu.add_relu`; the average is one of each span of the grid (spans, B, C), and they add up to it."""
+    """See `cpu.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
     span, blocks, grid = span_tiling(c.shape, is_last(c), PROGRAMS)
     batch, channels, height, width = c.shape
-    averages = (
-        torch.empty(grid[2], batch, channels, dtype=torch.float32, device=c.device)
-        if pool
-        else None
-    )
+    averages = None
+    if pool:
+        averages = torch.empty(grid[2], batch, channels, dtype=torch.float32, device=c.device)
     units = height * width // blocks[0]
     launch(pool_kernel, grid, (c, shortcut, out, averages), batch, channels, units, span, *blocks)
     return averages
@@ -223,35 +219,40 @@ def add_relu(
 
 def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
     """See `cpu.weighted_sum`; partial sums of deep stages are in float32."""
-    (blocks, grid), total, depth = tiling(out.shape, is_last(out)), None, len(values)
+    blocks, grid = tiling(out.shape, is_last(out))
     _, channels, height, width = out.shape
+    depth = len(values)
+    sizes = channels, channels // state.scores.shape[2], depth, height * width // blocks[0]
+    total = None
     for first in range(0, depth, MAX_VALUES):
-        part = values[first : first + MAX_VALUES]
-        last = first + MAX_VALUES >= depth
-        target = out if last else torch.empty_like(out, dtype=torch.float32)
-        launch(
-            weighted_sum_kernel, grid,
-            (*part, *[None] * (MAX_VALUES - len(part)), total, x if last else None, state.scores, state.gain,
-             state.shift if last else None, target),
-            channels, channels // state.scores.shape[2], depth, height * width // blocks[0], first, len(part), *blocks,
-        )  # fmt: skip
+        some = values[first : first + MAX_VALUES]
+        is_end = first + MAX_VALUES >= depth
+        target = out if is_end else torch.empty_like(out, dtype=torch.float32)
+        tensors = (*pad(some), total, x if is_end else None, state.scores, state.gain,
+                   state.shift if is_end else None, target)  # fmt: skip
+        launch(weighted_sum_kernel, grid, tensors, *sizes, first, len(some), *blocks)
         total = target
+
+
+def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Tensors, and None up to MAX_VALUES."""
+    return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
 def weighted_sum_backward(
     grad: Tensor, state: State, values: Sequence[Tensor], grads: Sequence[Tensor], *, fresh: bool
 ) -> Tensor:
-    """See `cpu.weighted_sum_backward`; the sums are of each span of the grid (spans, B, T + 1, C)."""
-    (span, blocks, grid), depth = span_tiling(grad.shape, is_last(grad), PROGRAMS), len(values)
+    """See `cpu.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C)."""
+    span, blocks, grid = span_tiling(grad.shape, is_last(grad), PROGRAMS)
     batch, channels, height, width = grad.shape
+    depth = len(values)
+    heads, units = state.scores.shape[2], height * width // blocks[0]
+    sizes = batch, channels, channels // heads, depth, units, span
     sums = torch.empty(grid[2], batch, depth + 1, channels, dtype=torch.float32, device=grad.device)
     for first in range(0, depth, MAX_VALUES):
-        part, targets = values[first : first + MAX_VALUES], grads[first : first + MAX_VALUES]
-        missing = [None] * (MAX_VALUES - len(part))
+        some, targets = (maps[first : first + MAX_VALUES] for maps in (values, grads))
+        tensors = (grad, *pad(some), *pad(targets), state.scores, state.gain, sums)
         launch(
-            weighted_sum_backward_kernel, grid,
-            (grad, *part, *missing, *targets, *missing, state.scores, state.gain, sums), batch, channels,
-            channels // state.scores.shape[2], depth, height * width // blocks[0], span, first,
-            len(part), fresh, *blocks,
-        )  # fmt: skip
+            weighted_sum_backward_kernel, grid, tensors, *sizes, first, len(some), fresh, *blocks
+        )
     return sums

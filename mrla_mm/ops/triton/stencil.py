@@ -42,31 +42,22 @@ def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLO
     inside = exists[:, None] & (columns < W)[None, :]
     left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
     right = exists[:, None] & (columns + 1 < W)[None, :]
-    offsets = (
-        channels[:, None] + columns[None, :] * C
-        if LAST
-        else channels[:, None] * (H * W) + columns[None, :]
-    )
+    if LAST:
+        offsets = channels[:, None] + columns[None, :] * C
+    else:
+        offsets = channels[:, None] * (H * W) + columns[None, :]
     sample = tl.program_id(0).to(tl.int64)
+    start = sample * C * H * W
     begin = tl.program_id(2) // tiles * rows
-    return (
-        channels,
-        exists,
-        inside,
-        left,
-        right,
-        offsets,
-        sample,
-        sample * C * H * W,
-        begin,
-        tl.minimum(begin + rows, H),
-    )
+    end = tl.minimum(begin + rows, H)
+    return channels, exists, inside, left, right, offsets, sample, start, begin, end
 
 
 @triton.jit
 def load(pointers, inside, row, first, last):
     """Elements of one row, 0 where not inside and if the row is not from first to before last."""
-    return tl.load(pointers, mask=inside & (row >= first) & (row < last), other=0.0)
+    mask = (inside & (row >= first) & (row < last)) != 0  # Triton 3.9 interprets & as an integer
+    return tl.load(pointers, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -86,22 +77,24 @@ def to_float32(left, at, right):
 
 
 @triton.jit
-def load_weight(taps, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
-    """Weight of one of nine taps by channel, in the transposed convolution that of the opposite one."""
-    weight = tl.load(taps + (8 - tap if FLIP else tap), mask=exists, other=0.0).to(tl.float32)
+def load_weight(kernel, gain, exists, place: tl.constexpr, FLIP: tl.constexpr):
+    """Weight at one of nine places by channel, in the transposed convolution the opposite one."""
+    weight = tl.load(kernel + (8 - place if FLIP else place), mask=exists, other=0.0)
+    weight = weight.to(tl.float32)
     return (gain * weight)[:, None]
 
 
 @triton.jit
 def apply_kernel(
-    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr, grad_history_ptr,
-    C, H, units, tiles, rows,
+    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr,
+    grad_history_ptr, C, H, units, tiles, rows,
     FLIP: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ shift] and, if asked, grad_history = slope x.
+    """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ shift].
 
-    With a mask, out is 0 where the mask is not positive, and grad_history gets it added.
+    If asked, also grad_history = slope x. With a mask, out is 0 where the mask is not positive,
+    and grad_history gets out added.
     """
     W = units * UNIT
     step = C if LAST else 1
@@ -113,31 +106,32 @@ def apply_kernel(
     gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
     if gain_ptr is not None:
         gain = tl.load(gain_ptr + of_sample, mask=exists, other=0.0)
-    taps = weight_ptr + channels * 9 if weight_ptr is not None else None
-    w4 = gain[:, None] if weight_ptr is None else load_weight(taps, gain, exists, 4, FLIP)
+    kernel = weight_ptr + channels * 9 if weight_ptr is not None else None
+    w4 = gain[:, None] if weight_ptr is None else load_weight(kernel, gain, exists, 4, FLIP)
     if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
         w4 += 1.0
     x, out = x_ptr + start, out_ptr + start
     if weight_ptr is not None:
-        w0 = load_weight(taps, gain, exists, 0, FLIP)
-        w1 = load_weight(taps, gain, exists, 1, FLIP)
-        w2 = load_weight(taps, gain, exists, 2, FLIP)
-        w3 = load_weight(taps, gain, exists, 3, FLIP)
-        w5 = load_weight(taps, gain, exists, 5, FLIP)
-        w6 = load_weight(taps, gain, exists, 6, FLIP)
-        w7 = load_weight(taps, gain, exists, 7, FLIP)
-        w8 = load_weight(taps, gain, exists, 8, FLIP)
-        pointers = x + (offsets + (begin - 1) * row_stride)
+        w0 = load_weight(kernel, gain, exists, 0, FLIP)
+        w1 = load_weight(kernel, gain, exists, 1, FLIP)
+        w2 = load_weight(kernel, gain, exists, 2, FLIP)
+        w3 = load_weight(kernel, gain, exists, 3, FLIP)
+        w5 = load_weight(kernel, gain, exists, 5, FLIP)
+        w6 = load_weight(kernel, gain, exists, 6, FLIP)
+        w7 = load_weight(kernel, gain, exists, 7, FLIP)
+        w8 = load_weight(kernel, gain, exists, 8, FLIP)
+        above_row, below_row = begin - 1, begin + 1
+        pointers = x + (offsets + above_row * row_stride)
         next_left, next_at, next_right = load_shifted(
-            pointers, step, left, inside, right, begin - 1, H
+            pointers, step, left, inside, right, above_row, H
         )
         above_left, above, above_right = to_float32(next_left, next_at, next_right)
         pointers = x + (offsets + begin * row_stride)
         next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin, H)
         at_left, at, at_right = to_float32(next_left, next_at, next_right)
-        pointers = x + (offsets + (begin + 1) * row_stride)
+        pointers = x + (offsets + below_row * row_stride)
         next_left, next_at, next_right = load_shifted(
-            pointers, step, left, inside, right, begin + 1, H
+            pointers, step, left, inside, right, below_row, H
         )
     slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
     if slope_ptr is not None:
@@ -191,7 +185,7 @@ def apply_kernel(
                 )
             if mask_ptr is not None:
                 total = tl.where(positive, total, 0.0)
-            exists_here = inside & (row < end)
+            exists_here = (inside & (row < end)) != 0
             tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
             if grad_history_ptr is not None:
                 scaled = slope * centre
@@ -207,10 +201,10 @@ def apply_kernel(
 @triton.jit
 def sums_kernel(
     grad_ptr, x_ptr, history_ptr, sums_ptr, B, C, H, units, tiles, rows,
-    TAPS: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    PLACES: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Sums over a program's rows and columns of grad times shifted x, of grad times history and of grad."""
+    """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
     step = C if LAST else 1
     row_stride = W * step
@@ -220,18 +214,16 @@ def sums_kernel(
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, grad_slope, grad_shift = zero, zero, zero
-    if TAPS == 9:
+    if PLACES == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
-        for pair in range(
-            begin - 1, end + 1, 2
-        ):  # rows of x, beside the rows of grad above, at and below each
+        # Rows of x, beside the rows of grad above, at and below each.
+        for pair in range(begin - 1, end + 1, 2):
             for second in tl.static_range(2):
                 row = pair + second
                 place = offsets + row * row_stride
-                below = load(grad + (place + row_stride), inside, row + 1, begin, end).to(
-                    tl.float32
-                )
+                below = load(grad + (place + row_stride), inside, row + 1, begin, end)
+                below = below.to(tl.float32)
                 x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
                 x_left, x_at, x_right = to_float32(x_left, x_at, x_right)
                 s0 += below * x_left
@@ -244,9 +236,8 @@ def sums_kernel(
                 s7 += above * x_at
                 s8 += above * x_right
                 if history_ptr is not None:
-                    grad_slope += at * load(
-                        history_ptr + start + place, inside, row, begin, end
-                    ).to(tl.float32)
+                    history = load(history_ptr + start + place, inside, row, begin, end)
+                    grad_slope += at * history.to(tl.float32)
                 if SHIFT:
                     grad_shift += at
                 above = at
@@ -257,14 +248,13 @@ def sums_kernel(
             at = load(grad + place, inside, row, begin, end).to(tl.float32)
             s4 += at * load(x + place, inside, row, begin, end).to(tl.float32)
             if history_ptr is not None:
-                grad_slope += at * load(history_ptr + start + place, inside, row, begin, end).to(
-                    tl.float32
-                )
+                history = load(history_ptr + start + place, inside, row, begin, end)
+                grad_slope += at * history.to(tl.float32)
             if SHIFT:
                 grad_shift += at
-    sums = sums_ptr + (tl.program_id(2) * B + sample) * (TAPS + 2) * C + channels
-    tl.store(sums + TAPS // 2 * C, tl.sum(s4, axis=1), mask=exists)
-    if TAPS == 9:
+    sums = sums_ptr + (tl.program_id(2) * B + sample) * (PLACES + 2) * C + channels
+    tl.store(sums + PLACES // 2 * C, tl.sum(s4, axis=1), mask=exists)
+    if PLACES == 9:
         tl.store(sums, tl.sum(s0, axis=1), mask=exists)
         tl.store(sums + C, tl.sum(s1, axis=1), mask=exists)
         tl.store(sums + 2 * C, tl.sum(s2, axis=1), mask=exists)
@@ -274,9 +264,9 @@ def sums_kernel(
         tl.store(sums + 7 * C, tl.sum(s7, axis=1), mask=exists)
         tl.store(sums + 8 * C, tl.sum(s8, axis=1), mask=exists)
     if history_ptr is not None:
-        tl.store(sums + TAPS * C, tl.sum(grad_slope, axis=1), mask=exists)
+        tl.store(sums + PLACES * C, tl.sum(grad_slope, axis=1), mask=exists)
     if SHIFT:
-        tl.store(sums + (TAPS + 1) * C, tl.sum(grad_shift, axis=1), mask=exists)
+        tl.store(sums + (PLACES + 1) * C, tl.sum(grad_shift, axis=1), mask=exists)
 
 
 @cache
@@ -287,7 +277,7 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
         block_c = min(64, next_power_of_2(channels))
         block_w = min(TILE // block_c, next_power_of_2(width))
     else:
-        # the side whose tiles load the fewest columns, counting those outside the map and next to a tile
+        # The side whose tiles load the fewest columns, with those outside the map and beside tiles.
         block_w = min((64, 32, 16), key=lambda side: ceil_div(width, side) * (side + 4))
         block_w = min(block_w, next_power_of_2(width))
         block_c = min(TILE // block_w, next_power_of_2(channels))
@@ -300,39 +290,28 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
 
 
 def apply(
-    x: Tensor,
-    history: Tensor | None,
-    weight: Tensor | None,
-    state: State,
-    *,
-    residual: bool,
+    x: Tensor, history: Tensor | None, weight: Tensor | None, state: State, *, residual: bool,
     out: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """See `cpu.apply`."""
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
-    tensors = (x, history, weight, *state[-3:], None, out, None)
+    tensors = (x, history, weight, state.gain, state.slope, state.shift, None, out, None)
     launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
 
 
 def grid_sums(
     grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool
 ) -> Tensor:
-    """See `cpu.grid_sums`; here (spans, B, n + 2, C): of n taps, the history and grad, for each span of the grid."""
+    """See `cpu.grid_sums`; here of each span of the grid (spans, B, n + 2, C).
+
+    They are of n places under the value's kernel, of the history, and of grad.
+    """
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
-    (batch, channels, height, _), taps = x.shape, 9 if value else 1
-    sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
-    launch(
-        sums_kernel,
-        grid,
-        (grad, x, history, sums),
-        batch,
-        channels,
-        height,
-        *numbers,
-        taps,
-        shift,
-        *blocks,
-    )
+    batch, channels, height, _ = x.shape
+    places = 9 if value else 1
+    sums = torch.empty(grid[2], batch, places + 2, channels, dtype=torch.float32, device=x.device)
+    sizes = batch, channels, height, *numbers
+    launch(sums_kernel, grid, (grad, x, history, sums), *sizes, places, shift, *blocks)
     return sums
 
 
@@ -344,6 +323,5 @@ def apply_backward(
     numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     slope = None if grad_history is None else state.slope
     tensors = (grad, added, weight, state.gain, slope, state.shift, positive, grad_x, grad_history)
-    launch(
-        apply_kernel, grid, tensors, grad.shape[1], grad.shape[2], *numbers, True, residual, *blocks
-    )
+    sizes = grad.shape[1], grad.shape[2], *numbers
+    launch(apply_kernel, grid, tensors, *sizes, True, residual, *blocks)

@@ -1,0 +1,173 @@
+"""What mmengine, mmcv and torch can do to a module changes no number, or is refused."""
+
+import copy
+
+import pytest
+import torch
+from mmcv.cnn import fuse_conv_bn
+from mmengine.registry import MODELS
+from mmengine.runner.activation_checkpointing import turn_on_activation_checkpointing
+from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+from mrla_mm.backbones import PVTv2
+from mrla_mm.errors import InputError
+
+from .common import FAMILIES, VARIANTS, branches, randomize
+
+COMPARATOR = dict(type="ComparatorResNet", depth=50, base_channels=8)
+OTHERS = {
+    "dia": dict(COMPARATOR, layer_attention=dict(type="DIA", reduction=4)),
+    "dia as a branch": dict(
+        type="MRLAResNet", depth=18, base_channels=8, layer_attention=dict(type="DIA", reduction=4)
+    ),
+    "rla": dict(type="RLAResNet", depth=50, base_channels=8, out_hidden=True),
+    "ba": dict(COMPARATOR, plugins=[dict(cfg=dict(type="BA"), position="after_conv3")]),
+}
+MEMBERS = [(family, variant) for family in FAMILIES for variant in VARIANTS]
+MEMBERS += [(name, None) for name in OTHERS]
+
+
+def build(name, variant="light"):
+    """A member of a family or another network in float64, every parameter drawn anew."""
+    torch.manual_seed(0)
+    if name in OTHERS:
+        return randomize(MODELS.build(copy.deepcopy(OTHERS[name]))).double()
+    return randomize(FAMILIES[name].mrla(variant)).double()
+
+
+def draw_image(*size):
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(2, 3, *size, dtype=torch.float64, generator=generator)
+
+
+def outputs_and_gradients(backbone):
+    """Levels, and the gradients of the image and of all parameters in one tensor."""
+    image = draw_image(64, 64).requires_grad_()
+    backbone.zero_grad()
+    levels = backbone(image)
+    sum(level.square().mean() for level in levels).backward()
+    gradients = [image.grad, *(p.grad for p in backbone.parameters() if p.requires_grad)]
+    return levels, torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def block_names(backbone):
+    """Names of the modules that run a block, with its layer attention or without."""
+    stages = getattr(backbone, "res_layers", ())
+    if stages:
+        return [f"{name}.{i}" for name in stages for i in range(len(getattr(backbone, name)))]
+    names = [name for name, _ in backbone.named_modules() if name.endswith(".mrla")]
+    return [name.removesuffix(".mrla") for name in names]
+
+
+def stage_names(backbone):
+    """Names of the modules that run a stage; transformers have none."""
+    if hasattr(backbone, "res_layers"):
+        return backbone.res_layers
+    return [f"layers.{i}" for i in range(1, 5)] if hasattr(backbone, "layer_setting") else []
+
+
+@pytest.mark.parametrize(("name", "variant"), MEMBERS)
+def test_reentrant_checkpointing_of_blocks_branches_stages_and_all(name, variant):
+    """mmengine's `activation_checkpointing`, which tracks tensors that are arguments or results."""
+    backbone = build(name, variant)
+    levels, gradients = outputs_and_gradients(backbone)
+    blocks = block_names(backbone)
+    branches_ = [f"{block}.mrla" for block in blocks] if branches(backbone) else []
+    for modules in (blocks, branches_, stage_names(backbone), ["whole"]):
+        wrapped = nn.ModuleDict(dict(whole=copy.deepcopy(backbone)))
+        names = [each if each == "whole" else f"whole.{each}" for each in modules]
+        turn_on_activation_checkpointing(wrapped, names)
+        found, found_gradients = outputs_and_gradients(wrapped.whole)
+        torch.testing.assert_close(found, levels)
+        error = (found_gradients - gradients).norm() / gradients.norm()
+        assert error < 1e-9, (modules[:1], error)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+@torch.no_grad()
+def test_fused_convolutions_and_norms(name):
+    backbone = build(name, "base").eval()
+    expected = backbone(draw_image(64, 64))
+    torch.testing.assert_close(fuse_conv_bn(backbone)(draw_image(64, 64)), expected)
+
+
+@pytest.mark.parametrize("name", ["resnet18", *OTHERS])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_half_precision(name, dtype):
+    torch.manual_seed(0)
+    kinds = OTHERS | dict(resnet18=dict(type="MRLAResNet", depth=18, zero_init_attention=False))
+    backbone = MODELS.build(copy.deepcopy(kinds[name])).double().eval()
+    expected = backbone(draw_image(64, 64))[-1]
+    found = backbone.to(dtype)(draw_image(64, 64).to(dtype))[-1]
+    assert found.dtype == dtype
+    assert (found.double() - expected).norm() < 0.05 * expected.norm()
+
+
+@pytest.mark.parametrize(("name", "variant"), [("resnet18", v) for v in VARIANTS] + MEMBERS[-4:])
+def test_symbolic_tracing(name, variant):
+    backbone = build(name, variant)
+    traced = torch.fx.symbolic_trace(backbone)
+    found, gradients = outputs_and_gradients(traced)
+    torch.testing.assert_close(found, outputs_and_gradients(backbone)[0])
+    assert gradients.abs().sum() > 0
+
+
+def prune_half(module):
+    prune.l1_unstructured(module, "weight", 0.5)
+
+
+REPARAMETRISED = {
+    "pruning": prune_half,
+    "weight norm": weight_norm,
+    "spectral norm": spectral_norm,
+    "parametrised weight norm": parametrizations.weight_norm,
+}
+
+
+@pytest.mark.parametrize("part", ["query", "key", "value"])
+@pytest.mark.parametrize("change", REPARAMETRISED)
+@pytest.mark.parametrize("variant", ["light", "base", "mla"])
+def test_reparametrised_projections_train(variant, change, part, monkeypatch):
+    backbone = build("resnet18", variant)
+    changed = [getattr(branch.attention, part) for branch in branches(backbone)]
+    for module in changed:
+        REPARAMETRISED[change](module)
+    # a stage's first query and key have one layer to choose from, or their gate
+    parameters = [p for module in changed[1::2] for p in module.parameters()]
+    before = [p.detach().clone() for p in parameters]
+    optimizer = torch.optim.SGD(backbone.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        outputs_and_gradients(backbone)
+        optimizer.step()
+    assert all((p != old).any() for p, old in zip(parameters, before, strict=True))
+    levels, gradients = outputs_and_gradients(backbone.eval())
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    expected, expected_gradients = outputs_and_gradients(backbone)
+    torch.testing.assert_close(levels, expected)
+    torch.testing.assert_close(gradients, expected_gradients)
+
+
+def test_pruning_the_shared_cell_of_dia_is_refused():
+    backbone = build("dia")
+    prune_half(backbone.layer1[0].mrla.lstm.from_input[0])
+    with pytest.raises(InputError, match="parametrize"):
+        backbone(draw_image(64, 64))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_minus_one_freezes_nothing(name):
+    backbone = FAMILIES[name].mrla(frozen_stages=-1).train()
+    assert all(p.requires_grad for p in backbone.parameters())
+    assert backbone.layers[0].training if hasattr(backbone, "layers") else backbone.layer1.training
+
+
+def test_minus_one_freezes_nothing_of_a_plain_transformer():
+    assert all(p.requires_grad for p in PVTv2("b0", frozen_stages=-1).parameters())
+
+
+def test_an_unknown_size_is_named():
+    with pytest.raises(InputError, match="b9"):
+        PVTv2("b9")
