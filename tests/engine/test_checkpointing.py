@@ -66,9 +66,11 @@ def test_outdated_checkpoints_go_after_the_new_one_is_there(tmp_path, monkeypatc
 
 
 def test_a_name_without_a_number_is_written_anew(tmp_path):
-    options = dict(max_keep_ckpts=1, save_best="score", rule="greater")
-    build(tmp_path, filename_tmpl="latest.pth", **options).train()
-    assert names(tmp_path) == {"latest.pth", "best_score_latest.pth"}
+    there = []
+    watch = At("before_val_epoch", lambda: there.append((tmp_path / "latest.pth").exists()))
+    options = dict(loop=dict(EPOCHS, max_epochs=2), save_best="score", rule="greater")
+    build(tmp_path, **options, hooks=[watch], filename_tmpl="latest.pth", max_keep_ckpts=1).train()
+    assert there == [True, True] and names(tmp_path) == {"latest.pth", "best_score_latest.pth"}
 
 
 @pytest.mark.parametrize(("end", "error"), [(full, InputError), (die, KeyboardInterrupt)])
