@@ -149,7 +149,10 @@ FAULTS = {
     "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
     "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
     "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
-    "uninitialised": ("add_relu", lambda maps: maps["out"].copy_(torch.empty_like(maps["out"]))),
+    "uninitialised output": (
+        "apply",
+        lambda maps: maps["out"].copy_(torch.empty_like(maps["out"])),
+    ),
     "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
 }
 
