@@ -378,8 +378,7 @@ def wrap_query(attention):
 
 @LIGHT_AND_BASE
 @pytest.mark.parametrize(
-    "change",
-    [dilate, reflect, add_bias, enlarge, mix_channels, bias_query, dilate_key, wrap_query],
+    "change", [dilate, reflect, add_bias, enlarge, mix_channels, bias_query, dilate_key, wrap_query]
 )
 def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     """DeepLab changes dilations of a built model; whatever is not as built runs unfused."""
