@@ -10,8 +10,8 @@ A block is a dict of its parameters: `query`, `key`: (1, 1, k) taps or a (rows, 
 (B, C, H, W), one per layer in a list; all functions but `each_image` see those of one image.
 """
 
-import functools
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,6 @@ import torch.nn.functional as F
 def each_image(stage):
     """Make a function of one image's maps and shortcuts, one per layer, a function of batches."""
 
-    @functools.wraps(stage)
     def run(xs, shortcuts, blocks, **options):
         images = zip(zip(*xs, strict=True), zip(*shortcuts, strict=True), strict=True)
         outputs = [stage(maps, histories, blocks, **options) for maps, histories in images]
@@ -85,7 +84,8 @@ def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=Tr
     return outputs
 
 
-def kernel_attention(xs, blocks, head_channels, kernel, functions_of):
+@each_image
+def kernel_attention(xs, shortcuts, blocks, *, head_channels, kernel, functions_of):
     """Layer t sums the v^s of layers s <= t with weights kernel(q^t, k^s) over their sum, by head.
 
     f_K and f_V are those of block functions_of(t, s).
@@ -111,28 +111,16 @@ def exponential(query, key):
     return torch.exp(score(query, key))
 
 
-@each_image
-def base(xs, shortcuts, blocks, *, head_channels):
-    """Algorithm 1, Eq. 6 with Eq. 5: layer s enters with its own f_K^s and f_V^s, whoever asks."""
-    return kernel_attention(xs, blocks, head_channels, exponential, lambda t, s: s)
-
-
-@each_image
-def mla(xs, shortcuts, blocks, *, head_channels):
-    """Eq. 4 with Eq. 3: layer t applies its own f_K^t and f_V^t to every x^s."""
-    return kernel_attention(xs, blocks, head_channels, exponential, lambda t, s: t)
-
-
 def phi(vector):
     """elu(z) + 1: z + 1 for positive z, exp(z) otherwise."""
     return torch.stack([z + 1 if z > 0 else torch.exp(z) for z in vector])
 
 
-@each_image
-def linear_rla(xs, shortcuts, blocks, *, head_channels):
-    """Appendix A.3 before it is made recurrent, with k(x, y) = phi(x) . phi(y) per head."""
-
-    def kernel(query, key):
-        return (phi(query) * phi(key)).sum()
-
-    return kernel_attention(xs, blocks, head_channels, kernel, lambda t, s: s)
+# Algorithm 1, Eq. 6 with Eq. 5: layer s enters with its own f_K^s and f_V^s, whoever asks.
+base = partial(kernel_attention, kernel=exponential, functions_of=lambda t, s: s)
+# Eq. 4 with Eq. 3: layer t applies its own f_K^t and f_V^t to every x^s.
+mla = partial(kernel_attention, kernel=exponential, functions_of=lambda t, s: t)
+# Appendix A.3 before it is made recurrent.
+linear_rla = partial(
+    kernel_attention, kernel=lambda q, k: (phi(q) * phi(k)).sum(), functions_of=lambda t, s: s
+)

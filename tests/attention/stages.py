@@ -1,7 +1,5 @@
 """The variants under test, and stages of them with random float64 parameters and inputs."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
@@ -14,8 +12,7 @@ VARIANTS = {
     "light, last output": ("MRLALight", dict(previous="output")),
     "light, no history (b)": ("MRLALight", dict(previous="none")),
     "light, identity value (c)": ("MRLALight", dict(value="identity")),
-    "light, linear (d)": ("MRLALight", dict(projection="linear")),
-    "light, linear reduced": ("MRLALight", dict(projection="linear", reduction=4)),
+    "light, linear reduced (d)": ("MRLALight", dict(projection="linear", reduction=4)),
     "light, lambda 1 (e)": ("MRLALight", dict(learnable_lambda=False)),
     "light, ungated": ("MRLALight", dict(gated=False)),
     "light, depthwise alone (g)": ("MRLALight", dict(gated=False, previous="none")),
@@ -24,7 +21,6 @@ VARIANTS = {
     "base, identity value": ("MRLABase", dict(value="identity")),
     "base, linear reduced": ("MRLABase", dict(projection="linear", reduction=2)),
     "MLA (a)": ("MLA", {}),
-    "MLA, linear reduced": ("MLA", dict(projection="linear", reduction=2)),
     "linear RLA": ("LinearRLA", {}),
     "linear RLA, linear reduced": ("LinearRLA", dict(projection="linear", reduction=2)),
 }
@@ -77,36 +73,23 @@ def assert_same(actual, expected, leaves, tolerance=1e-10):
     return {name: results[0][name] for name in leaves}
 
 
-@dataclass
 class Stage:
-    """A stage of one variant and inputs for it."""
+    """A stage of one variant and inputs for it; `leaves` are all that a gradient may reach."""
 
-    variant: str
-    head_channels: int
-    blocks: nn.ModuleList
-    xs: list
-    shortcuts: list
-
-    @classmethod
-    def draw(cls, variant, *, depth, batch, channels, head_channels, grid):
+    def __init__(self, variant, *, depth, batch, channels, head_channels, grid):
         torch.manual_seed(0)
-        name, arguments = VARIANTS[variant]
-        blocks = build_blocks(name, depth, channels, head_channels, **arguments)
-        xs, shortcuts = (random_maps(depth, (batch, channels, *grid)) for _ in range(2))
-        return cls(variant, head_channels, blocks, xs, shortcuts)
-
-    def leaves(self):
-        """Every tensor that a gradient may reach, by name."""
-        inputs = {f"x{t}": x for t, x in enumerate(self.xs)}
-        inputs |= {f"shortcut{t}": shortcut for t, shortcut in enumerate(self.shortcuts)}
-        return inputs | dict(self.blocks.named_parameters())
+        self.name, arguments = VARIANTS[variant]
+        self.blocks = build_blocks(self.name, depth, channels, head_channels, **arguments)
+        self.xs, self.shortcuts = (random_maps(depth, (batch, channels, *grid)) for _ in range(2))
+        self.leaves = {f"x{t}": x for t, x in enumerate(self.xs)}
+        self.leaves |= {f"shortcut{t}": shortcut for t, shortcut in enumerate(self.shortcuts)}
+        self.leaves |= dict(self.blocks.named_parameters())
+        self.options = {key: arguments[key] for key in ("previous", "gated") if key in arguments}
+        self.options |= dict(head_channels=head_channels)
 
     def run(self):
         return run(self.blocks, self.xs, self.shortcuts)
 
     def run_reference(self):
-        name, arguments = VARIANTS[self.variant]
-        options = {key: arguments[key] for key in ("previous", "gated") if key in arguments}
         parameters = [named(block) for block in self.blocks]
-        options |= dict(head_channels=self.head_channels)
-        return EQUATIONS[name](self.xs, self.shortcuts, parameters, **options)
+        return EQUATIONS[self.name](self.xs, self.shortcuts, parameters, **self.options)

@@ -8,7 +8,7 @@ from .stages import VARIANTS, Stage, assert_same
 STAGES = {
     "one block": dict(depth=1, batch=1, channels=24, head_channels=8, grid=(3, 7)),
     "single pixel": dict(depth=2, batch=3, channels=48, head_channels=12, grid=(1, 1)),
-    "wide": dict(depth=3, batch=1, channels=48, head_channels=16, grid=(5, 4)),
+    "wide": dict(depth=3, batch=1, channels=48, head_channels=48, grid=(5, 4)),
     "deep": dict(depth=4, batch=3, channels=24, head_channels=12, grid=(3, 7)),
 }
 
@@ -17,22 +17,21 @@ STAGES = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_and_gradients(variant, size):
     """DistributedDataParallel stops with an error at parameters without a gradient."""
-    stage = Stage.draw(variant, **STAGES[size])
-    assert_same(stage.run(), stage.run_reference(), stage.leaves())
+    stage = Stage(variant, **STAGES[size])
+    assert_same(stage.run(), stage.run_reference(), stage.leaves)
     sum(out.sum() for out in stage.run()).backward()
     assert all(p.grad is not None for p in stage.blocks.parameters())
 
 
-@pytest.mark.parametrize("width", [1, 16, 64])
 @pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)", "linear RLA"])
-def test_head_channels_of_table_4f(variant, width):
-    stage = Stage.draw(variant, **dict(STAGES["wide"], channels=64, head_channels=width))
-    assert_same(stage.run(), stage.run_reference(), stage.leaves())
+def test_heads_of_one_channel(variant):
+    stage = Stage(variant, **dict(STAGES["wide"], head_channels=1))
+    assert_same(stage.run(), stage.run_reference(), stage.leaves)
 
 
 def test_the_reference_scores_are_far_from_uniform():
     """With near-uniform attention a wrong score would hide below the tolerance."""
-    stage = Stage.draw("base (a)", **STAGES["deep"])
+    stage = Stage("base (a)", **STAGES["deep"])
     sharp = stage.run_reference()[-1]
     for block in stage.blocks:
         torch.nn.init.zeros_(block.query.weight)

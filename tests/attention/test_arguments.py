@@ -26,7 +26,6 @@ LIGHT = [
 ]
 OTHERS = [
     (dict(), CONV1D | VALUE),
-    (dict(first_in_stage=True), CONV1D | VALUE),
     (dict(value="identity"), CONV1D),
     (dict(projection="linear", reduction=2), projections(12, 24) | VALUE),
 ]

@@ -23,7 +23,7 @@ def memories_of(stage):
 
 @pytest.mark.parametrize("variant", ["base (a)", "base, identity value", "MLA (a)"])
 def test_each_earlier_layer_is_kept_once_and_not_copied(variant):
-    stage, earlier = Stage.draw(variant, **SIZE), set()
+    stage, earlier = Stage(variant, **SIZE), set()
     size = stage.xs[0].numel()
     for t, memory in enumerate(memories_of(stage)):
         maps = [tensor for tensor in memory if tensor.numel() >= size]
@@ -35,14 +35,14 @@ def test_each_earlier_layer_is_kept_once_and_not_copied(variant):
 
 @pytest.mark.parametrize("variant", ["light", "light, last output", "linear RLA"])
 def test_recurrent_variants_carry_a_memory_of_constant_size(variant):
-    memories = memories_of(Stage.draw(variant, **SIZE))
+    memories = memories_of(Stage(variant, **SIZE))
     assert len({sum(tensor.numel() for tensor in memory) for memory in memories}) == 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
 def test_nothing_is_written_in_place(variant):
-    stage, memory = Stage.draw(variant, **SIZE), ()
+    stage, memory = Stage(variant, **SIZE), ()
     for block, x, shortcut in zip(stage.blocks, stage.xs, stage.shortcuts, strict=True):
         given = [x, shortcut, *memory]
         before = [tensor.clone() for tensor in given]

@@ -11,14 +11,12 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import (
-    LayerAttentionResidual,
-    MRLABase,
-    MRLALight,
-    TokenAttentionResidual,
-    choose_fusion,
-)
+from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual, choose_fusion
+from mrla_mm.attention.softmax import MRLABase
 from mrla_mm.errors import InputError
+
+from ..backbones.common import OwnAttention
+from .stages import assert_same
 
 LIGHT, BASE = (dict(type=name, head_channels=4) for name in ("MRLALight", "MRLABase"))
 VARIANTS = {
@@ -29,7 +27,6 @@ VARIANTS = {
     "base": BASE,
     "base, identity value": dict(BASE, value="identity"),
     "MLA": dict(type="MLA", head_channels=4),
-    "linear": dict(type="LinearRLA", head_channels=2),
 }
 NORMS = {
     "frozen": dict(type="BN"),
@@ -189,7 +186,6 @@ def extent(branch, **options):
         ("light, GELU", "frozen", "nothing"),
         ("base, identity value", "frozen", "nothing"),
         ("MLA", "frozen", "nothing"),
-        ("linear", "frozen", "nothing"),
     ],
 )
 def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
@@ -208,20 +204,8 @@ def test_other_activations_and_dtypes_are_not_fused_away():
     torch.testing.assert_close(found, branch(relu6(x + x), x)[0])
 
 
-class DoubledConv2d(nn.Conv2d):
-    """A value convolution as adapters make them: more than its weight."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-@LIGHT_AND_BASE
-def test_replaced_parts_run(variant):
-    branch, x = make_stage(variant, depth=1)[0], draw_map()
-    branch.attention.value.__class__ = DoubledConv2d
-    assert extent(branch) == "nothing"
-    torch.testing.assert_close(branch(x, x)[0], x + branch.norm(branch.attention(x, x)[0]))
-    branch = make_stage(variant, depth=1)[0]
+def test_another_drop_path_is_not_fused():
+    branch = make_stage(depth=1)[0]
     branch.drop_path = nn.Dropout(0.5)
     assert extent(branch) == "attention"
 
@@ -248,18 +232,8 @@ def test_a_subclass_of_batch_norm(training):
     branch = make_stage(depth=1)[0]
     branch.norm = SigmoidNorm(12).double().train(training)
     x = draw_map().requires_grad_()
-    found, expected = branch(x, x)[0], x + branch.norm(branch.attention(x, x)[0])
-    torch.testing.assert_close(found, expected)
-    grads = [torch.autograd.grad(y.square().sum(), x) for y in (found, expected)]
-    torch.testing.assert_close(*grads)
-
-
-class NegatedLight(MRLALight):
-    """A user's variant that overrides forward."""
-
-    def forward(self, x, shortcut, memory=()):
-        out, memory = super().forward(x, shortcut, memory)
-        return -out, memory
+    expected = x + branch.norm(branch.attention(x, x)[0])
+    assert_same([branch(x, x)[0]], [expected], dict(x=x))
 
 
 class SquaredBase(MRLABase):
@@ -269,25 +243,11 @@ class SquaredBase(MRLABase):
         return super().project_value(x) ** 2
 
 
-class MeanAttention(nn.Module):
-    """A user's variant that derives from nothing of ours."""
-
-    def __init__(self, channels, first_in_stage):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
-
-    def forward(self, x, shortcut, memory=()):
-        total, count = memory or (torch.zeros_like(x), x.new_zeros(()))
-        memory = (total + x * self.scale, count + 1)
-        return memory[0] / memory[1], memory
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
-@pytest.mark.parametrize("kind", [NegatedLight, SquaredBase, MeanAttention])
+@pytest.mark.parametrize("kind", [SquaredBase, OwnAttention])
 def test_users_variants_compute_what_they_say(kind, norm, training):
-    own = {} if kind is MeanAttention else dict(head_channels=4)
-    stage = make_stage(dict(type=kind, **own), norm)
+    stage = make_stage(dict(type=kind, head_channels=4), norm)
     for branch in stage:
         branch.train(training).norm.train(training and norm == "batch statistics")
     x = draw_map()
@@ -298,19 +258,17 @@ def test_users_variants_compute_what_they_say(kind, norm, training):
         expected, shortcut = expected + branch.norm(out), shortcut * 0.5
     found = run(stage, x, x)
     torch.testing.assert_close(found, expected)
-    if own:
-        ours = make_stage(dict(type=kind.__bases__[-1], **own), norm)
-        assert not torch.allclose(found, run(ours, x, x))
+    assert kind is OwnAttention or not torch.allclose(found, run(make_stage(BASE, norm), x, x))
 
 
 def test_variants_of_any_registry_and_scope():
-    MMDET_MODELS.register_module(name="MeanAttention", module=MeanAttention, force=True)
-    MODELS.register_module(name="NegatedLight", module=NegatedLight, force=True)
-    by_scope = dict(type="MeanAttention", _scope_="mmdet")
-    for cfg in (dict(type="mmdet.MeanAttention"), by_scope, dict(type=MeanAttention)):
-        assert isinstance(make_stage(cfg)[0].attention, MeanAttention)
-    by_name = make_stage(dict(type="NegatedLight", head_channels=4))
-    assert isinstance(by_name[0].attention, NegatedLight)
+    MMDET_MODELS.register_module(name="OwnAttention", module=OwnAttention, force=True)
+    MODELS.register_module(name="SquaredBase", module=SquaredBase, force=True)
+    by_scope = dict(type="OwnAttention", _scope_="mmdet")
+    for cfg in (dict(type="mmdet.OwnAttention"), by_scope, dict(type=OwnAttention)):
+        assert isinstance(make_stage(dict(cfg, head_channels=4))[0].attention, OwnAttention)
+    by_name = make_stage(dict(type="SquaredBase", head_channels=4))
+    assert isinstance(by_name[0].attention, SquaredBase)
     with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
         make_stage(dict(type="MRLAHeavy"))
 
@@ -344,12 +302,24 @@ def wrap_query(attention):
     attention.query = nn.Sequential(attention.query, nn.Tanh())
 
 
+class DoubledConv2d(nn.Conv2d):
+    """A value convolution as adapters make them: more than its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def double_value(attention):
+    attention.value.__class__ = DoubledConv2d
+
+
 CHANGES = {
     "reflect": replace_value(padding_mode="reflect"),
     "enlarge": replace_value(size=5, padding=2),
     "mix channels": replace_value(groups=6),
 }
-CHANGES |= {f.__name__: f for f in (dilate, add_bias, bias_query, dilate_key, wrap_query)}
+IN_PLACE = (dilate, add_bias, bias_query, dilate_key, wrap_query, double_value)
+CHANGES |= {change.__name__: change for change in IN_PLACE}
 
 
 @LIGHT_AND_BASE
@@ -423,7 +393,7 @@ def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
 @pytest.mark.parametrize("projection", ["conv1d", "linear"])
 def test_autocast_leaves_queries_and_keys_in_single_precision(projection):
     torch.manual_seed(0)
-    attention = MRLALight(64, projection=projection)
+    attention = MODELS.build(dict(type="MRLALight", channels=64, projection=projection))
     x = torch.randn(2, 64, 5, 6) + 3
     expected = attention.query_and_key(x)
     with torch.autocast("cpu", torch.bfloat16):

@@ -104,15 +104,11 @@ def test_a_fresh_branch_is_an_exact_identity_that_can_learn(attention):
     assert all(p.grad is not None for p in branches.parameters())
 
 
-@pytest.mark.parametrize(
-    ("cfg", "heads", "has_gelu"),
-    [
-        (LIGHT, 12, True),
-        (dict(type=MRLALight), 12, True),
-        (BASE, 12, False),
-        (dict(LIGHT, head_channels=64, value="dwconv"), 3, False),
-    ],
-)
+DEFAULTS = [(LIGHT, 12, True), (dict(type=MRLALight), 12, True), (BASE, 12, False)]
+DEFAULTS += [(dict(LIGHT, head_channels=64, value="dwconv"), 3, False)]
+
+
+@pytest.mark.parametrize(("cfg", "heads", "has_gelu"), DEFAULTS)
 def test_defaults_on_tokens_are_the_papers(cfg, heads, has_gelu):
     """However the config names the variant; the config's own values come before them."""
     attention = TokenAttentionResidual(cfg, 192).attention

@@ -1,6 +1,7 @@
 """What all families of backbones have in common, against their plain hosts."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -166,27 +167,16 @@ class LayoutChanges(TorchDispatchMode):
         return out
 
 
-class Swallow(dict):
-    """Launchers that do nothing, for every kernel."""
-
-    def get(self, key):
-        return lambda *arguments: None
+STEPS = [("resnet50", "light", "fused", "cpu"), ("resnet50", "light", "triton", "cpu")]
+STEPS += [("resnet50", "base", "triton", "cpu")]
+STEPS += [("vit", variant, "triton", "meta") for variant in ("light", "base")]
 
 
-@pytest.mark.parametrize(
-    ("name", "variant", "path", "device"),
-    [
-        ("resnet50", "light", "fused", "cpu"),
-        ("resnet50", "light", "triton", "cpu"),
-        ("resnet50", "base", "triton", "cpu"),
-        ("vit", "light", "triton", "meta"),
-        ("vit", "base", "triton", "meta"),
-    ],
-)
+@pytest.mark.parametrize(("name", "variant", "path", "device"), STEPS)
 def test_a_channels_last_step_changes_no_layout(name, variant, path, device, monkeypatch):
     """Kernels are not launched; a CPU's convolution of base would change the layout."""
     launch = pytest.importorskip("mrla_mm.ops.triton.launch", reason="Triton is not installed")
-    monkeypatch.setattr(launch, "KNOWN", Swallow())
+    monkeypatch.setattr(launch, "KNOWN", SimpleNamespace(get=lambda key: lambda *arguments: None))
     monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
     monkeypatch.setenv("MRLA_OPS", path)
     attention = dict(type=VARIANTS[variant][0], head_channels=16, value="dwconv")

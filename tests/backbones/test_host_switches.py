@@ -51,20 +51,15 @@ def outputs_and_gradients(backbone):
     return levels, torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def block_names(backbone):
-    """Names of the modules that run a block, with its layer attention or without."""
-    stages = getattr(backbone, "res_layers", ())
-    if stages:
-        return [f"{name}.{i}" for name in stages for i in range(len(getattr(backbone, name)))]
-    names = [name for name, _ in backbone.named_modules() if name.endswith(".mrla")]
-    return [name.removesuffix(".mrla") for name in names]
+def names_of(backbone, attribute):
+    return [name for name, module in backbone.named_modules() if hasattr(module, attribute)]
 
 
 def stage_names(backbone):
     """Names of the modules that run a stage; transformers have none."""
-    if hasattr(backbone, "res_layers"):
-        return backbone.res_layers
-    return [f"layers.{i}" for i in range(1, 5)] if hasattr(backbone, "layer_setting") else []
+    if hasattr(backbone, "layer_setting"):  # EfficientNet
+        return [f"layers.{i}" for i in range(1, 5)]
+    return getattr(backbone, "res_layers", [])
 
 
 @pytest.mark.parametrize(("name", "variant"), MEMBERS)
@@ -72,8 +67,8 @@ def test_reentrant_checkpointing_of_blocks_branches_stages_and_all(name, variant
     """mmengine's `activation_checkpointing`, which tracks tensors that are arguments or results."""
     backbone = build(name, variant)
     levels, gradients = outputs_and_gradients(backbone)
-    blocks = block_names(backbone)
-    parts = [f"{block}.mrla" for block in blocks] if branches(backbone) else []
+    blocks = names_of(backbone, "downsample") or names_of(backbone, "mrla")
+    parts = [name for name, module in backbone.named_modules() if module in branches(backbone)]
     for modules in (blocks, parts, stage_names(backbone), [""]):
         wrapped = nn.ModuleDict(dict(whole=copy.deepcopy(backbone)))
         names = [f"whole.{name}".removesuffix(".") for name in modules]
@@ -157,8 +152,3 @@ def test_minus_one_freezes_nothing(name):
 
 def test_minus_one_freezes_nothing_of_a_plain_transformer():
     assert all(p.requires_grad for p in PVTv2("b0", frozen_stages=-1).parameters())
-
-
-def test_an_unknown_size_is_named():
-    with pytest.raises(InputError, match="b9"):
-        PVTv2("b9")

@@ -14,14 +14,13 @@ from mrla_mm.errors import InputError
 
 from .common import assert_same_levels, gradients, load_plain, randomize, randomize_zero_init
 
-LIGHT, BASE, MLA = (dict(type=name, head_channels=16) for name in ("MRLALight", "MRLABase", "MLA"))
+LIGHT, BASE = (dict(type=name, head_channels=16) for name in ("MRLALight", "MRLABase"))
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
 OPTIONS = {
     "caffe": dict(style="caffe"),
     "deep_stem": dict(deep_stem=True, avg_down=True),
     "dilation": dict(strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4)),
     "three_stages": dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,)),
-    "out_indices": dict(out_indices=(1, 3)),
     "group_norm": dict(norm_cfg=dict(type="GN", num_groups=4)),
     "stem": dict(in_channels=1, stem_channels=32),
     "plugins": dict(plugins=[dict(cfg=dict(type="ContextBlock", ratio=1), position="after_conv3")]),
@@ -71,7 +70,7 @@ def test_drop_path_drops_the_branch_alone(norm_eval):
 
 
 @pytest.mark.parametrize("drop_path", [0.0, 0.5])
-@pytest.mark.parametrize("attention", [LIGHT, dict(LIGHT, previous="none"), BASE, MLA], ids=str)
+@pytest.mark.parametrize("attention", [LIGHT, dict(LIGHT, previous="none"), BASE], ids=str)
 @pytest.mark.parametrize("depth", [18, 50])
 def test_the_fused_and_the_naive_path_have_the_same_gradients(
     depth, attention, drop_path, monkeypatch

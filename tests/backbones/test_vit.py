@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
-from torch import nn
 
 from mrla_mm.backbones import MRLAViT, ViT, vit
 from mrla_mm.errors import InputError
@@ -73,13 +72,6 @@ def test_stages(stage_blocks, starts):
 def test_stages_that_do_not_add_up_are_named(stage_blocks):
     with pytest.raises(InputError, match="stage_blocks"):
         MRLAViT(**{**SMALL, "stage_blocks": stage_blocks})
-
-
-def test_drop_path_is_the_blocks_own():
-    backbone = MRLAViT(drop_path_rate=0.5, **SMALL)
-    assert isinstance(backbone.layers[0].mrla.drop_path, nn.Identity)
-    rates = [layer.mrla.drop_path.drop_prob for layer in backbone.layers[1:]]
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
 
 @pytest.mark.parametrize("stages", [-1, 0, 2, 6])

@@ -11,12 +11,7 @@ from mmengine.registry import MODELS
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 
-from ..backbones.common import (
-    assert_same_levels,
-    assert_same_with_gradients,
-    gradients,
-    load_plain,
-)
+from ..backbones.common import assert_same_levels, assert_same_with_gradients, gradients, load_plain
 
 
 def plugin(kind, stages=(True,) * 4, cfg=None, **options):

@@ -25,11 +25,8 @@ def test_train_kill_resume_test(kind, tmp_path, run_tool):
     backbone |= KINDS[kind]
     model = dict(backbone=backbone, neck=dict(in_channels=[64, 128, 256, 512]))
     config = tmp_path / "config.py"
-    config.write_text(
-        '_base_ = "mrla_mm::faster_rcnn_r50_1x.py"\n'
-        f"model = {model!r}\n"
-        'custom_hooks = [dict(type="Killed")]\n'
-    )
+    base, hooks = "mrla_mm::faster_rcnn_r50_1x.py", [dict(type="Killed")]
+    config.write_text(f"_base_ = {base!r}\nmodel = {model!r}\ncustom_hooks = {hooks!r}\n")
     options = tiny_options("faster_rcnn", REAL_COCO, "train_cfg.max_epochs=2")
     for phase, images in (("train", 4), ("val", 2), ("test", 2)):
         options.append(f"{phase}_dataloader.dataset.indices={images}")
