@@ -7,61 +7,52 @@ float64 arrays whose gradient autograd can take.
 
 A block is a dict of its parameters: `query`, `key`: (1, 1, k) taps or a (rows, C) matrix; `value`:
 (C, 1, 3, 3), absent where v = x; `history_scale`: (C,), absent where lambda = 1. Feature maps are
-(B, C, H, W), one per layer in a list.
+(B, C, H, W), one per layer in a list; all functions but `each_image` see those of one image.
 """
 
 import math
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 
-def pooled(image):
-    """Global average pooling of one (C, H, W) image: (C,)."""
-    return image.sum((1, 2)) / (image.shape[1] * image.shape[2])
+def each_image(stage):
+    """Make a function of one image's maps and shortcuts, one per layer, a function of batches."""
 
+    def run(xs, shortcuts, blocks, **options):
+        images = zip(zip(*xs, strict=True), zip(*shortcuts, strict=True), strict=True)
+        outputs = [stage(maps, histories, blocks, **options) for maps, histories in images]
+        return [torch.stack(maps) for maps in zip(*outputs, strict=True)]
 
-def conv1d(y, weight):
-    """Slide k taps along the channels of y (C,): out_c = sum_j w_j y_(c + j - k // 2)."""
-    taps = weight[0, 0]
-    pad = len(taps) // 2
-    border = torch.zeros(pad, dtype=y.dtype)
-    padded = torch.cat([border, y, border])
-    out = torch.zeros_like(y)
-    for j in range(len(taps)):
-        out = out + taps[j] * padded[j : j + len(y)]
-    return out
+    return run
 
 
 def project(image, weight):
-    """f_Q or f_K: pooling, then the 1D convolution or, for a matrix, one dot product per row."""
-    y = pooled(image)
-    if weight.dim() == 3:
-        return conv1d(y, weight)
-    return torch.stack([(row * y).sum() for row in weight])
+    """f_Q or f_K: global average pooling, then a matrix, or k taps that slide along the channels.
+
+    out_c = sum_j w_j y_(c + j - k // 2)
+    """
+    y = image.sum((1, 2)) / (image.shape[1] * image.shape[2])
+    if weight.dim() == 2:
+        return torch.stack([(row * y).sum() for row in weight])
+    taps = weight[0, 0]
+    padded = F.pad(y, [len(taps) // 2] * 2)
+    return sum(tap * padded[j : j + len(y)] for j, tap in enumerate(taps))
 
 
-def depthwise(image, weight):
-    """out_c(i, j) = sum_ab w_c(a, b) x_c(i + a - 1, j + b - 1), zeros outside; (C, H, W)."""
-    channels, height, width = image.shape
-    padded = torch.zeros(channels, height + 2, width + 2, dtype=image.dtype)
-    padded[:, 1 : height + 1, 1 : width + 1] = image
+def value_of(image, block):
+    """f_V: out_c(i, j) = sum_ab w_c(a, b) x_c(i + a - 1, j + b - 1), zeros outside."""
+    if "value" not in block:
+        return image
+    height, width = image.shape[1:]
+    padded = F.pad(image, [1] * 4)
     out = torch.zeros_like(image)
     for a in range(3):
         for b in range(3):
-            tap = weight[:, 0, a, b].reshape(channels, 1, 1)
+            tap = block["value"][:, 0, a, b, None, None]
             out = out + tap * padded[:, a : a + height, b : b + width]
     return out
-
-
-def values_of(image, block):
-    """f_V."""
-    return depthwise(image, block["value"]) if "value" in block else image
-
-
-def heads(vector_or_map, count):
-    """Split the leading dimension into `count` runs of consecutive channels."""
-    size = len(vector_or_map) // count
-    return [vector_or_map[h * size : (h + 1) * size] for h in range(count)]
 
 
 def score(query, key):
@@ -69,82 +60,55 @@ def score(query, key):
     return (query * key).sum() / math.sqrt(len(query))
 
 
-def light(
-    xs,
-    shortcuts,
-    blocks,
-    *,
-    head_channels,
-    previous="shortcut",
-    gated=True,
-    activation=lambda value: value,
-):
+@each_image
+def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=True, gelu=None):
     """Algorithm 3, Eq. 9: o^t = sigmoid(q^t . k^t / sqrt(d_k)) v^t + lambda^t o^(t-1), by head."""
     outputs = []
     for t, (x, block) in enumerate(zip(xs, blocks, strict=True)):
-        images = []
-        for b in range(len(x)):
-            attended = activation(values_of(x[b], block))
-            if gated:
-                count = x.shape[1] // head_channels
-                query = heads(project(x[b], block["query"]), count)
-                key = heads(project(x[b], block["key"]), count)
-                value = heads(attended, count)
-                gates = [1 / (1 + torch.exp(-score(query[h], key[h]))) for h in range(count)]
-                attended = torch.cat([gates[h] * value[h] for h in range(count)])
-            history = None
-            if previous == "shortcut":
-                history = shortcuts[t][b]
-            elif previous == "output" and t > 0:
-                history = outputs[t - 1][b]
-            if history is not None:
-                scale = block.get("history_scale", torch.ones(len(history), dtype=x.dtype))
-                attended = attended + torch.stack(
-                    [scale[c] * history[c] for c in range(len(history))]
-                )
-            images.append(attended)
-        outputs.append(torch.stack(images))
+        out = value_of(x, block) if gelu is None else gelu(value_of(x, block))
+        if gated:
+            count = len(x) // head_channels  # chunk(count): so many runs of consecutive channels
+            query, key = (project(x, block[name]).chunk(count) for name in ("query", "key"))
+            scores = [score(q, k) for q, k in zip(query, key, strict=True)]
+            heads = zip(scores, out.chunk(count), strict=True)
+            out = torch.cat([value / (1 + torch.exp(-s)) for s, value in heads])
+        history = None
+        if previous == "shortcut":
+            history = shortcuts[t]
+        elif previous == "output" and t > 0:
+            history = outputs[t - 1]
+        if history is not None:
+            scale = block.get("history_scale", torch.ones(len(x)).to(x))
+            out = out + scale[:, None, None] * history
+        outputs.append(out)
     return outputs
 
 
-def softmax_attention(query, keys, values, count):
-    """Softmax over layers of q_h . k^s_h / sqrt(d_k), then the weighted sum of the v^s_h."""
-    query = heads(query, count)
-    keys = [heads(key, count) for key in keys]
-    values = [heads(value, count) for value in values]
-    out = []
-    for h in range(count):
-        weights = [torch.exp(score(query[h], key[h])) for key in keys]
-        total = sum(weights)
-        out.append(
-            sum(weight / total * value[h] for weight, value in zip(weights, values, strict=True))
-        )
-    return torch.cat(out)
+@each_image
+def kernel_attention(xs, shortcuts, blocks, *, head_channels, kernel, functions_of):
+    """Layer t sums the v^s of layers s <= t with weights kernel(q^t, k^s) over their sum, by head.
 
-
-def softmax_stage(xs, blocks, head_channels, functions_of):
-    """Attention of layer t over layers s <= t, f_K and f_V of block functions_of(t, s)."""
+    f_K and f_V are those of block functions_of(t, s).
+    """
     outputs = []
     for t, x in enumerate(xs):
-        acting = [blocks[functions_of(t, s)] for s in range(t + 1)]
-        images = []
-        for b in range(len(x)):
-            query = project(x[b], blocks[t]["query"])
-            keys = [project(xs[s][b], acting[s]["key"]) for s in range(t + 1)]
-            values = [values_of(xs[s][b], acting[s]) for s in range(t + 1)]
-            images.append(softmax_attention(query, keys, values, x.shape[1] // head_channels))
-        outputs.append(torch.stack(images))
+        count = len(x) // head_channels
+        acting = [(xs[s], blocks[functions_of(t, s)]) for s in range(t + 1)]
+        query = project(x, blocks[t]["query"]).chunk(count)
+        keys = [project(y, block["key"]).chunk(count) for y, block in acting]
+        values = [value_of(y, block).chunk(count) for y, block in acting]
+        heads = []
+        for h in range(count):
+            weights = [kernel(query[h], key[h]) for key in keys]
+            weighted = [weights[s] * values[s][h] for s in range(t + 1)]
+            heads.append(sum(weighted) / sum(weights))
+        outputs.append(torch.cat(heads))
     return outputs
 
 
-def base(xs, blocks, *, head_channels):
-    """Algorithm 1, Eq. 6 with Eq. 5: layer s enters with its own f_K^s and f_V^s, whoever asks."""
-    return softmax_stage(xs, blocks, head_channels, lambda t, s: s)
-
-
-def mla(xs, blocks, *, head_channels):
-    """Eq. 4 with Eq. 3: layer t applies its own f_K^t and f_V^t to every x^s."""
-    return softmax_stage(xs, blocks, head_channels, lambda t, s: t)
+def exponential(query, key):
+    """What makes `kernel_attention` a softmax."""
+    return torch.exp(score(query, key))
 
 
 def phi(vector):
@@ -152,23 +116,11 @@ def phi(vector):
     return torch.stack([z + 1 if z > 0 else torch.exp(z) for z in vector])
 
 
-def linear_rla(xs, blocks, *, head_channels):
-    """Appendix A.3 before it is made recurrent, with k(x, y) = phi(x) . phi(y) per head."""
-    outputs = []
-    for t, x in enumerate(xs):
-        count = x.shape[1] // head_channels
-        images = []
-        for b in range(len(x)):
-            query = heads(phi(project(x[b], blocks[t]["query"])), count)
-            out = []
-            for h in range(count):
-                numerator, denominator = 0, 0
-                for s in range(t + 1):
-                    key = heads(phi(project(xs[s][b], blocks[s]["key"])), count)[h]
-                    kernel = (query[h] * key).sum()
-                    numerator = numerator + kernel * heads(values_of(xs[s][b], blocks[s]), count)[h]
-                    denominator = denominator + kernel
-                out.append(numerator / denominator)
-            images.append(torch.cat(out))
-        outputs.append(torch.stack(images))
-    return outputs
+# Algorithm 1, Eq. 6 with Eq. 5: layer s enters with its own f_K^s and f_V^s, whoever asks.
+base = partial(kernel_attention, kernel=exponential, functions_of=lambda t, s: s)
+# Eq. 4 with Eq. 3: layer t applies its own f_K^t and f_V^t to every x^s.
+mla = partial(kernel_attention, kernel=exponential, functions_of=lambda t, s: t)
+# Appendix A.3 before it is made recurrent.
+linear_rla = partial(
+    kernel_attention, kernel=lambda q, k: (phi(q) * phi(k)).sum(), functions_of=lambda t, s: s
+)

@@ -1,8 +1,7 @@
 """The variants under test, and stages of them with random float64 parameters and inputs."""
 
-from dataclasses import dataclass
-
 import torch
+from torch import nn
 
 from mrla_mm import attention
 
@@ -10,46 +9,35 @@ from . import reference
 
 VARIANTS = {
     "light": ("MRLALight", {}),
-    "light, last output": ("MRLALight", {"previous": "output"}),
-    "light, no history (b)": ("MRLALight", {"previous": "none"}),
-    "light, identity value (c)": ("MRLALight", {"value": "identity"}),
-    "light, linear (d)": ("MRLALight", {"projection": "linear"}),
-    "light, linear reduced": ("MRLALight", {"projection": "linear", "reduction": 4}),
-    "light, lambda 1 (e)": ("MRLALight", {"learnable_lambda": False}),
-    "light, last output, lambda 1": (
-        "MRLALight",
-        {"previous": "output", "learnable_lambda": False},
-    ),
-    "light, ungated": ("MRLALight", {"gated": False}),
-    "light, depthwise alone (g)": ("MRLALight", {"gated": False, "previous": "none"}),
-    "light, kernel 7": ("MRLALight", {"kernel_size": 7}),
+    "light, last output": ("MRLALight", dict(previous="output")),
+    "light, no history (b)": ("MRLALight", dict(previous="none")),
+    "light, identity value (c)": ("MRLALight", dict(value="identity")),
+    "light, linear reduced (d)": ("MRLALight", dict(projection="linear", reduction=4)),
+    "light, lambda 1 (e)": ("MRLALight", dict(learnable_lambda=False)),
+    "light, ungated": ("MRLALight", dict(gated=False)),
+    "light, depthwise alone (g)": ("MRLALight", dict(gated=False, previous="none")),
+    "light, kernel 7": ("MRLALight", dict(kernel_size=7)),
     "base (a)": ("MRLABase", {}),
-    "base, identity value": ("MRLABase", {"value": "identity"}),
-    "base, linear reduced": ("MRLABase", {"projection": "linear", "reduction": 2}),
-    "base, kernel 1": ("MRLABase", {"kernel_size": 1}),
+    "base, identity value": ("MRLABase", dict(value="identity")),
+    "base, linear reduced": ("MRLABase", dict(projection="linear", reduction=2)),
     "MLA (a)": ("MLA", {}),
-    "MLA, identity value": ("MLA", {"value": "identity"}),
-    "MLA, linear reduced": ("MLA", {"projection": "linear", "reduction": 2}),
     "linear RLA": ("LinearRLA", {}),
-    "linear RLA, identity value": ("LinearRLA", {"value": "identity"}),
-    "linear RLA, linear reduced": ("LinearRLA", {"projection": "linear", "reduction": 2}),
+    "linear RLA, linear reduced": ("LinearRLA", dict(projection="linear", reduction=2)),
 }
-SOFTMAX_AND_KERNEL = ("MRLABase", "MLA", "LinearRLA")
-CLASSES = ("MRLALight", *SOFTMAX_AND_KERNEL)
+EQUATIONS = {
+    "MRLALight": reference.light,
+    "MRLABase": reference.base,
+    "MLA": reference.mla,
+    "LinearRLA": reference.linear_rla,
+}
 
 
-def build_blocks(name, depth, channels, head_channels, **arguments):
+def build_blocks(name, depth, channels, head_channels, **options):
     """One module per block of a stage, float64, every parameter drawn anew."""
-    cls = getattr(attention, name)
-    blocks = [
-        cls(channels, head_channels=head_channels, first_in_stage=t == 0, **arguments).to(
-            torch.float64
-        )
-        for t in range(depth)
-    ]
-    for block in blocks:
-        for parameter in block.parameters():
-            torch.nn.init.normal_(parameter, std=0.7)
+    cls, options = getattr(attention, name), dict(options, head_channels=head_channels)
+    blocks = nn.ModuleList(cls(channels, first_in_stage=t == 0, **options) for t in range(depth))
+    for parameter in blocks.double().parameters():
+        nn.init.normal_(parameter, std=0.7)
     return blocks
 
 
@@ -64,10 +52,8 @@ def run(blocks, xs, shortcuts):
 
 def random_maps(depth, shape):
     """Maps whose channels have random means, so that pooled scores do not vanish."""
-    return [
-        (torch.randn(shape[:2]).double()[..., None, None] + torch.randn(shape).double())
-        for _ in range(depth)
-    ]
+    means = torch.randn(depth, *shape[:2], 1, 1).double()
+    return [(mean + torch.randn(shape)).requires_grad_() for mean in means]
 
 
 def named(block):
@@ -76,68 +62,34 @@ def named(block):
 
 
 def assert_same(actual, expected, leaves, tolerance=1e-10):
-    """Compare outputs and gradients of named leaves; return the expected gradients."""
-    cotangents, found = [torch.randn_like(out) for out in actual], []
+    """Compare lists of tensors and their gradients of named leaves; return the gradients."""
+    probes = [torch.randn_like(out) for out in expected]
+    options = dict(allow_unused=True, materialize_grads=True)
+    results = []
     for outs in (actual, expected):
-        grads = torch.autograd.grad(outs, list(leaves.values()), cotangents, allow_unused=True)
-        grads = [
-            torch.zeros_like(x) if grad is None else grad
-            for x, grad in zip(leaves.values(), grads, strict=True)
-        ]
-        found.append([*outs, *grads])
-    for name, *pair in zip(
-        [*(f"output {t}" for t in range(len(actual))), *leaves], *found, strict=True
-    ):
-        torch.testing.assert_close(
-            *pair, rtol=tolerance, atol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
-        )
-    return dict(zip(leaves, grads, strict=True))
+        grads = torch.autograd.grad(outs, list(leaves.values()), probes, **options)
+        results.append(dict(enumerate(outs)) | dict(zip(leaves, grads, strict=True)))
+    torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+    return {name: results[0][name] for name in leaves}
 
 
-@dataclass
 class Stage:
-    """A stage of one variant and inputs for it."""
+    """A stage of one variant and inputs for it; `leaves` are all that a gradient may reach."""
 
-    name: str
-    arguments: dict
-    head_channels: int
-    blocks: list
-    xs: list
-    shortcuts: list
-
-    @classmethod
-    def draw(cls, variant, *, depth, batch, channels, head_channels, grid, seed=0):
-        torch.manual_seed(seed)
-        name, arguments = VARIANTS[variant]
-        blocks = build_blocks(name, depth, channels, head_channels, **arguments)
-        xs, shortcuts = (random_maps(depth, (batch, channels, *grid)) for _ in range(2))
-        for tensor in (*xs, *shortcuts):
-            tensor.requires_grad_()
-        return cls(name, arguments, head_channels, blocks, xs, shortcuts)
-
-    def leaves(self):
-        """Every tensor that a gradient may reach, by name."""
-        found = {f"x{t}": x for t, x in enumerate(self.xs)}
-        found |= {f"shortcut{t}": shortcut for t, shortcut in enumerate(self.shortcuts)}
-        for t, block in enumerate(self.blocks):
-            found |= {f"block{t}.{name}": parameter for name, parameter in block.named_parameters()}
-        return found
+    def __init__(self, variant, *, depth, batch, channels, head_channels, grid):
+        torch.manual_seed(0)
+        self.name, arguments = VARIANTS[variant]
+        self.blocks = build_blocks(self.name, depth, channels, head_channels, **arguments)
+        self.xs, self.shortcuts = (random_maps(depth, (batch, channels, *grid)) for _ in range(2))
+        self.leaves = {f"x{t}": x for t, x in enumerate(self.xs)}
+        self.leaves |= {f"shortcut{t}": shortcut for t, shortcut in enumerate(self.shortcuts)}
+        self.leaves |= dict(self.blocks.named_parameters())
+        self.options = {key: arguments[key] for key in ("previous", "gated") if key in arguments}
+        self.options |= dict(head_channels=head_channels)
 
     def run(self):
         return run(self.blocks, self.xs, self.shortcuts)
 
     def run_reference(self):
         parameters = [named(block) for block in self.blocks]
-        if self.name == "MRLALight":
-            options = {
-                key: self.arguments[key] for key in ("previous", "gated") if key in self.arguments
-            }
-            return reference.light(
-                self.xs, self.shortcuts, parameters, head_channels=self.head_channels, **options
-            )
-        equations = {
-            "MRLABase": reference.base,
-            "MLA": reference.mla,
-            "LinearRLA": reference.linear_rla,
-        }
-        return equations[self.name](self.xs, parameters, head_channels=self.head_channels)
+        return EQUATIONS[self.name](self.xs, self.shortcuts, parameters, **self.options)

@@ -14,7 +14,7 @@ LN3 = math.log(3)  # sigmoid(ln 3) = 3/4; softmax of (0, ln 3) = (1/4, 3/4)
 
 def block(name, channels, *, query, key, tap, **arguments):
     """A float64 module of one head, whose convolutions are products by a number."""
-    module = getattr(attention, name)(channels, kernel_size=1, **arguments).to(torch.float64)
+    module = getattr(attention, name)(channels, kernel_size=1, **arguments).double()
     with torch.no_grad():
         module.query.weight.fill_(query)
         module.key.weight.fill_(key)
@@ -44,19 +44,15 @@ def test_light_gate_divides_by_the_root_of_the_head_width():
     assert_map(out, [0, 0, 0, 0, 1, 1, -1, 1])
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("MRLABase", [1 + 6, 1 + 6, -1 + 6, -1 + 6]),  # 1/4 of 4 x^1 and 3/4 of 8 x^2
-        ("MLA", [2 + 6, 2 + 6, -2 + 6, -2 + 6]),  # 1/4 of 8 x^1 and 3/4 of 8 x^2
-    ],
-)
-def test_softmax_weights_and_whose_value_function_acts(name, wanted):
-    # x^1 . x^2 scores 0 and x^2 . x^2 scores ln 3 after the division by sqrt(4).
-    first = block(name, 4, query=1, key=100, tap=4, head_channels=4)
-    second = block(name, 4, query=LN3 / 2, key=1, tap=8, head_channels=4)
+# Of layer 2's scores 0 and ln 3: 1/4 of 4 x^1 (base) or 8 x^1 (MLA), and 3/4 of 8 x^2.
+@pytest.mark.parametrize(("name", "first"), [("MRLABase", 1), ("MLA", 2)])
+def test_softmax_weights_and_whose_value_function_acts(name, first):
+    blocks = [
+        block(name, 4, query=1, key=100, tap=4, head_channels=4),
+        block(name, 4, query=LN3 / 2, key=1, tap=8, head_channels=4),
+    ]
     xs = [pixel(1, 1, -1, -1), pixel(1, 1, 1, 1)]
-    assert_map(run([first, second], xs, xs)[1], wanted)
+    assert_map(run(blocks, xs, xs)[1], [first + 6, first + 6, 6 - first, 6 - first])
 
 
 def test_linear_rla_feature_map_and_normaliser():
@@ -67,24 +63,11 @@ def test_linear_rla_feature_map_and_normaliser():
     assert_map(outputs[0], [4, 8])
     assert_map(outputs[1], [1 + 18, 2 + 21])
     with torch.no_grad():
-        blocks[1].query.weight.fill_(
-            1
-        )  # phi(q) = (7, 8): weights 7*2 + 8*3 = 38 and 49 + 64 = 113 of 151
+        blocks[1].query.weight.fill_(1)  # phi(q) = (7, 8): weights 38 and 113 of 151
     assert_map(run(blocks, xs, xs)[1], [(38 * 4 + 113 * 24) / 151, (38 * 8 + 113 * 28) / 151])
 
 
-SIZES = {
-    4: 1,
-    8: 3,
-    64: 3,
-    96: 3,
-    128: 5,
-    256: 5,
-    1280: 5,
-    2048: 7,
-    8192: 7,
-    32768: 9,
-}  # 8: 4 / 2 = 2, raised to 3
+SIZES = {4: 1, 8: 3, 64: 3, 96: 3, 128: 5, 1280: 5, 2048: 7, 32768: 9}  # 8: 4 / 2 = 2, raised to 3
 
 
 @pytest.mark.parametrize(("channels", "size"), SIZES.items())

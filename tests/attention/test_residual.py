@@ -1,6 +1,7 @@
 """The residual branch: how much is fused, the same values on every path, users' variants."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -10,24 +11,22 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import (
-    LayerAttentionResidual,
-    MRLABase,
-    MRLALight,
-    TokenAttentionResidual,
-    choose_fusion,
-)
+from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual, choose_fusion
+from mrla_mm.attention.softmax import MRLABase
 from mrla_mm.errors import InputError
 
+from ..backbones.common import OwnAttention
+from .stages import assert_same
+
+LIGHT, BASE = (dict(type=name, head_channels=4) for name in ("MRLALight", "MRLABase"))
 VARIANTS = {
-    "light": dict(type="MRLALight", head_channels=4),
-    "light, last output": dict(type="MRLALight", head_channels=4, previous="output"),
-    "light, depthwise alone": dict(type="MRLALight", head_channels=4, previous="none", gated=False),
-    "light, GELU": dict(type="MRLALight", head_channels=4, value="dwconv_gelu"),
-    "base": dict(type="MRLABase", head_channels=4),
-    "base, identity value": dict(type="MRLABase", head_channels=4, value="identity"),
+    "light": LIGHT,
+    "light, last output": dict(LIGHT, previous="output"),
+    "light, depthwise alone": dict(LIGHT, previous="none", gated=False),
+    "light, GELU": dict(LIGHT, value="dwconv_gelu"),
+    "base": BASE,
+    "base, identity value": dict(BASE, value="identity"),
     "MLA": dict(type="MLA", head_channels=4),
-    "linear": dict(type="LinearRLA", head_channels=2),
 }
 NORMS = {
     "frozen": dict(type="BN"),
@@ -43,10 +42,9 @@ def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop
     """Branches of one stage in float64, parameters drawn anew, in training mode."""
     torch.manual_seed(0)
     options = dict(norm_cfg=NORMS[norm], drop_path=drop_path, zero_init=zero_init)
-    attention = VARIANTS[variant] if isinstance(variant, str) else variant
+    cfg = VARIANTS[variant] if isinstance(variant, str) else variant
     stage = nn.ModuleList(
-        LayerAttentionResidual(attention, 12, first_in_stage=t == 0, **options)
-        for t in range(depth)
+        LayerAttentionResidual(cfg, 12, first_in_stage=t == 0, **options) for t in range(depth)
     )
     for name, parameter in stage.named_parameters():
         if not (zero_init and name.endswith("norm.weight")):
@@ -57,6 +55,10 @@ def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop
             nn.init.uniform_(branch.norm.running_var, 0.5, 2)
             branch.norm.train(norm == "batch statistics")
     return stage.double()
+
+
+def draw_map(batch=2):
+    return torch.randn(batch, 12, 5, 6, dtype=torch.float64)
 
 
 def call(function, *args):
@@ -76,17 +78,15 @@ def run(stage, x, shortcut, call=call):
     return x
 
 
-def gradients(stage, *, path, monkeypatch, call=call):
+def gradients(stage, path, monkeypatch, call=call):
     """Output of a stage and the gradients of its inputs and parameters."""
     monkeypatch.setenv("MRLA_OPS", path)
     torch.manual_seed(1)
-    x, shortcut = (
-        torch.randn(4, 12, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)
-    )
+    x, shortcut = (draw_map(4).requires_grad_() for _ in range(2))
     stage = copy.deepcopy(stage)
     out = run(stage, x, shortcut, call)
     (out**2).sum().backward()
-    found = {"out": out.detach(), "x": x.grad, "shortcut": shortcut.grad}
+    found = dict(out=out.detach(), x=x.grad, shortcut=shortcut.grad)
     return found | {name: parameter.grad for name, parameter in stage.named_parameters()}
 
 
@@ -97,12 +97,9 @@ def test_fusing_and_checkpointing_change_no_value_and_no_gradient(
     variant, norm, call, drop_path, monkeypatch
 ):
     stage = make_stage(variant, norm, drop_path=drop_path)
-    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
-    found = gradients(stage, path="fused", monkeypatch=monkeypatch, call=call)
-    for name, wanted in expected.items():
-        torch.testing.assert_close(
-            found[name], wanted, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
-        )
+    expected = gradients(stage, "naive", monkeypatch)
+    found = gradients(stage, "fused", monkeypatch, call)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @LIGHT_AND_BASE
@@ -110,27 +107,21 @@ def test_a_fresh_branch_is_the_identity_to_the_bit_and_learns_its_scale(variant)
     stage = make_stage(variant, zero_init=True)
     for branch in stage:
         nn.init.zeros_(branch.norm.bias)
-    x, memory = torch.rand(2, 12, 5, 6, dtype=torch.float64), ()
+    x, memory = draw_map(), ()
     for branch in stage:
         out, *memory = branch(x, x, *memory)
         assert torch.equal(out, x)
-    out.pow(3).sum().backward()
+    (out + 1).pow(3).sum().backward()
     assert stage[-1].norm.weight.grad.abs().min() > 0
 
 
-def test_the_scale_learns_whatever_the_config_says():
+@pytest.mark.parametrize(
+    ("kind", "norm"), [(LayerAttentionResidual, "BN"), (TokenAttentionResidual, "LN")]
+)
+def test_the_scale_learns_whatever_the_config_says(kind, norm):
     """A scale that starts at zero and stays there would make the branch dead weight."""
-    of_maps = LayerAttentionResidual(
-        VARIANTS["light"], 12, norm_cfg=dict(type="BN", requires_grad=False)
-    )
-    of_tokens = TokenAttentionResidual(
-        VARIANTS["light"], 12, norm_cfg=dict(type="LN", requires_grad=False)
-    )
-    assert all(
-        parameter.requires_grad
-        for branch in (of_maps, of_tokens)
-        for parameter in branch.parameters()
-    )
+    branch = kind(LIGHT, 12, norm_cfg=dict(type=norm, requires_grad=False))
+    assert all(parameter.requires_grad for parameter in branch.parameters())
 
 
 @pytest.mark.parametrize(
@@ -140,10 +131,10 @@ def test_compilers_and_function_transforms_see_plain_operators(variant, norm, mo
     torch.compiler.reset()
     stage = make_stage(variant, norm, depth=2)
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
+    expected = gradients(stage, "naive", monkeypatch)
     monkeypatch.delenv("MRLA_OPS")
     torch.manual_seed(1)
-    x, shortcut = (torch.randn(4, 12, 5, 6, dtype=torch.float64) for _ in range(2))
+    x, shortcut = (draw_map(4) for _ in range(2))
     torch.testing.assert_close(compiled(stage, x, shortcut), expected["out"])
     stage.requires_grad_(False)
     # torch.func.grad refuses batch norms that update their statistics
@@ -170,16 +161,15 @@ def test_mixed_precision_and_a_loss_scale(variant, dtype, monkeypatch):
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.float32):
             out = run(stage, x.requires_grad_(), shortcut)
         (scale * out.float().square().mean()).backward()
-        assert (
-            all(p.grad.dtype == dtype for p in stage.parameters())
-            and x.grad.dtype == out.dtype == torch.bfloat16
-        )
-        found.append(torch.cat([p.grad.flatten().double() for p in stage.parameters()]) / scale)
+        grads = [p.grad for p in stage.parameters()]
+        assert {grad.dtype for grad in grads} == {dtype}
+        assert x.grad.dtype == out.dtype == torch.bfloat16
+        found.append(torch.cat([grad.flatten().double() for grad in grads]) / scale)
     assert (found[1] - found[0]).norm() < 0.1 * found[0].norm()
 
 
 def extent(branch, **options):
-    return choose_fusion(branch, torch.randn(2, 12, 5, 6, dtype=torch.float64), **options).extent
+    return choose_fusion(branch, draw_map(), **options).extent
 
 
 @pytest.mark.parametrize(
@@ -196,7 +186,6 @@ def extent(branch, **options):
         ("light, GELU", "frozen", "nothing"),
         ("base, identity value", "frozen", "nothing"),
         ("MLA", "frozen", "nothing"),
-        ("linear", "frozen", "nothing"),
     ],
 )
 def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
@@ -207,41 +196,22 @@ def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
 
 
 def test_other_activations_and_dtypes_are_not_fused_away():
-    branch, x = make_stage()[0], torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    relu = nn.ReLU()
-    assert extent(branch, shortcut=x, relu=relu) == "all"
-    assert (
-        extent(branch, shortcut=x, relu=nn.ReLU6())
-        == extent(branch, shortcut=x.float(), relu=relu)
-        == "branch"
-    )
-    expected = branch(nn.ReLU6()(x + x), x)[0]
-    torch.testing.assert_close(branch.forward_add_relu(x, x, nn.ReLU6())[0], expected)
+    branch, x, relu6 = make_stage()[0], draw_map(), nn.ReLU6()
+    assert extent(branch, shortcut=x, relu=nn.ReLU()) == "all"
+    assert extent(branch, shortcut=x, relu=relu6) == "branch"
+    assert extent(branch, shortcut=x.float(), relu=nn.ReLU()) == "branch"
+    found = branch.forward_add_relu(x, x, relu6)[0]
+    torch.testing.assert_close(found, branch(relu6(x + x), x)[0])
 
 
-class DoubledConv2d(nn.Conv2d):
-    """A value convolution as adapters make them: more than its weight."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-@LIGHT_AND_BASE
-def test_replaced_parts_run(variant):
-    branch, x = make_stage(variant, depth=1)[0], torch.randn(2, 12, 5, 6, dtype=torch.float64)
-    branch.attention.value.__class__ = DoubledConv2d
-    assert extent(branch) == "nothing"
-    torch.testing.assert_close(branch(x, x)[0], x + branch.norm(branch.attention(x, x)[0]))
-    branch = make_stage(variant, depth=1)[0]
+def test_another_drop_path_is_not_fused():
+    branch = make_stage(depth=1)[0]
     branch.drop_path = nn.Dropout(0.5)
     assert extent(branch) == "attention"
 
 
 def test_forward_mode_differentiation():
-    branch, x = (
-        make_stage(depth=1)[0].requires_grad_(False),
-        torch.randn(2, 12, 5, 6, dtype=torch.float64),
-    )
+    branch, x = make_stage(depth=1)[0].requires_grad_(False), draw_map()
     with forward_ad.dual_level():
         (y,) = branch(forward_ad.make_dual(x.clone(), torch.ones_like(x)), x)
         found = forward_ad.unpack_dual(y).tangent
@@ -261,60 +231,26 @@ class SigmoidNorm(nn.BatchNorm2d):
 def test_a_subclass_of_batch_norm(training):
     branch = make_stage(depth=1)[0]
     branch.norm = SigmoidNorm(12).double().train(training)
-    x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
-    (out,) = branch(x, x)
+    x = draw_map().requires_grad_()
     expected = x + branch.norm(branch.attention(x, x)[0])
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(
-        *(torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected))
-    )
+    assert_same([branch(x, x)[0]], [expected], dict(x=x))
 
 
-class NegatedLight(MRLALight):
-    """A user's variant that overrides forward."""
-
-    def forward(self, x, shortcut, memory=()):
-        out, memory = super().forward(x, shortcut, memory)
-        return -out, memory
-
-
-class SquaredValue:
-    """What makes a user's variant of ours that overrides a part."""
+class SquaredBase(MRLABase):
+    """A user's variant that overrides a part."""
 
     def project_value(self, x):
         return super().project_value(x) ** 2
 
 
-class SquaredLight(SquaredValue, MRLALight):
-    pass
-
-
-class SquaredBase(SquaredValue, MRLABase):
-    pass
-
-
-class MeanAttention(nn.Module):
-    """A user's variant that derives from nothing of ours."""
-
-    def __init__(self, channels, first_in_stage):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(channels, 1, 1))
-
-    def forward(self, x, shortcut, memory=()):
-        total, count = memory or (torch.zeros_like(x), x.new_zeros(()))
-        memory = (total + x * self.scale, count + 1)
-        return memory[0] / memory[1], memory
-
-
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
-@pytest.mark.parametrize("kind", [NegatedLight, SquaredLight, SquaredBase, MeanAttention])
+@pytest.mark.parametrize("kind", [SquaredBase, OwnAttention])
 def test_users_variants_compute_what_they_say(kind, norm, training):
-    own = {} if kind is MeanAttention else dict(head_channels=4)
-    stage = make_stage(dict(type=kind, **own), norm)
+    stage = make_stage(dict(type=kind, head_channels=4), norm)
     for branch in stage:
         branch.train(training).norm.train(training and norm == "batch statistics")
-    x = torch.randn(2, 12, 5, 6, dtype=torch.float64)
+    x = draw_map()
     expected, shortcut, memory = x, x, ()
     for branch in stage:
         expected = (expected + shortcut).relu()
@@ -322,21 +258,17 @@ def test_users_variants_compute_what_they_say(kind, norm, training):
         expected, shortcut = expected + branch.norm(out), shortcut * 0.5
     found = run(stage, x, x)
     torch.testing.assert_close(found, expected)
-    if own:
-        assert not torch.allclose(
-            found, run(make_stage(dict(type=kind.__bases__[-1], **own), norm), x, x)
-        )
+    assert kind is OwnAttention or not torch.allclose(found, run(make_stage(BASE, norm), x, x))
 
 
 def test_variants_of_any_registry_and_scope():
-    MMDET_MODELS.register_module(name="MeanAttention", module=MeanAttention, force=True)
-    MODELS.register_module(name="NegatedLight", module=NegatedLight, force=True)
-    by_scope = dict(type="MeanAttention", _scope_="mmdet")
-    for cfg in (dict(type="mmdet.MeanAttention"), by_scope, dict(type=MeanAttention)):
-        assert isinstance(make_stage(cfg)[0].attention, MeanAttention)
-    assert isinstance(
-        make_stage(dict(type="NegatedLight", head_channels=4))[0].attention, NegatedLight
-    )
+    MMDET_MODELS.register_module(name="OwnAttention", module=OwnAttention, force=True)
+    MODELS.register_module(name="SquaredBase", module=SquaredBase, force=True)
+    by_scope = dict(type="OwnAttention", _scope_="mmdet")
+    for cfg in (dict(type="mmdet.OwnAttention"), by_scope, dict(type=OwnAttention)):
+        assert isinstance(make_stage(dict(cfg, head_channels=4))[0].attention, OwnAttention)
+    by_name = make_stage(dict(type="SquaredBase", head_channels=4))
+    assert isinstance(by_name[0].attention, SquaredBase)
     with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
         make_stage(dict(type="MRLAHeavy"))
 
@@ -345,22 +277,16 @@ def dilate(attention):
     attention.value.dilation = attention.value.padding = (2, 2)
 
 
-def reflect(attention):
-    attention.value = nn.Conv2d(
-        12, 12, 3, padding=1, groups=12, bias=False, padding_mode="reflect"
-    ).double()
+def replace_value(size=3, padding=1, groups=12, **options):
+    def change(attention):
+        value = nn.Conv2d(12, 12, size, padding=padding, groups=groups, bias=False, **options)
+        attention.value = value.double()
+
+    return change
 
 
 def add_bias(attention):
     attention.value.bias = nn.Parameter(torch.randn(12).double())
-
-
-def enlarge(attention):
-    attention.value = nn.Conv2d(12, 12, 5, padding=2, groups=12, bias=False).double()
-
-
-def mix_channels(attention):
-    attention.value = nn.Conv2d(12, 12, 3, padding=1, groups=6, bias=False).double()
 
 
 def bias_query(attention):
@@ -376,69 +302,74 @@ def wrap_query(attention):
     attention.query = nn.Sequential(attention.query, nn.Tanh())
 
 
+class DoubledConv2d(nn.Conv2d):
+    """A value convolution as adapters make them: more than its weight."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def double_value(attention):
+    attention.value.__class__ = DoubledConv2d
+
+
+CHANGES = {
+    "reflect": replace_value(padding_mode="reflect"),
+    "enlarge": replace_value(size=5, padding=2),
+    "mix channels": replace_value(groups=6),
+}
+IN_PLACE = (dilate, add_bias, bias_query, dilate_key, wrap_query, double_value)
+CHANGES |= {change.__name__: change for change in IN_PLACE}
+
+
 @LIGHT_AND_BASE
-@pytest.mark.parametrize(
-    "change",
-    [dilate, reflect, add_bias, enlarge, mix_channels, bias_query, dilate_key, wrap_query],
-)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     """DeepLab changes dilations of a built model; whatever is not as built runs unfused."""
     stage = make_stage(variant)
-    before = gradients(stage, path="naive", monkeypatch=monkeypatch)["out"]
+    before = gradients(stage, "naive", monkeypatch)["out"]
     for branch in stage:
         change(branch.attention)
-    expected = gradients(stage, path="naive", monkeypatch=monkeypatch)
-    found = gradients(stage, path="fused", monkeypatch=monkeypatch)
+    expected = gradients(stage, "naive", monkeypatch)
     assert not torch.allclose(expected["out"], before)
-    for name, wanted in expected.items():
-        torch.testing.assert_close(found[name], wanted)
+    torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
 def test_a_kernel_of_another_size_is_not_fused():
     branch = make_stage(depth=1)[0]
-    branch.attention.value = nn.Conv2d(12, 12, 5, padding=1, groups=12, bias=False)
+    replace_value(size=5)(branch.attention)
     assert extent(branch) == "nothing"
 
 
-HOOKS = {
-    "forward pre": "register_forward_pre_hook",
-    "forward": "register_forward_hook",
-    "backward pre": "register_full_backward_pre_hook",
-    "backward": "register_full_backward_hook",
-}
+PARTS = ["attention", "attention.value", "attention.query", "norm", "drop_path"]
+HOOKS = ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
+CASES = list(itertools.product(PARTS, HOOKS))
+CASES += [("branch itself", "forward_hook"), ("relu", "forward_hook")]
 
 
-@pytest.mark.parametrize("part", ["attention", "value", "query", "norm", "drop_path"])
-@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def step(branch, relu):
+    x = draw_map().requires_grad_()
+    branch.forward_add_relu(x, x, relu)[0].sum().backward()
+
+
+@pytest.mark.parametrize(("part", "hook"), CASES)
 def test_a_hook_of_a_part_is_called(part, hook):
-    branch = make_stage("light", drop_path=0.5, depth=1)[0]
-    module = getattr(branch.attention if part in ("value", "query") else branch, part)
-    calls = []
-    getattr(module, hook)(lambda *_: calls.append(1))
-    x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
-    branch.forward_add_relu(x, x, nn.ReLU())[0].sum().backward()
+    branch, relu, calls = make_stage(drop_path=0.5, depth=1)[0], nn.ReLU(), []
+    others = {"branch itself": branch, "relu": relu}
+    module = others[part] if part in others else branch.get_submodule(part)
+    getattr(module, f"register_{hook}")(lambda *_: calls.append(1))
+    step(branch, relu)
     assert calls == [1]
 
 
-@pytest.mark.parametrize("hook", [name.replace("_", "_module_", 1) for name in HOOKS.values()])
+@pytest.mark.parametrize("hook", HOOKS)
 def test_a_hook_of_all_modules_is_called(hook):
-    branch = make_stage("light", depth=1)[0]
-    called = []
-    handle = getattr(nn.modules.module, hook)(lambda module, *_: called.append(module))
-    x = torch.randn(2, 12, 5, 6, dtype=torch.float64, requires_grad=True)
-    branch.forward_add_relu(x, x, nn.ReLU())[0].sum().backward()
+    branch, called = make_stage(depth=1)[0], []
+    register = getattr(nn.modules.module, f"register_module_{hook}")
+    handle = register(lambda module, *_: called.append(module))
+    step(branch, nn.ReLU())
     handle.remove()
     assert {branch, branch.norm, branch.attention, *branch.attention.children()} <= set(called)
-
-
-@pytest.mark.parametrize("part", ["branch", "relu"])
-def test_a_hook_around_the_sum_is_called(part):
-    branch = make_stage("light", depth=1)[0]
-    relu = nn.ReLU()
-    calls = []
-    dict(branch=branch, relu=relu)[part].register_forward_hook(lambda *_: calls.append(1))
-    branch.forward_add_relu(*torch.randn(2, 2, 12, 5, 6).double(), relu)
-    assert calls == [1]
 
 
 class Unflat(nn.Module):
@@ -456,13 +387,13 @@ class Unflat(nn.Module):
 def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
     branch = make_stage(dict(type=Unflat, memory=memory), depth=1)[0]
     with pytest.raises(InputError, match="Unflat returned"):
-        branch(*torch.randn(2, 2, 12, 5, 6).double())
+        branch(draw_map(), draw_map())
 
 
 @pytest.mark.parametrize("projection", ["conv1d", "linear"])
 def test_autocast_leaves_queries_and_keys_in_single_precision(projection):
     torch.manual_seed(0)
-    attention = MRLALight(64, projection=projection)
+    attention = MODELS.build(dict(type="MRLALight", channels=64, projection=projection))
     x = torch.randn(2, 64, 5, 6) + 3
     expected = attention.query_and_key(x)
     with torch.autocast("cpu", torch.bfloat16):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from mrla_mm.attention import MRLALight, TokenAttentionResidual
 from mrla_mm.errors import InputError
@@ -11,72 +12,53 @@ from mrla_mm.errors import InputError
 from . import reference
 from .stages import assert_same, named
 
-LIGHT, LIGHT_OUTPUT = {"type": "MRLALight"}, {"type": "MRLALight", "previous": "output"}
-BASE, MLA, LINEAR = ({"type": name} for name in ("MRLABase", "MLA", "LinearRLA"))
+LIGHT, BASE, MLA, LINEAR = (dict(type=f) for f in ("MRLALight", "MRLABase", "MLA", "LinearRLA"))
+LIGHT_OUTPUT = dict(LIGHT, previous="output")
 CHANNELS, HEAD_CHANNELS, DEPTH = 32, 16, 3
 
 
-def normalise(tokens, branch, name):
+def normalise(tokens, norm):
     """LayerNorm of each token, eps 1e-6."""
-    norm, centred = getattr(branch, name), tokens - tokens.mean(-1, keepdim=True)
-    return (
-        centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * norm.weight
-        + norm.bias
-    )
+    centred = tokens - tokens.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    return centred / torch.sqrt(variance + 1e-6) * norm.weight + norm.bias
 
 
 def gelu(z):
     return z * (1 + torch.erf(z / math.sqrt(2))) / 2
 
 
-def algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous):
+def algorithms_2_and_4(branches, outputs, inputs, grid, extra):
     """Base and light on maps in which patch i * W + j stands at row i, column j."""
-    normed = [normalise(x, branch, "norm") for x, branch in zip(outputs, branches, strict=True)]
-    maps = [x[:, extra:].transpose(1, 2).unflatten(2, grid) for x in normed]
-    blocks, options = (
-        [named(branch.attention) for branch in branches],
-        dict(head_channels=HEAD_CHANNELS),
-    )
+
+    def maps_of(tokens):
+        return [each[:, extra:].transpose(1, 2).unflatten(2, grid) for each in tokens]
+
+    normed = [normalise(x, branch.norm) for x, branch in zip(outputs, branches, strict=True)]
+    blocks = [named(branch.attention) for branch in branches]
+    function, options = reference.base, dict(head_channels=HEAD_CHANNELS)
     if type(branches[0].attention) is MRLALight:
-        options |= dict(previous=previous, activation=gelu)
-        if previous == "shortcut":  # the block's input
-            inputs = [
-                normalise(s, branch, "history_norm")
-                for s, branch in zip(inputs, branches, strict=True)
-            ]
-        histories = [s[:, extra:].transpose(1, 2).unflatten(2, grid) for s in inputs]
-        attended = reference.light(maps, histories, blocks, **options)
-    else:
-        attended = reference.base(maps, blocks, **options)
-    patches = [out.flatten(2).transpose(1, 2) for out in attended]
-    return [
-        x + torch.cat([n[:, :extra], p], 1)
-        for x, n, p in zip(outputs, normed, patches, strict=True)
-    ]
+        function = reference.light
+        options |= dict(previous=branches[0].attention.previous, gelu=gelu)
+        if options["previous"] == "shortcut":  # the block's input
+            pairs = zip(inputs, branches, strict=True)
+            inputs = [normalise(s, branch.history_norm) for s, branch in pairs]
+    results = []
+    attended = function(maps_of(normed), maps_of(inputs), blocks, **options)
+    for x, n, out in zip(outputs, normed, attended, strict=True):
+        results.append(x + torch.cat([n[:, :extra], out.flatten(2).transpose(1, 2)], 1))
+    return results
 
 
-def draw_stage(attention, grid, extra, seed=0):
-    """A stage of random float64 branches, and its blocks' output and input tokens."""
-    torch.manual_seed(seed)
-    branches = [
-        TokenAttentionResidual(
-            attention, CHANNELS, extra_tokens=extra, first_in_stage=t == 0
-        ).double()
-        for t in range(DEPTH)
-    ]
-    for branch in branches:
-        for parameter in branch.parameters():
-            torch.nn.init.normal_(parameter, std=0.7)
-        for norm in (branch.norm, branch.history_norm):
-            if norm is not None:
-                torch.nn.init.normal_(
-                    norm.bias
-                )  # else pooled features, hence all scores, are close to zero
-    shape = (2, extra + grid[0] * grid[1], CHANNELS)
-    outputs, inputs = (
-        [torch.randn(shape).double().requires_grad_() for _ in range(DEPTH)] for _ in range(2)
+def make_stage(attention, depth, extra):
+    return nn.ModuleList(
+        TokenAttentionResidual(attention, CHANNELS, extra_tokens=extra, first_in_stage=t == 0)
+        for t in range(depth)
     )
-    return branches, outputs, inputs
+
+
+def draw_tokens(depth, count):
+    return [torch.randn(2, count, CHANNELS).double().requires_grad_() for _ in range(depth)]
 
 
 def run(branches, outputs, inputs, grid):
@@ -89,24 +71,19 @@ def run(branches, outputs, inputs, grid):
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7)], ids=["square", "3x7"])
-@pytest.mark.parametrize(
-    "attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=["light", "light-output", "base"]
-)
+@pytest.mark.parametrize("attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=str)
 def test_values_and_gradients_follow_the_algorithms(attention, grid, extra):
-    branches, outputs, inputs = draw_stage(attention, grid, extra)
-    previous = attention.get("previous", "shortcut")
-    expected = algorithms_2_and_4(branches, outputs, inputs, grid, extra, previous)
-    leaves = {f"x{t}": x for t, x in enumerate(outputs)} | {
-        f"s{t}": s for t, s in enumerate(inputs)
-    }
-    leaves |= {
-        f"{t}.{name}": p
-        for t, branch in enumerate(branches)
-        for name, p in branch.named_parameters()
-    }
-    for name, gradient in assert_same(
-        run(branches, outputs, inputs, grid), expected, leaves, 1e-8
-    ).items():
+    torch.manual_seed(0)
+    branches = make_stage(attention, DEPTH, extra).double()
+    for name, parameter in branches.named_parameters():
+        # without a norm's bias pooled features, hence all scores, would be close to zero
+        nn.init.normal_(parameter, std=1.0 if name.endswith("norm.bias") else 0.7)
+    outputs, inputs = (draw_tokens(DEPTH, extra + grid[0] * grid[1]) for _ in range(2))
+    expected = algorithms_2_and_4(branches, outputs, inputs, grid, extra)
+    leaves = {f"x{t}": x for t, x in enumerate(outputs)}
+    leaves |= {f"s{t}": s for t, s in enumerate(inputs)} | dict(branches.named_parameters())
+    found = assert_same(run(branches, outputs, inputs, grid), expected, leaves, 1e-8)
+    for name, gradient in found.items():
         if name.startswith(f"{DEPTH - 1}."):  # base's first query has one layer to choose from
             assert gradient.abs().sum() > 0, f"the comparison does not reach {name}"
 
@@ -116,49 +93,36 @@ def test_values_and_gradients_follow_the_algorithms(attention, grid, extra):
 )
 def test_a_fresh_branch_is_an_exact_identity_that_can_learn(attention):
     """Gradients reach every parameter: DistributedDataParallel stops with an error at others."""
-    branches = [
-        TokenAttentionResidual(attention, CHANNELS, extra_tokens=2, first_in_stage=t == 0)
-        for t in range(2)
-    ]
+    branches = make_stage(attention, 2, extra=2).double()
     for branch in branches:
         branch.init_weights()
-    tokens = [torch.randn(2, 14, CHANNELS) for _ in range(2)]
-    results = run(branches, tokens, [torch.randn(2, 14, CHANNELS) for _ in range(2)], (3, 4))
-    for got, wanted in zip(results, tokens, strict=True):
-        assert torch.equal(got, wanted)
+    tokens = draw_tokens(2, 14)
+    results = run(branches, tokens, draw_tokens(2, 14), (3, 4))
+    assert all(map(torch.equal, results, tokens))
     sum(y.square().sum() for y in results).backward()
     assert branches[1].norm.weight.grad.abs().min() > 0
-    assert all(p.grad is not None for branch in branches for p in branch.parameters())
+    assert all(p.grad is not None for p in branches.parameters())
 
 
-@pytest.mark.parametrize(
-    ("cfg", "heads", "gelu"),
-    [
-        (LIGHT, 12, True),
-        (dict(type=MRLALight), 12, True),
-        (BASE, 12, False),
-        (dict(LIGHT, head_channels=64, value="dwconv"), 3, False),
-    ],
-)
-def test_defaults_on_tokens_are_the_papers(cfg, heads, gelu):
+DEFAULTS = [(LIGHT, 12, True), (dict(type=MRLALight), 12, True), (BASE, 12, False)]
+DEFAULTS += [(dict(LIGHT, head_channels=64, value="dwconv"), 3, False)]
+
+
+@pytest.mark.parametrize(("cfg", "heads", "has_gelu"), DEFAULTS)
+def test_defaults_on_tokens_are_the_papers(cfg, heads, has_gelu):
     """However the config names the variant; the config's own values come before them."""
     attention = TokenAttentionResidual(cfg, 192).attention
-    assert (attention.heads, attention.value_gelu) == (heads, gelu)
+    assert (attention.heads, attention.value_gelu) == (heads, has_gelu)
 
 
 def test_drop_path_drops_extra_and_patch_tokens_together():
     branch = TokenAttentionResidual(LIGHT, CHANNELS, extra_tokens=1, drop_path=0.5, zero_init=False)
-    tokens = torch.randn(64, 7, CHANNELS)
     torch.manual_seed(0)
-    changed = (branch(tokens, torch.randn_like(tokens), (2, 3))[0] != tokens).flatten(1)
-    assert 0 < changed.any(1).sum() < 64
-    assert ((changed.float().mean(1) < 0.01) | (changed.float().mean(1) > 0.99)).all()
-    assert (
-        (branch.eval()(tokens, torch.randn_like(tokens), (2, 3))[0] != tokens)
-        .flatten(1)
-        .any(1)
-        .all()
-    )
+    tokens, inputs = torch.randn(2, 64, 7, CHANNELS)
+    changed = (branch(tokens, inputs, (2, 3))[0] != tokens).float().mean((1, 2))
+    assert 0 < (changed > 0).sum() < 64
+    assert ((changed < 0.01) | (changed > 0.99)).all()
+    assert (branch.eval()(tokens, inputs, (2, 3))[0] != tokens).any(2).any(1).all()
 
 
 def test_a_norm_without_scale_cannot_start_at_zero():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from mmcv.cnn import ConvModule
@@ -11,6 +12,8 @@ from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, MRLAResNet, MRLAViT, ViT
+
+from ..attention.stages import assert_same
 
 
 def count(module: nn.Module) -> int:
@@ -43,22 +46,25 @@ def randomize(backbone: nn.Module) -> nn.Module:
 
 
 def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    backbone.zero_grad()
+    backbone.zero_grad()  # to None: a tensor that was returned before stays as it is
     sum((level**2).sum() for level in backbone(image)).backward()
-    return {
-        name: None if p.grad is None else p.grad.clone() for name, p in backbone.named_parameters()
-    }
+    return {name: parameter.grad for name, parameter in backbone.named_parameters()}
 
 
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
     """Compare lists of float64 tensors and their gradients of all `leaves`."""
-    found = []
-    for outs in (actual, expected):
-        generator = torch.Generator().manual_seed(0)
-        probes = [torch.randn(out.shape, generator=generator, dtype=out.dtype) for out in outs]
-        found.append([*outs, *torch.autograd.grad(outs, leaves, probes)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert_same(actual, expected, dict(enumerate(leaves, len(expected))), tolerance)
+
+
+def load_plain(plain: nn.Module, backbone: nn.Module) -> nn.Module:
+    """Give a plain host the weights of a backbone, and its mode."""
+    assert not plain.load_state_dict(backbone.state_dict(), strict=False).missing_keys
+    plain.train(backbone.training)
+    return plain
+
+
+def assert_same_levels(backbone, plain, image, tolerance=1e-5):
+    torch.testing.assert_close(backbone(image), plain(image), atol=tolerance, rtol=tolerance)
 
 
 def resnet_by_hand(backbone, plain, image):
@@ -73,17 +79,22 @@ def resnet_by_hand(backbone, plain, image):
     return outs
 
 
+def has_shortcut(block):
+    """Whether one of mmdet's EfficientNet blocks has a shortcut; its two kinds name it apart."""
+    return getattr(block, "with_res_shortcut", False) or getattr(block, "with_residual", False)
+
+
 def efficientnet_by_hand(backbone, plain, image):
     """As for ResNet; a block without a shortcut has no branch and resets the memory."""
     x, outs = image, []
     for index, (layer, ours) in enumerate(zip(plain.layers, backbone.layers, strict=True)):
-        memory = ()
-        for block, our_block in (
-            () if isinstance(layer, ConvModule) else zip(layer, ours, strict=True)
-        ):
-            shortcut = getattr(block, "with_res_shortcut", getattr(block, "with_residual", None))
-            x, *memory = our_block.mrla(block(x), x, *memory) if shortcut else (block(x),)
-        x = layer(x) if isinstance(layer, ConvModule) else x
+        if isinstance(layer, ConvModule):
+            x = layer(x)
+        else:
+            memory = ()
+            for block, our_block in zip(layer, ours, strict=True):
+                out = block(x)
+                x, *memory = our_block.mrla(out, x, *memory) if has_shortcut(block) else (out,)
         if index in plain.out_indices:
             outs.append(x)
     return outs
@@ -91,11 +102,10 @@ def efficientnet_by_hand(backbone, plain, image):
 
 def pvt_by_hand(backbone, plain, image):
     x, outs = image, []
-    for (embed, blocks, norm), (_, our_blocks, _) in zip(
-        plain.layers, backbone.layers, strict=True
-    ):
+    for layer, our_layer in zip(plain.layers, backbone.layers, strict=True):
+        embed, blocks, norm = layer
         (x, grid), memory = embed(x), ()
-        for block, ours in zip(blocks, our_blocks, strict=True):
+        for block, ours in zip(blocks, our_layer[1], strict=True):
             x, *memory = ours.mrla(block(x, grid), x, grid, *memory)
         x = nlc_to_nchw(norm(x), grid)
         outs.append(x)
@@ -127,7 +137,8 @@ class Family:
 
     def mrla(self, variant: str = "light", **kwargs: object) -> nn.Module:
         name, arguments = VARIANTS[variant]
-        return self.build(dict(type=name, head_channels=self.head_channels, **arguments), **kwargs)
+        attention = dict(type=name, head_channels=self.head_channels, **arguments)
+        return self.build(layer_attention=attention, **kwargs)
 
 
 class OwnAttention(nn.Module):
@@ -154,59 +165,42 @@ VARIANTS = {
     "own": (OwnAttention, {}),
 }
 RESNET = dict(base_channels=8, norm_eval=False, zero_init_residual=False)
+RESNET_FROZEN = ("conv1.", "bn1.", "layer1.", "layer2.")
 PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
 ARCH = dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=48)
 VIT = dict(arch=ARCH, img_size=64, out_type="featmap", out_indices=(1, 5))
 CEIT = dict(VIT, stem_channels=8)
+EFFICIENTNET = dict(arch="b1", out_indices=(1, 2, 4))
 STAGES = ("layers.0.", "layers.1.")
 TOKENS = ("cls_token", "pos_embed", "patch_embed.", *STAGES)
 
 
 def resnet(depth: int) -> Family:
-    return Family(
-        plain=lambda **kw: ResNet(depth, **{**RESNET, **kw}),
-        build=lambda attention, **kw: MRLAResNet(depth, attention, **{**RESNET, **kw}),
-        by_hand=resnet_by_hand,
-        head_channels=8,
-        frozen=("conv1.", "bn1.", "layer1.", "layer2."),
-        drop_path="attention_drop_path",
-    )
+    plain, build = (partial(kind, depth, **RESNET) for kind in (ResNet, MRLAResNet))
+    return Family(plain, build, resnet_by_hand, 8, RESNET_FROZEN, "attention_drop_path")
+
+
+def transformer(plain: type, build: type, options: dict, frozen: tuple[str, ...]) -> Family:
+    build = partial(build, stage_blocks=2, **options)
+    return Family(partial(plain, **options), build, vit_by_hand, 16, frozen)
 
 
 FAMILIES = {
     "resnet18": resnet(18),
     "resnet50": resnet(50),
-    "vit": Family(
-        plain=lambda **kw: ViT(**{**VIT, **kw}),
-        build=lambda attention, **kw: MRLAViT(
-            layer_attention=attention, **{**VIT, "stage_blocks": 2, **kw}
-        ),
-        by_hand=vit_by_hand,
-        head_channels=16,
-        frozen=TOKENS,
-    ),
-    "ceit": Family(
-        plain=lambda **kw: CeiT(**{**CEIT, **kw}),
-        build=lambda attention, **kw: MRLACeiT(
-            layer_attention=attention, **{**CEIT, "stage_blocks": 2, **kw}
-        ),
-        by_hand=vit_by_hand,
-        head_channels=16,
-        frozen=(*TOKENS, "stem."),
-    ),
+    "vit": transformer(ViT, MRLAViT, VIT, TOKENS),
+    "ceit": transformer(CeiT, MRLACeiT, CEIT, (*TOKENS, "stem.")),
     "pvtv2": Family(
-        plain=lambda **kw: PyramidVisionTransformerV2(**{**PVT, **kw}),
-        build=lambda attention, **kw: MRLAPVTv2("b0", attention, **{**PVT, **kw}),
-        by_hand=pvt_by_hand,
+        partial(PyramidVisionTransformerV2, **PVT),
+        partial(MRLAPVTv2, "b0", **PVT),
+        pvt_by_hand,
         head_channels=16,
         frozen=STAGES,
     ),
     "efficientnet": Family(
-        plain=lambda **kw: EfficientNet("b1", out_indices=(1, 2, 4), **kw),
-        build=lambda attention, **kw: MRLAEfficientNet(
-            "b1", attention, out_indices=(1, 2, 4), **kw
-        ),
-        by_hand=efficientnet_by_hand,
+        partial(EfficientNet, **EFFICIENTNET),
+        partial(MRLAEfficientNet, **EFFICIENTNET),
+        efficientnet_by_hand,
         head_channels=8,
         frozen=STAGES,
     ),

@@ -13,27 +13,29 @@ ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=24)
 SMALL = dict(arch=ARCH, img_size=64, stem_channels=8)
 
 
-def batch_norm(x, module):
-    return F.batch_norm(
-        x, module.running_mean, module.running_var, module.weight, module.bias, eps=module.eps
-    )
+def batch_norm(x, norm):
+    statistics = norm.running_mean, norm.running_var
+    return F.batch_norm(x, *statistics, norm.weight, norm.bias, eps=norm.eps)
 
 
 def layer_norm(tokens, module):
     return F.layer_norm(tokens, tokens.shape[-1:], module.weight, module.bias, eps=1e-6)
 
 
+def linear(x, module):
+    return F.linear(x, module.weight, module.bias)
+
+
 def attend(queries, tokens, attention):
     """Multi-head attention of some tokens' queries over all tokens."""
-    weights, biases = (each.chunk(3) for each in (attention.qkv.weight, attention.qkv.bias))
-    query, key, value = (
-        F.linear(source, weight, bias).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-        for source, weight, bias in zip((queries, tokens, tokens), weights, biases, strict=True)
-    )
+    parameters = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
+    heads = []
+    for source, parameter in zip((queries, tokens, tokens), parameters, strict=True):
+        projected = F.linear(source, *parameter).unflatten(-1, (attention.num_heads, -1))
+        heads.append(projected.transpose(1, 2))
+    query, key, value = heads
     scores = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1)
-    return F.linear(
-        (scores @ value).transpose(1, 2).flatten(2), attention.proj.weight, attention.proj.bias
-    )
+    return linear((scores @ value).transpose(1, 2).flatten(2), attention.proj)
 
 
 def plain_block(x, layer, grid):
@@ -72,8 +74,7 @@ def transcribe(backbone, image, grid, mrla):
     normed = layer_norm(seen, lca.ln1)
     last = seen[:, -1:] + attend(normed[:, -1:], normed, lca.attn)
     hidden, out = lca.ffn.layers[0][0], lca.ffn.layers[1]
-    hidden = F.gelu(F.linear(layer_norm(last, lca.ln2), hidden.weight, hidden.bias))
-    last = last + F.linear(hidden, out.weight, out.bias)
+    last = last + linear(F.gelu(linear(layer_norm(last, lca.ln2), hidden)), out)
     return layer_norm(last[:, 0], backbone.ln1)
 
 
@@ -81,42 +82,32 @@ def transcribe(backbone, image, grid, mrla):
 @pytest.mark.parametrize("size", [(64, 64), (48, 112)], ids=["square", "3x7"])
 def test_the_whole_model_agrees_with_the_paper(size, variant):
     torch.manual_seed(0)
-    backbone = (
-        CeiT(**SMALL)
-        if variant is None
-        else MRLACeiT(layer_attention=dict(type=variant), stage_blocks=2, **SMALL)
-    )
+    options = dict(layer_attention=dict(type=variant), stage_blocks=2)
+    backbone = CeiT(**SMALL) if variant is None else MRLACeiT(**options, **SMALL)
     backbone = randomize(backbone).double().eval()
     image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
     expected = transcribe(backbone, image, (size[0] // 16, size[1] // 16), variant is not None)
+    leaves = [image, *backbone.parameters()]
     # mmpretrain interpolates positions in single precision
-    assert_same_with_gradients(
-        list(backbone(image)), [expected], [image, *backbone.parameters()], tolerance=1e-6
-    )
+    assert_same_with_gradients(backbone(image), [expected], leaves, tolerance=1e-6)
 
 
-def test_every_parameter_learns_whatever_is_returned():
-    for options in (
-        dict(),
-        dict(out_type="featmap"),
-        dict(out_type="avg_featmap"),
-        dict(final_norm=False),
-    ):
-        backbone = MRLACeiT(**SMALL, **options)
-        missing = [
-            key
-            for key, gradient in gradients(backbone, torch.randn(2, 3, 32, 48)).items()
-            if gradient is None
-        ]
-        assert not missing, (options, missing)
-        assert (backbone.lca is None) is ("out_type" in options)
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(out_type="featmap"), dict(out_type="avg_featmap"), dict(final_norm=False)],
+    ids=str,
+)
+def test_every_parameter_learns_whatever_is_returned(options):
+    backbone = MRLACeiT(**SMALL, **options)
+    found = gradients(backbone, torch.randn(2, 3, 32, 48))
+    assert not [name for name, gradient in found.items() if gradient is None]
+    assert (backbone.lca is None) is ("out_type" in options)
 
 
 def test_a_model_without_a_class_token_returns_maps():
     backbone = MRLACeiT(with_cls_token=False, out_type="featmap", **SMALL).eval()
-    assert backbone.cls_token is None and {
-        branch.extra_tokens for branch in branches(backbone)
-    } == {0}
+    assert backbone.cls_token is None
+    assert {branch.extra_tokens for branch in branches(backbone)} == {0}
     assert backbone(torch.randn(1, 3, 48, 112))[0].shape == (1, 32, 3, 7)
 
 
@@ -131,9 +122,8 @@ def test_layer_attention_and_feed_forward_share_the_blocks_drop_path_probability
 def test_freezing_every_block_freezes_all():
     backbone = MRLACeiT(frozen_stages=4, **SMALL).train()
     assert not any(p.requires_grad for p in backbone.parameters())
-    assert not any(
-        m.training for m in (backbone.stem, backbone.lca, backbone.ln1, *backbone.layers)
-    )
+    parts = (backbone.stem, backbone.lca, backbone.ln1, *backbone.layers)
+    assert not any(part.training for part in parts)
     embedding = MRLACeiT(frozen_stages=0, **SMALL).train()
     frozen = {key.split(".")[0] for key, p in embedding.named_parameters() if not p.requires_grad}
     assert frozen == {"stem", "patch_embed", "cls_token", "pos_embed"}

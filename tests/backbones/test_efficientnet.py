@@ -1,31 +1,29 @@
 """MRLAEfficientNet: where layer attention stands, its drop path, and mmdet's options."""
 
+from itertools import chain
+
 import pytest
 import torch
 from mmdet.models.backbones import EfficientNet
 
 from mrla_mm.backbones import MRLAEfficientNet
 
-from .common import branches, randomize_zero_init
+from .common import assert_same_levels, has_shortcut, load_plain, randomize_zero_init
 
 
 @pytest.mark.parametrize("arch", ["b0", "es", "em", "el"])
 def test_layer_attention_follows_the_blocks_with_a_shortcut_and_only_those(arch):
-    backbone, plain = MRLAEfficientNet(arch), EfficientNet(arch)
-    seen = 0
-    for layer, plain_layer in zip(backbone.layers[1:-1], plain.layers[1:-1], strict=True):
-        first_in_stage = True
-        for block, plain_block in zip(layer, plain_layer, strict=True):
-            shortcut = getattr(
-                plain_block, "with_res_shortcut", getattr(plain_block, "with_residual", None)
-            )
-            assert (block.mrla is not None) is shortcut
-            if shortcut:
-                assert block.mrla.attention.first_in_stage is first_in_stage
-                assert block.mrla.norm.eps == 1e-3  # that of mmdet's norms
-                seen += 1
-            first_in_stage = not shortcut
-    assert seen == len(branches(backbone)) > 3
+    blocks, plain = (chain(*net(arch).layers[1:-1]) for net in (MRLAEfficientNet, EfficientNet))
+    first_in_stage, seen = True, 0
+    for block, plain_block in zip(blocks, plain, strict=True):
+        shortcut = has_shortcut(plain_block)
+        assert (block.mrla is not None) is shortcut
+        if shortcut:
+            assert block.mrla.attention.first_in_stage is first_in_stage
+            assert block.mrla.norm.eps == 1e-3  # that of mmdet's norms
+            seen += 1
+        first_in_stage = not shortcut
+    assert seen > 3
 
 
 @pytest.mark.parametrize("path", ["naive", "fused"])
@@ -50,23 +48,13 @@ def test_a_block_and_its_layer_attention_are_dropped_together(path, monkeypatch)
     assert torch.equal(block.eval()(x)[0], block(x)[0])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(arch="es", out_indices=(1, 3, 5)),
-        dict(arch="em", out_indices=(2, 4)),
-        dict(conv_cfg=None),
-        dict(norm_cfg=dict(type="GN", num_groups=4)),
-        dict(act_cfg=dict(type="ReLU")),
-        dict(out_indices=(0, 6)),
-        dict(norm_eval=True),
-    ],
-    ids=str,
-)
+GROUP_NORM = dict(type="GN", num_groups=4)
+OPTIONS = [dict(arch="es", out_indices=(1, 3, 5)), dict(arch="em", out_indices=(2, 4))]
+OPTIONS += [dict(norm_cfg=GROUP_NORM, out_indices=(0, 6)), dict(act_cfg=dict(type="ReLU"))]
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, dict(norm_eval=True)], ids=str)
 def test_host_options_work_as_in_mmdet(options):
-    backbone, plain = MRLAEfficientNet(**options).train(), EfficientNet(**options)
-    plain.load_state_dict(backbone.state_dict(), strict=False)
-    plain.train()
-    image = torch.randn(2, 3, 65, 33)
-    for ours, theirs in zip(backbone(image), plain(image), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    backbone = MRLAEfficientNet(**options).train()
+    plain = load_plain(EfficientNet(**options), backbone)
+    assert_same_levels(backbone, plain, torch.randn(2, 3, 65, 33), tolerance=1e-4)

@@ -11,12 +11,12 @@ from ..test_configs import COMPARED, FILES, build, check_schedule, load, resnet_
 def read_rows(table, folder):
     """Config, depth, and millions of parameters, the paper's and ours, of each row."""
     lines = csv.reader((ROOT / "docs/tables" / table).read_text().splitlines())
-    rows = [
-        (folder + row[1], int(row[2] or 50), float(row[3]), float(row[4]))
-        for row in lines
-        if row[4] != "ours"
-    ]
-    return [row for row in rows if COMPARED.fullmatch(row[0])]
+    rows = [row for row in lines if row[4] != "ours" and COMPARED.fullmatch(folder + row[1])]
+    return [(folder + row[1], int(row[2] or 50), float(row[3]), float(row[4])) for row in rows]
+
+
+def millions(parameters):
+    return sum(parameter.numel() for parameter in parameters) / 1e6
 
 
 # The paper quotes these from papers with other baselines.
@@ -26,9 +26,8 @@ IMAGENET, COCO = read_rows("imagenet.csv", "imagenet/"), read_rows("coco.csv", "
 
 
 def test_every_config_has_a_row():
-    assert {name for name in FILES if COMPARED.fullmatch(name)} == {
-        name for name, *_ in IMAGENET + COCO
-    }
+    compared = {name for name in FILES if COMPARED.fullmatch(name)}
+    assert compared == {name for name, *_ in IMAGENET + COCO}
 
 
 @pytest.mark.parametrize(("name", "depth", "paper", "ours"), IMAGENET)
@@ -36,9 +35,8 @@ def test_classifier(name, depth, paper, ours):
     cfg = load(name)
     cfg.model.backbone.depth = depth
     model = build(cfg)
-    assert sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6 == pytest.approx(
-        ours, abs=0.0051
-    )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert millions(trained) == pytest.approx(ours, abs=0.0051)
     assert name in QUOTED or ours == pytest.approx(paper, abs=0.0501)
     resnet_recipe(cfg, name, model)
 
@@ -51,10 +49,7 @@ def test_detector(name, depth, paper, ours):
     assert cfg.optim_wrapper.optimizer.lr == (0.01 if "retinanet" in name else 0.02)
     assert cfg.model.backbone.init_cfg.checkpoint == "torchvision://resnet50"
     cfg.model.backbone.depth = depth
-    counted = [
-        p.numel()
-        for p in build(cfg).parameters()
-        if p.requires_grad or "_gc_" in name or "_nl_" in name
-    ]
-    assert sum(counted) / 1e6 == pytest.approx(ours, abs=0.0051)
+    everything = "_gc_" in name or "_nl_" in name
+    counted = [p for p in build(cfg).parameters() if p.requires_grad or everything]
+    assert millions(counted) == pytest.approx(ours, abs=0.0051)
     assert ours == pytest.approx(paper, abs=0.002 * paper if "_gc_" in name else 0.0101)

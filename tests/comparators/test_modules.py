@@ -1,5 +1,7 @@
 """Each attention module against its equation written anew, values and gradients."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,32 +27,17 @@ def se(module, x):
 
 def eca(module, x):
     """A channel sees those at most two away."""
-    weight, y = module.conv.weight.flatten(), x.mean((2, 3))
-    logits = [
-        sum(weight[n - c + 2] * y[:, n] for n in range(c - 2, c + 3) if 0 <= n < 8)
-        for c in range(8)
-    ]
-    return gated(x, torch.stack(logits, 1))
+    taps, padded = module.conv.weight.flatten(), F.pad(x.mean((2, 3)), [2, 2])
+    return gated(x, sum(taps[j] * padded[:, j : j + 8] for j in range(5)))
 
 
 def cbam(module, x):
-    x = gated(
-        x,
-        sum(
-            two_layers(y, module.mlp[0], module.mlp[2])
-            for y in (x.mean((2, 3)), x.flatten(2).max(2)[0])
-        ),
-    )
-    maps, weight = (
-        F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [1] * 4),
-        module.conv.weight[0],
-    )
-    logits = sum(
-        maps[:, m, i : i + 3, j : j + 5] * weight[m, i, j]
-        for m in (0, 1)
-        for i in range(3)
-        for j in range(3)
-    )
+    pooled = [x.mean((2, 3)), x.flatten(2).max(2)[0]]
+    x = gated(x, sum(two_layers(y, module.mlp[0], module.mlp[2]) for y in pooled))
+    maps = F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [1] * 4)
+    logits = 0
+    for m, i, j in itertools.product(range(2), range(3), range(3)):
+        logits = logits + module.conv.weight[0, m, i, j] * maps[:, m, i : i + 3, j : j + 5]
     return x / (1 + (-logits[:, None]).exp())
 
 
@@ -63,38 +50,30 @@ def a2(module, x):
 def aa(module, x):
     """One query pixel after the other."""
     pooled = F.avg_pool2d(x, 3, module.stride, padding=1) if module.stride > 1 else x
-    heads = zip(
-        *(each.chunk(2, 1) for each in module.qkv(pooled).split(module.sizes, 1)), strict=True
-    )
-    pixels, outs = [(i, j) for i in range(pooled.shape[2]) for j in range(pooled.shape[3])], []
-    for q, k, v in heads:
-        out, zero = torch.zeros_like(v), module.max_grid - 1
+    parts = [part.chunk(2, 1) for part in module.qkv(pooled).split(module.sizes, 1)]
+    pixels = list(itertools.product(*map(range, pooled.shape[2:])))
+    outs, zero = [], module.max_grid - 1
+    for q, k, v in zip(*parts, strict=True):
+        out = torch.zeros_like(v)
         for i, j in pixels:
-            keys = [
-                k[..., y, u] + module.rows[y - i + zero] + module.columns[u - j + zero]
-                for y, u in pixels
-            ]
-            weights = torch.stack(
-                [(q[..., i, j] * key).sum(1) / q.shape[1] ** 0.5 for key in keys]
-            ).softmax(0)
-            out[..., i, j] = sum(
-                weight[:, None] * v[..., y, u]
-                for weight, (y, u) in zip(weights, pixels, strict=True)
-            )
+            scores = []
+            for y, u in pixels:
+                key = k[..., y, u] + module.rows[y - i + zero] + module.columns[u - j + zero]
+                scores.append((q[..., i, j] * key).sum(1) / q.shape[1] ** 0.5)
+            weights = torch.stack(scores, 1).softmax(1)
+            out[..., i, j] = torch.einsum("bn,bcn->bc", weights, v.flatten(2))
         outs.append(out)
     return torch.cat([module.conv(x), module.out(torch.cat(outs, 1))], 1)
 
 
+AA_OPTIONS = dict(padding=1, heads=2, value_ratio=0.25)
 CASES = {
     "SE": (lambda: SE(8, reduction=3), se),
     "ECA": (lambda: ECA(8, kernel_size=5), eca),
     "CBAM": (lambda: CBAM(8, reduction=2, kernel_size=3), cbam),
     "A2": (lambda: A2(8), a2),
-    "AA": (lambda: AA(8, 16, 3, padding=1, heads=2, value_ratio=0.25, max_grid=5), aa),
-    "AA, stride": (
-        lambda: AA(8, 16, 3, stride=2, padding=1, heads=2, value_ratio=0.25, max_grid=3),
-        aa,
-    ),
+    "AA": (lambda: AA(8, 16, 3, **AA_OPTIONS, max_grid=5), aa),
+    "AA, stride": (lambda: AA(8, 16, 3, stride=2, **AA_OPTIONS, max_grid=3), aa),
 }
 
 
@@ -115,31 +94,22 @@ def test_bridge_attention():
         s = (s - s.mean(0)) / (s.var(0, unbiased=False) + norm.eps) ** 0.5
         bridged = bridged + s * norm.weight + norm.bias
     expected = gated(maps[2], bridged.clamp(min=0) @ module.excite.weight.T)
-    assert_same_with_gradients(
-        [module(maps[2], maps[:2])], [expected], [*maps, *module.parameters()]
-    )
+    leaves = [*maps, *module.parameters()]
+    assert_same_with_gradients([module(maps[2], maps[:2])], [expected], leaves)
 
 
 def test_dia_is_an_lstm_along_the_stage():
     layers = [DIA(6, reduction=2, first_in_stage=t == 0).double() for t in range(3)]
-    lstm, maps = (
-        randomize(layers[0].lstm),
-        [torch.randn(2, 6, 3, 4).double().requires_grad_() for _ in layers],
-    )
     assert [len(list(layer.parameters())) for layer in layers] == [8, 0, 0]
-    outs, expected, memory, hidden, cell = (
-        [],
-        [],
-        (),
-        torch.zeros(2, 6).double(),
-        torch.zeros(2, 6).double(),
-    )
+    lstm = randomize(layers[0].lstm)
+    maps = [torch.randn(2, 6, 3, 4).double().requires_grad_() for _ in layers]
+    outs, expected, memory = [], [], ()
+    hidden = cell = torch.zeros(2, 6).double()
     for layer, x in zip(layers, maps, strict=True):
         out, memory = layer(x, None, memory)
         outs.append(out)
-        gates = two_layers(x.mean((2, 3)), *lstm.from_input[::2]) + two_layers(
-            hidden, *lstm.from_hidden[::2]
-        )
+        gates = two_layers(x.mean((2, 3)), *lstm.from_input[::2])
+        gates = gates + two_layers(hidden, *lstm.from_hidden[::2])
         i, f, g, o = gates.unflatten(1, (4, 6)).unbind(1)
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.sigmoid()
@@ -147,16 +117,16 @@ def test_dia_is_an_lstm_along_the_stage():
     assert_same_with_gradients(outs, expected, [*maps, *lstm.parameters()])
 
 
-@pytest.mark.parametrize(
-    ("make", "named"),
-    [
-        (lambda: SE(8, reduction=9), "reduction=9"),
-        (lambda: ECA(8, kernel_size=4), "kernel_size=4"),
-        (lambda: CBAM(8, reduction=2, kernel_size=6), "kernel_size=6"),
-        (lambda: AA(8, 8, 3, value_ratio=1.0), "value_ratio=1.0"),
-        (lambda: AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5)), "max_grid=4"),
-    ],
-)
-def test_wrong_arguments_name_themselves(make, named):
+WRONG = {
+    "reduction=9": lambda: SE(8, reduction=9),
+    "kernel_size=4": lambda: ECA(8, kernel_size=4),
+    "kernel_size=6": lambda: CBAM(8, reduction=2, kernel_size=6),
+    "value_ratio=1.0": lambda: AA(8, 8, 3, value_ratio=1.0),
+    "max_grid=4": lambda: AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("named", WRONG)
+def test_wrong_arguments_name_themselves(named):
     with pytest.raises(InputError, match=named):
-        make()
+        WRONG[named]()
