@@ -43,16 +43,11 @@ def test_soft_nms(device, method, offset):
 
 def test_nms_match_groups():
     boxes, scores = crowd(40)
-    order, groups = sorted(range(40), key=lambda i: -scores[i]), []
+    order, groups, corners = scores.argsort(descending=True).tolist(), [], boxes.tolist()
     while order:
-        best = order[0]
-        group = [
-            i
-            for i in order
-            if i == best or reference.overlap(boxes[best].tolist(), boxes[i].tolist()) >= 0.4
-        ]
-        groups.append(group)
-        order = [i for i in order if i not in group]
+        best = corners[order[0]]
+        groups.append([i for i in order if reference.overlap(best, corners[i]) >= 0.4])
+        order = [i for i in order if i not in groups[-1]]
     matched = nms_match(torch.cat([boxes, scores[:, None]], 1), 0.4)
     assert [m.tolist() for m in matched] == groups
     assert max(len(group) for group in groups) > 1
