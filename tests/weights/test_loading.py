@@ -15,7 +15,6 @@ from mrla_mm.backbones import MRLAPVTv2, MRLAResNet, PVTv2
 from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint
 
-from . import conftest as files
 from .conftest import (
     LIGHT,
     VARIANTS,
@@ -116,7 +115,7 @@ def test_files_of_the_authors(variant, attention, tmp_path):
 
 def test_torchvision_resnet50_is_a_warm_start(tmp_path):
     """Everything but layer attention loads."""
-    plain = files.torchvision_resnet(50).state_dict()
+    plain = torchvision.models.resnet50().state_dict()
     report = load_weights(MRLAResNet(50), save(tmp_path, plain))
     assert len(report.matched) == len(plain) - 2 and not report.missing
     assert all(".mrla." in key for key in report.fresh) and len(report.fresh) == 16 * 9
@@ -170,9 +169,7 @@ def test_added_parts_may_be_missing(trained, tmp_path):
     assert any("context_block" in key for key in report.additional) and not report.faults()
 
 
-@pytest.mark.parametrize(
-    "kind", [PretrainedInit, "mmengine.Pretrained", "mmengine.model.weight_init.PretrainedInit"]
-)
+@pytest.mark.parametrize("kind", [PretrainedInit, "mmengine.PretrainedInit"])
 def test_configs_that_name_the_class_are_strict_too(kind, trained, tmp_path):
     """All that is loaded stays: mmengine would initialise the parts of the module afterwards."""
     path = save(tmp_path, prefixed(trained, "backbone."))
