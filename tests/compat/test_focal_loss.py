@@ -7,20 +7,11 @@ from .conftest import check_op, needs_stand_in
 
 pytestmark = needs_stand_in
 
-REDUCTIONS = {
-    "none": lambda loss: loss,
-    "mean": lambda loss: loss.sum() / len(loss),
-    "sum": torch.sum,
-}
-
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "reduction"),
-    [*((torch.float64, each) for each in REDUCTIONS), (torch.float16, "none")],
-)
-def test_sigmoid(device, gamma, weighted, dtype, reduction):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_sigmoid(device, gamma, weighted, dtype):
     """The paper's loss, literally."""
     logits = torch.randn(7, 4, dtype=torch.float64) * 3
     target = torch.arange(7, device=device) % 5  # the last is background
@@ -33,10 +24,10 @@ def test_sigmoid(device, gamma, weighted, dtype, reduction):
         loss = torch.where(hot, hit, miss)
         if weighted:
             loss = loss * torch.cat([weight, weight.new_ones(1)])[target, None].double()
-        return REDUCTIONS[reduction](loss)
+        return loss
 
     check_op(
-        lambda x: sigmoid_focal_loss(x, target, gamma, 0.3, weight, reduction),
+        lambda x: sigmoid_focal_loss(x, target, gamma, 0.3, weight, "none"),
         formula,
         [logits.to(device, dtype).requires_grad_()],
         atol=1e-6,

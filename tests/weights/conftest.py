@@ -110,24 +110,23 @@ def trained():
     return scatter(narrow()).state_dict()
 
 
+RELEASED = {
+    ".mrla.attention.query.": ".mrla.mrla.Wq.",
+    ".mrla.attention.key.": ".mrla.mrla.Wk.",
+    ".mrla.attention.value.": ".mrla.mrla.Wv.",
+    ".mrla.attention.history_scale": ".mrla.lambda_t",
+    ".mrla.norm.": ".bn_mrla.",
+}
+STAGES = {f"layer{index + 1}.": f"stages.{index}." for index in range(4)}
+
+
 def released_resnet(variant, depth=18):
     """Return a narrow state dict as the authors' code writes it; base names stages otherwise."""
-    state = plain_resnet(depth)
-    generator = torch.Generator().manual_seed(1)
-    for key in [key for key in state if key.endswith(".bn2.weight")]:
-        block, channels = key.removesuffix("bn2.weight"), len(state[key])
-        kernel = 3 if channels < 128 else 5
-        shapes = {"Wq": (1, 1, kernel), "Wk": (1, 1, kernel), "Wv": (channels, 1, 3, 3)}
-        for name, shape in shapes.items():
-            state[f"{block}mrla.mrla.{name}.weight"] = torch.randn(shape, generator=generator)
-        if variant == "light":
-            state[f"{block}mrla.lambda_t"] = torch.randn(channels, 1, 1, generator=generator)
-        norm = scatter(torch.nn.BatchNorm2d(channels)).state_dict()
-        state |= prefixed(norm, f"{block}bn_mrla.")
-    if variant == "light":
-        return state
-    for index in range(4):
-        layer = f"layer{index + 1}."
-        names = {key: key.replace(layer, f"stages.{index}.") for key in state}
-        state = {name: state[key] for key, name in names.items()}
-    return state
+    model = narrow(depth, LIGHT if variant == "light" else BASE)
+    names = RELEASED if variant == "light" else RELEASED | STAGES
+    state = {}
+    for name, tensor in scatter(model, seed=1).state_dict().items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        state[name] = tensor.view(-1, 1, 1) if name.endswith("lambda_t") else tensor
+    return state | random_layers({"fc": (1000, 128)})

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mrla_mm.backbones import MRLAViT, ViT
-from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
 from .conftest import LIGHT, VARIANTS, random_layers, save
@@ -91,11 +90,6 @@ def test_positions_are_resized_and_reported(tmp_path):
     assert report.unused == ["cls_token"]
     assert report.resized == ["pos_embed (1, 17, 32) to (1, 16, 32)"]
     assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
-
-
-def test_a_distilled_model_needs_a_distilled_file(tmp_path):
-    with pytest.raises(InputError, match="dist_token"):
-        load_weights(build(with_dist_token=True), save(tmp_path, deit()))
 
 
 def test_initialising_leaves_loaded_positions_alone(tmp_path):

@@ -12,7 +12,7 @@ from mrla_mm.compat.config_scope import config_path
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
-from .conftest import same, save, without
+from .conftest import save, without
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +84,3 @@ def test_another_size_is_refused(path):
     for backbone in (MRLAEfficientNet("b1", out_indices=(2, 3, 4, 5)), MRLAEfficientNet("es")):
         with pytest.raises(InputError, match="nothing was loaded"):
             load_weights(backbone, path)
-
-
-@pytest.mark.parametrize("size", ["b0", "es"])
-def test_our_own_checkpoints_keep_their_names(size):
-    state = MRLAEfficientNet(size).state_dict()
-    loaded = MRLAEfficientNet(size, zero_init_attention=False)
-    loaded.load_state_dict(state)
-    assert same(loaded.state_dict(), state)

@@ -5,7 +5,6 @@ import builtins
 import hashlib
 import os
 import pickle
-import socket
 import sys
 
 import pytest
@@ -102,20 +101,15 @@ def test_fetched_once(served, cache):
     read_checkpoint(location)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("w.pth", "<!DOCTYPE html>"), ("gone.pth", "404")])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("w.pth", "<!DOCTYPE html>"), ("gone.pth", "404.*{}.*init_cfg=None, froz")],
+)
 def test_bad_downloads_are_not_kept(name, expected, served, cache):
-    """A later run would take them for the weights."""
+    """A later run would take them for the weights. What cannot be fetched can be put there."""
     folder, address = served
+    expected = expected.format(cache / name)
     (folder / "w.pth").write_bytes(PAGE)
     with pytest.raises(InputError, match=expected):
         read_checkpoint(f"{address}/{name}")
     assert not list(cache.iterdir())
-
-
-def test_unreachable_server(cache):
-    """The message says where to put the file, and how to train without."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with pytest.raises(InputError, match=f"{cache / 'w.pth'}.*init_cfg=None, frozen_stages=-1"):
-        read_checkpoint(f"http://127.0.0.1:{port}/w.pth")
