@@ -37,13 +37,11 @@ def find_config(name: str) -> Path:
     path = folder / relative if separator else Path(name)
     if path.is_file():
         return path
-    known = {
-        each: f"{searched}::{each.relative_to(folder).as_posix()}" for each in folder.rglob("*.py")
-    }
+    packed = [each for each in folder.rglob("*.py") if "_base_" not in each.parts]
+    known = {each.stem: f"{searched}::{each.relative_to(folder).as_posix()}" for each in packed}
     if not separator:
-        known |= {each: str(each) for each in path.parent.glob("*.py")}
-    stems = {each.stem: shown for each, shown in known.items() if "_base_" not in each.parts}
-    near = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems)]
+        known |= {each.stem: str(each) for each in path.parent.glob("*.py")}
+    near = [known[stem] for stem in difflib.get_close_matches(path.stem, known)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"packed configs are in {folder}"
     raise InputError(f"config {name} does not exist; {hint}")
 

@@ -12,12 +12,8 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 
 LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
-HALVINGS = {
-    0.25: 2,
-    0.5: 1,
-    1: 0,
-    2: -1,
-}  # of the map's stride, by the ratio of a level's stride to it
+# How often the map's stride is halved, by the ratio of a level's stride to it.
+HALVINGS = {0.25: 2, 0.5: 1, 1: 0, 2: -1}
 
 
 @MODELS.register_module(force=True)
@@ -34,7 +30,6 @@ class SimpleFeaturePyramid(BaseModule):
         strides: strides of the levels in pixels of the image, each twice the one before.
         in_stride: stride of the map: the patch size of the backbone.
         norm_cfg: config of the norms, by default over the channels of each pixel; None for none.
-        init_cfg: see mmengine's ``BaseModule``.
 
     Raises:
         InputError: for strides that do not double, or do not start between in_stride / 4 and 2
@@ -67,10 +62,8 @@ class SimpleFeaturePyramid(BaseModule):
         ratios = [stride / in_stride for stride in strides]
         doubled = [ratios[0] * 2**level for level in range(len(ratios))]
         if ratios[0] not in HALVINGS or ratios != doubled:
-            raise InputError(
-                f"strides={strides} must double, starting between in_stride={in_stride} / 4 and "
-                "twice it"
-            )
+            start = f"between in_stride={in_stride} / 4 and twice it"
+            raise InputError(f"strides={strides} must double, starting {start}")
         halvings = [HALVINGS[ratio] for ratio in ratios if ratio in HALVINGS]
         self.extra_levels = len(ratios) - len(halvings)
         self.levels = ModuleList(
@@ -90,7 +83,8 @@ def make_level(
     in_channels: int, out_channels: int, halvings: int, norm_cfg: dict | None
 ) -> nn.Sequential:
     """Build the layers to a level: its stride is halved 2, 1 or 0 times, or doubled (-1)."""
-    layers, channels = [], in_channels
+    layers = []
+    channels = in_channels
     for step in range(halvings):
         if step:
             layers += [] if norm_cfg is None else [build_norm_layer(norm_cfg, channels)[1]]
@@ -99,8 +93,7 @@ def make_level(
         channels //= 2
     if halvings < 0:
         layers.append(nn.MaxPool2d(2, stride=2, ceil_mode=True))
-    layers.append(ConvModule(channels, out_channels, 1, norm_cfg=norm_cfg, act_cfg=None))
-    layers.append(
-        ConvModule(out_channels, out_channels, 3, padding=1, norm_cfg=norm_cfg, act_cfg=None)
-    )
+    cfg = dict(norm_cfg=norm_cfg, act_cfg=None)
+    layers.append(ConvModule(channels, out_channels, 1, **cfg))
+    layers.append(ConvModule(out_channels, out_channels, 3, padding=1, **cfg))
     return nn.Sequential(*layers)

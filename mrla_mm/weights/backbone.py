@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mrla_mm.weights.layouts import layout_of
 from mrla_mm.weights.loading import load_weights
-from mrla_mm.weights.states import below, type_name
+from mrla_mm.weights.states import below
 
 PRETRAINED = ("Pretrained", "PretrainedInit")  # mmengine's initializer and its class
 MMENGINE_ALONE = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
@@ -71,9 +71,7 @@ class PretrainedBackbone:
         super().train(mode)
         return self
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Tensor], prefix: str, *args: object
-    ) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Rename what is of a published layout, then load as torch does."""
         state = below(state_dict, prefix)
         renamed = layout_of(self).renamed(state)
@@ -88,4 +86,6 @@ def pretrained_entries(module: object) -> list[dict]:
     """Return the entries of a module's `init_cfg` that name a weight file."""
     init_cfg = getattr(module, "init_cfg", None) or []
     entries = [init_cfg] if isinstance(init_cfg, dict) else init_cfg
-    return [entry for entry in entries if type_name(entry["type"]) in PRETRAINED]
+    names = [getattr(entry["type"], "__name__", entry["type"]) for entry in entries]
+    kinds = [str(name).rpartition(".")[2] for name in names]  # without a scope
+    return [entry for entry, kind in zip(entries, kinds, strict=True) if kind in PRETRAINED]

@@ -100,9 +100,7 @@ def check_file(path: Path) -> None:
         raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
     named = NAMED_DIGEST.search(path.name)
     if named and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(named[1]):
-        raise InputError(
-            f"weights {path} do not have the SHA-256 that their name promises; get the file again"
-        )
+        raise InputError(f"weights {path} do not have the SHA-256 of their name; get them again")
     if path.suffix == SAFETENSORS or is_zipfile(path):
         return
     with path.open("rb") as file:

@@ -125,7 +125,7 @@ LAYOUTS = {
     "deit": KeyLayout(
         prefixes={
             "blocks.": "layers.",
-            "patch_embed.proj.": "patch_embed.projection.",
+            "patch_embed.proj": "patch_embed.projection",
             "norm.": "ln1.",
         },
         parts={

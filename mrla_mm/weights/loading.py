@@ -94,12 +94,9 @@ class LoadReport:
 
     def refusal(self, faults: list[str]) -> InputError:
         """Return the error for a file that does not fit, with what it probably is."""
-        rest = (self.fresh, self.additional, self.missing, self.mismatched)
-        total = len(self.matched) + sum(map(len, rest))
-        reason = (
-            "It is of another depth, width or model, or its keys have a prefix: name it as prefix= "
-            "beside the checkpoint"
-        )
+        kinds = (self.matched, self.fresh, self.additional, self.missing, self.mismatched)
+        total = sum(map(len, kinds))
+        reason = "It is of another depth, width or model, or its keys need prefix= beside the file"
         if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in self.matched):
             reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         return InputError(
@@ -204,16 +201,13 @@ def changed_arguments(module: nn.Module, metadata: Mapping) -> list[str]:
     """Return the modules whose state dict's metadata tells of other arguments, and which."""
     changed = []
     for path, part in module.named_modules():
-        if hasattr(part, "changed_arguments"):
-            words = part.changed_arguments(metadata.get(path, {}))
-            if words:
-                changed.append(f"{path} ({words})")
+        compare = getattr(part, "changed_arguments", None)
+        if compare and (words := compare(metadata.get(path, {}))):
+            changed.append(f"{path} ({words})")
     return changed
 
 
-def to_ours(
-    module: nn.Module, state: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]:
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if hasattr(module, "key_layout"):
         return layout_of(module).to_ours(state)
@@ -241,9 +235,11 @@ def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
 def plugin_names(module: nn.Module) -> set[str]:
     """Return the names of the plugins in mmdet's ResNet blocks, which no published file has."""
     kinds = [f"after_conv{number}_plugin_names" for number in (1, 2, 3)]
-    return {
-        name for block in module.modules() for kind in kinds for name in getattr(block, kind, ())
-    }
+    found = set()
+    for block in module.modules():
+        for kind in kinds:
+            found.update(getattr(block, kind, ()))
+    return found
 
 
 def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
@@ -259,8 +255,6 @@ def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
     released_base = layout is LAYOUTS["resnet"] and any(key.startswith("stages.") for key in state)
     width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
     if released_base and width != 16:
-        found.append(
-            "the authors trained ResNet MRLA-base with layer_attention.head_channels=16, "
-            f"the model has {width}"
-        )
+        trained = "the authors trained ResNet MRLA-base with layer_attention.head_channels=16"
+        found.append(f"{trained}, the model has {width}")
     return found

@@ -42,11 +42,7 @@ def find_state(
     content, entries = enter(checkpoint, entry)
     state, wrappers = unwrap(content)
     words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
-    words += [
-        f"not {name}"
-        for name in ENTRIES
-        if isinstance(checkpoint.get(name), Mapping) and name not in entries
-    ]
+    words += [f"not {name}" for name in known_entries(checkpoint) if name not in entries]
     words += [f"prefix {wrapper}" for wrapper in wrappers]
     if prefix is None:
         prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ""
@@ -55,9 +51,8 @@ def find_state(
         words.append(f"prefix {prefix}")
     inside = below(state, prefix)
     if not inside:
-        raise InputError(
-            f"no weights found below prefix={prefix!r}; the keys are {sample(state or content)}"
-        )
+        keys = sample(state or content)
+        raise InputError(f"no weights found below prefix={prefix!r}; the keys are {keys}")
     others = {key: value for key, value in state.items() if not key.startswith(prefix)}
     return Source(inside, ", ".join(words), others, entries)
 
@@ -65,16 +60,19 @@ def find_state(
 def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
     """Step into the entries around a state dict; return it and the entries' names."""
     entries = []
-    while name := entry or next(
-        (name for name in ENTRIES if isinstance(content.get(name), Mapping)), None
-    ):
-        if not isinstance(content.get(name), Mapping):
-            raise InputError(
-                f"there is no entry {name!r} with weights; the entries are {sample(content)}"
-            )
-        content, entry = content[name], None
-        entries.append(name)
+    if entry and not isinstance(content.get(entry), Mapping):
+        raise InputError(f"no entry {entry!r} with weights; the entries are {sample(content)}")
+    names = [entry] if entry else known_entries(content)
+    while names:
+        entries.append(names[0])
+        content = content[names[0]]
+        names = known_entries(content)
     return content, entries
+
+
+def known_entries(content: Mapping) -> list[str]:
+    """Return the entries that may hold a state dict, the preferred first."""
+    return [name for name in ENTRIES if isinstance(content.get(name), Mapping)]
 
 
 def unwrap(content: Mapping) -> tuple[dict[str, Tensor], list[str]]:
@@ -111,8 +109,3 @@ def sample(keys: Mapping | list, count: int = 3) -> str:
     keys = [str(key) for key in keys]
     shown = ", ".join(keys[:count]) or "none"
     return shown if len(keys) <= count else f"{shown}, ... ({len(keys)} in all)"
-
-
-def type_name(kind: type | str) -> str:
-    """Return the bare name of a type in a config, which may be a class or have a scope."""
-    return kind.__name__ if isinstance(kind, type) else str(kind).rpartition(".")[2]

@@ -19,15 +19,11 @@ def parse(tmp_path):
 
 
 def test_bases_of_bases_and_lists_of_bases(parse, tmp_path):
-    (tmp_path / "lower.py").write_text(
-        f"_base_ = 'mrla_mm::{NAME}'\ntest_cfg = dict(type='MyLoop')"
-    )
+    (tmp_path / "lower.py").write_text(f"_base_ = 'mrla_mm::{NAME}'\nlower = 2")
     (tmp_path / "other.py").write_text("extra = 3")
-    config = parse(
-        "_base_ = ['./lower.py', './other.py']\nmodel = dict(rpn_head=dict(in_channels=7))"
-    )
-    assert config.model.backbone.type == "MRLAResNet" and config.model.rpn_head.in_channels == 7
-    assert config.test_cfg.type == "MyLoop" and config.extra == 3
+    config = parse("_base_ = ['./lower.py', './other.py']\nmodel = dict(rpn_head=dict(channels=7))")
+    assert config.model.backbone.type == "MRLAResNet" and config.model.rpn_head.channels == 7
+    assert config.lower == 2 and config.extra == 3
     config = parse(f"_base_ = 'mrla_mm::{NAME}'\nbackbone = _base_.model.backbone")
     assert config.backbone.type == "MRLAResNet" and "_scope_" not in config.backbone
 

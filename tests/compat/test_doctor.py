@@ -38,20 +38,17 @@ def find_spec(name, original=importlib.util.find_spec):
     return None if name == "pkg_resources" else original(name)
 
 
-@pytest.mark.parametrize(
-    ("part", "replacement", "remedy"),
-    [
-        (
-            "version",
-            lambda name: "2.1.0" if name in ("mmcv", "mmcv-lite") else None,
-            "pip uninstall",
-        ),
-        ("importlib.util.find_spec", find_spec, "setuptools<81"),
-        ("PROBES", {"nms": lambda torch, device: (1.0, 2.0)}, "1.0 instead of 2.0"),
-    ],
-    ids=["two mmcv", "no pkg_resources", "a wrong op"],
-)
-def test_faults_are_reported(doctor, part, replacement, remedy, monkeypatch, capsys):
+TWO_MMCV = {"mmcv": "2.1.0", "mmcv-lite": "2.1.0"}
+FAULTS = {
+    "pip uninstall": ("version", TWO_MMCV.get),
+    "setuptools<81": ("importlib.util.find_spec", find_spec),
+    "1.0 instead of 2.0": ("PROBES", {"nms": lambda torch, device: (1.0, 2.0)}),
+}
+
+
+@pytest.mark.parametrize("remedy", FAULTS)
+def test_faults_are_reported(doctor, remedy, monkeypatch, capsys):
+    part, replacement = FAULTS[remedy]
     owner, _, name = part.rpartition(".")
     monkeypatch.setattr(importlib.util if owner else doctor, name, replacement)
     assert doctor.main() == 1 and remedy in capsys.readouterr().out

@@ -58,10 +58,3 @@ def test_no_attribute_of_a_hosts_class_or_module_differs():
     assert done.returncode == 0, done.stderr
     changed = set(json.loads(done.stdout.splitlines()[-1]))
     assert "mmengine.config.config.Config._get_cfg_path" in changed <= ALLOWED
-
-
-def test_mmengines_initializer_is_its_own():
-    from mmengine.model.weight_init import PretrainedInit
-    from mmengine.registry import WEIGHT_INITIALIZERS
-
-    assert WEIGHT_INITIALIZERS.get("Pretrained") is PretrainedInit

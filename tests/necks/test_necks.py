@@ -10,14 +10,11 @@ from mrla_mm.errors import InputError
 from mrla_mm.necks import DroppedAveragePooling, SimpleFeaturePyramid
 
 
-@pytest.mark.parametrize(
-    "strides", [(4, 8, 16, 32, 64), (8, 16, 32, 64, 128), (16, 32), (16,), (32, 64)]
-)
-@pytest.mark.parametrize("size", [(128, 128), (48, 176), (80, 16)])
+@pytest.mark.parametrize("strides", [(4, 8, 16, 32, 64), (8, 16, 32, 64, 128), (16,), (32, 64)])
+@pytest.mark.parametrize("size", [(48, 176), (80, 16)])
 def test_levels_have_their_strides(strides, size):
-    neck = MODELS.build(
-        dict(type="SimpleFeaturePyramid", in_channels=24, out_channels=8, strides=strides)
-    )
+    cfg = dict(type="SimpleFeaturePyramid", in_channels=24, out_channels=8)
+    neck = MODELS.build(dict(cfg, strides=strides))
     levels = neck([torch.randn(2, 24, size[0] // 16, size[1] // 16)])
     expected = [(2, 8, -(-size[0] // stride), -(-size[1] // stride)) for stride in strides]
     assert [tuple(level.shape) for level in levels] == expected
@@ -30,9 +27,7 @@ def test_layers_and_parameters_are_those_of_vitdet():
     assert [type(layer) for layer in neck.levels[3]] == [nn.MaxPool2d, ConvModule, ConvModule]
     head = {c: c * 256 + 2 * 256 + 256 * 256 * 9 + 2 * 256 for c in (192, 384, 768)}
     first_half, second_half = 768 * 384 * 4 + 384, 384 * 192 * 4 + 192
-    expected = (
-        first_half + 2 * 384 + second_half + head[192] + first_half + head[384] + 2 * head[768]
-    )
+    expected = 2 * first_half + 2 * 384 + second_half + head[192] + head[384] + 2 * head[768]
     assert sum(p.numel() for p in neck.parameters()) == expected
 
 
@@ -41,9 +36,9 @@ def test_each_level_sees_its_own_place():
     image = torch.zeros(1, 16, 6, 10, dtype=torch.float64)
     touched = image.clone()
     touched[:, :, 2, 7] = 1
-    for level, before, stride in zip(
-        neck([touched]), neck([image]), (4, 8, 16, 32, 64), strict=True
-    ):
+    levels = zip(neck([touched]), neck([image]), strict=True)
+    for number, (level, before) in enumerate(levels):
+        stride = 4 * 2**number
         changed = (level - before).abs().sum(1)[0] > 1e-12
         rows, columns = (torch.nonzero(changed.any(axis)).flatten() * stride for axis in (1, 0))
         for places, patch in ((rows, 2), (columns, 7)):

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 import torch
-import torchvision
 
 from mrla_mm.backbones import MRLAResNet
 
@@ -93,29 +92,16 @@ def scatter(model, seed=0):
     return model
 
 
-def torchvision_resnet(depth):
-    """Return torchvision's ResNet with random values."""
-    return scatter(getattr(torchvision.models, f"resnet{depth}")().eval())
-
-
-@functools.cache
-def _quarter(depth):
-    state = torchvision_resnet(depth).state_dict()
-    for key, value in state.items():
-        for dim, size in enumerate(value.shape[:2]):
-            value = value.narrow(dim, 0, size // 4) if size % 64 == 0 else value
-        state[key] = value.clone()
-    return state
-
-
-def plain_resnet(depth=18):
-    """Return the state dict of torchvision's ResNet, cut to a quarter of its channels."""
-    return dict(_quarter(depth))
-
-
 def narrow(depth=18, attention=None, **more):
     """Return a backbone for files with a quarter of the channels."""
     return MRLAResNet(depth, attention or LIGHT, base_channels=16, **more)
+
+
+def plain_resnet(depth=18):
+    """Return a state dict of a quarter of torchvision's ResNet, whose names are ours too."""
+    channels = 512 if depth >= 50 else 128
+    head = random_layers({"fc": (1000, channels)})
+    return without(scatter(narrow(depth)).state_dict(), ".mrla.") | head
 
 
 @pytest.fixture(scope="module")
@@ -124,24 +110,23 @@ def trained():
     return scatter(narrow()).state_dict()
 
 
+RELEASED = {
+    ".mrla.attention.query.": ".mrla.mrla.Wq.",
+    ".mrla.attention.key.": ".mrla.mrla.Wk.",
+    ".mrla.attention.value.": ".mrla.mrla.Wv.",
+    ".mrla.attention.history_scale": ".mrla.lambda_t",
+    ".mrla.norm.": ".bn_mrla.",
+}
+STAGES = {f"layer{index + 1}.": f"stages.{index}." for index in range(4)}
+
+
 def released_resnet(variant, depth=18):
     """Return a narrow state dict as the authors' code writes it; base names stages otherwise."""
-    state = plain_resnet(depth)
-    generator = torch.Generator().manual_seed(1)
-    last = "bn3" if depth >= 50 else "bn2"
-    for key in [key for key in state if key.endswith(f"{last}.weight")]:
-        block, channels = key.removesuffix(f"{last}.weight"), len(state[key])
-        kernel = 3 if channels < 128 else 5
-        shapes = {"Wq": (1, 1, kernel), "Wk": (1, 1, kernel), "Wv": (channels, 1, 3, 3)}
-        for name, shape in shapes.items():
-            state[f"{block}mrla.mrla.{name}.weight"] = torch.randn(shape, generator=generator)
-        if variant == "light":
-            state[f"{block}mrla.lambda_t"] = torch.randn(channels, 1, 1, generator=generator)
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            state[f"{block}bn_mrla.{name}"] = torch.rand(channels, generator=generator)
-        state[f"{block}bn_mrla.num_batches_tracked"] = torch.tensor(7)
-    if variant == "light":
-        return state
-    numbered = {f"layer{index + 1}": f"stages.{index}" for index in range(4)}
-    names = [numbered.get(key[:6], key[:6]) + key[6:] for key in state]
-    return dict(zip(names, state.values(), strict=True))
+    model = narrow(depth, LIGHT if variant == "light" else BASE)
+    names = RELEASED if variant == "light" else RELEASED | STAGES
+    state = {}
+    for name, tensor in scatter(model, seed=1).state_dict().items():
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        state[name] = tensor.view(-1, 1, 1) if name.endswith("lambda_t") else tensor
+    return state | random_layers({"fc": (1000, 128)})

@@ -5,7 +5,6 @@ from collections import OrderedDict
 import pytest
 import torch
 from mmengine.runner import load_checkpoint
-from torch import nn
 
 from mrla_mm.backbones import MRLAViT
 from mrla_mm.errors import InputError
@@ -19,12 +18,6 @@ CHANGES = {
     "gelu": (LIGHT, dict(LIGHT, value="dwconv_gelu"), "value_gelu=False, the model has True"),
     "type": (BASE, dict(BASE, type="MLA"), "type='MRLABase', the model has 'MLA'"),
     "previous": (FIXED, dict(FIXED, previous="output"), "previous='shortcut'"),
-}
-WRAPPERS = {
-    "bare": lambda model: model,
-    "detector": lambda model: nn.ModuleDict({"backbone": model, "neck": nn.Linear(2, 2)}),
-    "ddp": lambda model: nn.ModuleDict({"module": nn.ModuleDict({"backbone": model})}),
-    "compiled": lambda model: nn.ModuleDict({"_orig_mod": model}),
 }
 
 
@@ -43,14 +36,6 @@ def test_every_loader_tells(trained, other, expected, tmp_path):
     with pytest.raises(RuntimeError, match=expected):
         load_checkpoint(model, path, strict=True)
     assert expected in load_weights(model, path, strict=False).table()
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_files_of_wrapped_models(wrap, tmp_path):
-    path = save(tmp_path, wrap(narrow()).state_dict())
-    load_weights(narrow(), path)
-    with pytest.raises(InputError, match="layer1.0.mrla.attention .*head_channels"):
-        load_weights(narrow(18, dict(LIGHT, head_channels=8)), path)
 
 
 def vit(stage_blocks, attention):

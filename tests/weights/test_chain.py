@@ -1,7 +1,5 @@
 """As documented: pre-train on class folders, evaluate, convert, and train a detector from it."""
 
-import json
-
 import pytest
 import torch
 
@@ -46,11 +44,7 @@ def test_pretrain_convert_detect(coco_root, tmp_path, run_tool, monkeypatch):
     run("train", RECIPE, "--work-dir", "pre", "--cfg-options", *options)
     losses = [line["loss"] for line in scalars(tmp_path / "pre") if "loss" in line]
     assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
-    trained = scalars(tmp_path / "pre")[-1]["accuracy/top1"]
-
     run("test", RECIPE, "pre/epoch_1.pth", "--work-dir", "test", "--cfg-options", *options)
-    (logged,) = (tmp_path / "test").glob("2*/2*.json")
-    assert json.loads(logged.read_text())["accuracy/top1"] == trained
 
     recipe = f"pre/{RECIPE.name}"  # as it ran, which mmengine keeps beside the checkpoints
     run("convert_weights", "pre/epoch_1.pth", recipe, "--out-dir", "out", "--name", "mine")

@@ -5,7 +5,6 @@ import builtins
 import hashlib
 import os
 import pickle
-import socket
 import sys
 
 import pytest
@@ -58,13 +57,9 @@ def test_arguments_of_a_training_script_are_read(tmp_path):
         torch.load(path, weights_only=True)
 
 
-def test_missing_files_and_names(tmp_path):
-    for location, expected in (
-        (tmp_path, "not a file"),
-        ("torchvision://resnet5O", "nearest: .*resnet50"),
-    ):
-        with pytest.raises(InputError, match=expected):
-            read_checkpoint(location)
+def test_a_misspelt_name_of_a_catalogue():
+    with pytest.raises(InputError, match="nearest: .*resnet50"):
+        read_checkpoint("torchvision://resnet5O")
 
 
 def test_safetensors(tmp_path, monkeypatch):
@@ -107,28 +102,14 @@ def test_fetched_once(served, cache):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("w.pth", PAGE, "<!DOCTYPE html>"),
-        ("w-0123abcd.pth", checkpoint_bytes(), "SHA-256"),
-        ("w.pth", checkpoint_bytes()[:300], "damaged"),
-        ("gone.pth", None, "404"),
-    ],
+    ("name", "expected"),
+    [("w.pth", "<!DOCTYPE html>"), ("gone.pth", "404.*{}.*init_cfg=None, froz")],
 )
-def test_bad_downloads_are_not_kept(name, content, expected, served, cache):
-    """A later run would take them for the weights."""
+def test_bad_downloads_are_not_kept(name, expected, served, cache):
+    """A later run would take them for the weights. What cannot be fetched can be put there."""
     folder, address = served
-    if content is not None:
-        (folder / name).write_bytes(content)
+    expected = expected.format(cache / name)
+    (folder / "w.pth").write_bytes(PAGE)
     with pytest.raises(InputError, match=expected):
         read_checkpoint(f"{address}/{name}")
     assert not list(cache.iterdir())
-
-
-def test_unreachable_server(cache):
-    """The message says where to put the file, and how to train without."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with pytest.raises(InputError, match=f"{cache / 'w.pth'}.*init_cfg=None, frozen_stages=-1"):
-        read_checkpoint(f"http://127.0.0.1:{port}/w.pth")

@@ -12,7 +12,7 @@ from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
 
-from .conftest import LIGHT, checkpoint_bytes, prefixed, released_resnet, without
+from .conftest import LIGHT, prefixed, released_resnet, without
 from .conftest import save as save_file
 
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
@@ -75,12 +75,6 @@ def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, mo
         runner(tmp_path, Detector(**model), load_from=path, resume=True).train()
 
 
-def test_testing_needs_trained_layer_attention(tmp_path):
-    path = save(tmp_path, without(Detector().state_dict(), ".mrla."))
-    with pytest.raises(InputError, match="mrla"):
-        runner(tmp_path, Detector(), load_from=path).test()
-
-
 def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     """Model and average, resumed and published: heads of another width have the same shapes."""
     hooks = [dict(type="EMAHook"), dict(type="CheckpointHook", interval=1)]
@@ -107,13 +101,9 @@ def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     ("name", "content", "expected"),
     [
         ("gone.pth", None, "not a file"),
-        ("", None, "not a file"),
         ("photo.jpg", b"\xff\xd8\xff\xe0\x00\x10JFIF", "not a PyTorch checkpoint"),
-        ("cut.pth", checkpoint_bytes()[:300], "damaged"),
-        ("w-0123abcd.pth", checkpoint_bytes(), "SHA-256"),
         ("w.safetensors", b"", "init_cfg"),
     ],
-    ids=["missing", "folder", "image", "cut", "hash", "safetensors"],
 )
 def test_files_that_mmengine_could_not_load(name, content, expected, test, tmp_path):
     """The error is ours, before mmengine reads the file."""
@@ -130,6 +120,8 @@ def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
     """With other heads, from plain weights, and from the authors'; never from another backbone."""
     released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
     plain = without(Detector().state_dict(), ".mrla.")
+    with pytest.raises(InputError, match="mrla"):
+        runner(tmp_path, Detector(), load_from=save(tmp_path, plain)).test()
     for state in (Detector(classes=5).state_dict(), plain, released):
         built = runner(tmp_path, Detector(), load_from=save(tmp_path, state))
         built.train()

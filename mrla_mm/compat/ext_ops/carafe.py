@@ -10,21 +10,15 @@ from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
 
 
 def carafe_forward(
-    features: Tensor,
-    masks: Tensor,
-    rfeatures: Tensor,
-    routput: Tensor,
-    rmasks: Tensor,
-    output: Tensor,
-    **geometry: int,
+    features: Tensor, masks: Tensor, rfeatures: Tensor, *buffers: Tensor, **geometry: int
 ) -> None:
-    """Upsample into ``output``; ``rfeatures`` gets a copy of the features for the backward.
+    """Upsample into the last buffer; ``rfeatures`` gets a copy of the features for the backward.
 
     ``masks`` (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor) are the kernels,
     per channel group.
     """
     rfeatures.copy_(features)
-    output.copy_(_reassemble(features, masks, **geometry))
+    buffers[-1].copy_(_reassemble(features, masks, **geometry))
 
 
 def carafe_backward(

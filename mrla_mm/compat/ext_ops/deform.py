@@ -18,16 +18,11 @@ from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops, write_
 
 
 def deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    offset: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    **geometry,
+    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, *buffers: Tensor, **geometry: int
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out)."""
-    output.copy_(_convolution(output, _plain_geometry(**geometry))(input, offset, weight))
+    convolve = _plain_convolution(output, **geometry)
+    output.copy_(convolve(input, offset, weight))
 
 
 def deform_conv_backward_input(
@@ -37,14 +32,13 @@ def deform_conv_backward_input(
     grad_input: Tensor,
     grad_offset: Tensor,
     weight: Tensor,
-    columns: Tensor,
-    **geometry,
+    *buffers: Tensor,
+    **geometry: int,
 ) -> None:
     """Write the gradients of input and offset."""
-    tensors, wanted = [input, offset, weight], [grad_input, grad_offset, None]
-    write_gradients(
-        _convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output
-    )
+    convolve = _plain_convolution(grad_output, **geometry)
+    grads = (grad_input, grad_offset, None)
+    write_gradients(convolve, (input, offset, weight), grads, grad_output)
 
 
 def deform_conv_backward_parameters(
@@ -52,18 +46,13 @@ def deform_conv_backward_parameters(
     offset: Tensor,
     grad_output: Tensor,
     grad_weight: Tensor,
-    columns: Tensor,
-    ones: Tensor,
-    scale: float,
-    **geometry,
+    *buffers: Tensor,
+    **geometry: int,
 ) -> None:
-    """Write ``scale`` times the gradient of the weight, which has the shape of ``grad_weight``."""
-    weight = torch.zeros_like(grad_weight)  # this gradient does not depend on the weight's values
-    tensors, wanted = [input, offset, weight], [None, None, grad_weight]
-    write_gradients(
-        _convolution(grad_output, _plain_geometry(**geometry)), tensors, wanted, grad_output
-    )
-    grad_weight.mul_(scale)
+    """Write the gradient of the weight, which does not depend on the weight's values."""
+    convolve = _plain_convolution(grad_output, **geometry)
+    tensors = (input, offset, torch.zeros_like(grad_weight))
+    write_gradients(convolve, tensors, (None, None, grad_weight), grad_output)
 
 
 def modulated_deform_conv_forward(
@@ -76,11 +65,12 @@ def modulated_deform_conv_forward(
     output: Tensor,
     columns: Tensor,
     with_bias: bool,
-    **geometry,
+    **geometry: int,
 ) -> None:
     """Write the convolution into ``output``; ``bias`` counts if ``with_bias``."""
-    tensors = [input, offset, weight, mask, bias][: 4 + with_bias]
-    output.copy_(_convolution(output, _modulated_geometry(**geometry))(*tensors))
+    convolve = _modulated_convolution(output, **geometry)
+    bias = bias if with_bias else weight.new_zeros(len(weight))
+    output.copy_(convolve(input, offset, weight, mask, bias))
 
 
 def modulated_deform_conv_backward(
@@ -98,44 +88,45 @@ def modulated_deform_conv_backward(
     grad_mask: Tensor,
     grad_output: Tensor,
     with_bias: bool,
-    **geometry,
+    **geometry: int,
 ) -> None:
     """Write the gradients of input, offset, weight, mask and, if ``with_bias``, bias."""
-    count = 4 + with_bias
-    tensors = [input, offset, weight, mask, bias][:count]
-    wanted = [grad_input, grad_offset, grad_weight, grad_mask, grad_bias][:count]
-    write_gradients(
-        _convolution(grad_output, _modulated_geometry(**geometry)), tensors, wanted, grad_output
-    )
+    convolve = _modulated_convolution(grad_output, **geometry)
+    if not with_bias:
+        bias = weight.new_zeros(len(weight))
+        grad_bias = None
+    grads = (grad_input, grad_offset, grad_weight, grad_mask, grad_bias)
+    write_gradients(convolve, (input, offset, weight, mask, bias), grads, grad_output)
 
 
-def _plain_geometry(
-    *, dH, dW, padH, padW, dilationH, dilationW, **rest
-) -> dict[str, tuple[int, int]]:
-    """Return torchvision's arguments; it reads kernel size and groups off the shapes."""
-    return dict(stride=(dH, dW), padding=(padH, padW), dilation=(dilationH, dilationW))
+def _plain_convolution(output, *, dH, dW, padH, padW, dilationH, dilationW, **rest) -> Callable:
+    return _convolution(output, (dH, dW), (padH, padW), (dilationH, dilationW))
 
 
-def _modulated_geometry(
-    *, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, **rest
-) -> dict:
-    return dict(
-        stride=(stride_h, stride_w), padding=(pad_h, pad_w), dilation=(dilation_h, dilation_w)
-    )
+def _modulated_convolution(
+    output, *, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, **rest
+) -> Callable:
+    return _convolution(output, (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w))
 
 
-def _convolution(output: Tensor, geometry: dict) -> Callable[..., Tensor]:
-    """Return the convolution to the grid of ``output``; if modulated, of mask and bias too."""
+def _convolution(output: Tensor, *geometry: tuple[int, int]) -> Callable[..., Tensor]:
+    """Return the convolution to the grid of ``output``, given stride, padding and dilation.
+
+    torchvision reads kernel size and groups off the shapes.
+    """
     size = output.shape[2:]
 
-    def convolve(*tensors: Tensor) -> Tensor:
-        input, offset, weight, *more = (t.to(compute_dtype(tensors[0])) for t in tensors)
-        mask, bias = (*more, None, None)[:2]
-        if mask is not None and mask.shape[2:] != size:
-            offset, mask = (
-                t.flatten(1)[:, : t.shape[1] * size.numel()].unflatten(1, (-1, *size))
-                for t in (offset, mask)
-            )
-        return torchvision_ops().deform_conv2d(input, offset, weight, bias, mask=mask, **geometry)
+    def to_grid(tensor: Tensor) -> Tensor:
+        elements = tensor.shape[1] * size.numel()
+        return tensor.flatten(1)[:, :elements].unflatten(1, (-1, *size))
+
+    def convolve(input, offset, weight, mask=None, bias=None) -> Tensor:
+        dtype = compute_dtype(input)
+        if mask is not None:
+            offset = to_grid(offset)
+            mask = to_grid(mask).to(dtype)
+            bias = bias.to(dtype)
+        tensors = (input.to(dtype), offset.to(dtype), weight.to(dtype), bias)
+        return torchvision_ops().deform_conv2d(*tensors, *geometry, mask=mask)
 
     return convolve

@@ -1,12 +1,12 @@
 """Sigmoid focal loss (Lin et al., ICCV 2017)."""
 
-from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from mrla_mm.compat.ext_ops.common import compute_dtype
+from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
 
 CHUNK = 1 << 22  # scores computed at a time, which bounds the memory of intermediate results
 
@@ -17,52 +17,33 @@ def sigmoid_focal_loss_forward(
     """Write the loss of every score into ``output`` (N, C).
 
     With p = sigmoid(x): -alpha (1 - p)^gamma log(p) where c is the target, -(1 - alpha) p^gamma
-    log(1 - p) elsewhere.
-
-    Args:
-        input: (N, C) logits.
-        target: (N,) classes; C is background.
-        weight: (C,) factor for each target class, or empty; background has 1.
-        output: (N, C), written.
-        gamma: how much hard examples count.
-        alpha: weight of the foreground.
+    log(1 - p) elsewhere. The ``target`` (N,) of background is C; ``weight`` (C,) has a factor for
+    each target class, background's is 1, or it is empty.
     """
-    for part, hit, x in _score_chunks(input, target):
-        signed = torch.where(hit, x, -x)  # the right answer has the probability sigmoid(signed)
-        balance = torch.where(hit, alpha, 1 - alpha)
-        loss = -balance * torch.sigmoid(-signed) ** gamma * logsigmoid(signed)
-        output[part] = _weigh(loss, target[part], weight).to(output.dtype)
+    for logits, targets, out in _chunks(input, target, output):
+        out.copy_(_losses(logits.to(compute_dtype(input)), targets, weight, gamma, alpha))
 
 
 def sigmoid_focal_loss_backward(
     input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
 ) -> None:
-    """Write the derivative of each loss with respect to its logit into ``grad_input`` (N, C).
-
-    With s = x where c is the target and -x elsewhere, p = sigmoid(s): dL/ds = b (1 - p)^gamma
-    (gamma p log(p) + p - 1).
-    """
-    for part, hit, x in _score_chunks(input, target):
-        signed = torch.where(hit, x, -x)
-        balance = torch.where(hit, alpha, alpha - 1)  # ds/dx is -1 off the target
-        miss = torch.sigmoid(-signed)
-        grad = balance * miss**gamma * (gamma * torch.sigmoid(signed) * logsigmoid(signed) - miss)
-        grad_input[part] = _weigh(grad, target[part], weight).to(grad_input.dtype)
+    """Write the derivative of each loss with respect to its logit into ``grad_input`` (N, C)."""
+    for logits, targets, grad in _chunks(input, target, grad_input):
+        run = partial(_losses, target=targets, weight=weight, gamma=gamma, alpha=alpha)
+        write_gradients(run, [logits], [grad], torch.ones_like(logits))
 
 
-def _score_chunks(input: Tensor, target: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield slices of rows with their targets, one-hot, and logits, both (n, C)."""
-    classes = torch.arange(input.shape[1], device=input.device)
+def _chunks(input: Tensor, *more: Tensor):
     step = max(1, CHUNK // max(1, input.shape[1]))
-    for start in range(0, len(input), step):
-        part = slice(start, start + step)
-        yield part, target[part, None] == classes, input[part].to(compute_dtype(input))
+    return zip(*(tensor.split(step) for tensor in (input, *more)), strict=True)
 
 
-def _weigh(values: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Multiply ``values`` (n, C) by the weight of each row's target; background's is one."""
+def _losses(logits: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float) -> Tensor:
+    hit = target[:, None] == torch.arange(logits.shape[1], device=logits.device)
+    signed = torch.where(hit, logits, -logits)  # the right answer has the probability p(signed)
+    # (1 - p)^gamma as an exponential, whose derivative is finite for every gamma
+    losses = -torch.exp(gamma * logsigmoid(-signed)) * logsigmoid(signed)
+    losses = losses * torch.where(hit, alpha, 1 - alpha)
     if weight.numel() == 0:
-        return values
-    known = (target >= 0) & (target < len(weight))
-    factor = weight.to(values.dtype)[target.clamp(0, len(weight) - 1)]
-    return values * torch.where(known, factor, 1)[:, None]
+        return losses
+    return losses * torch.cat([weight, weight.new_ones(1)])[target, None]

@@ -5,21 +5,11 @@ from torch.nn.functional import unfold
 
 
 def masked_im2col_forward(
-    im: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    col: Tensor,
-    *,
-    kernel_h: int,
-    kernel_w: int,
-    pad_h: int,
-    pad_w: int,
+    im: Tensor, rows: Tensor, columns: Tensor, col: Tensor, *, kernel_h, kernel_w, pad_h, pad_w
 ) -> None:
     """Write the patches of ``im`` (1, C, H, W) at n output cells into ``col`` (C * taps, n)."""
     width = im.shape[3] + 2 * pad_w - kernel_w + 1
-    patches = unfold(im, (kernel_h, kernel_w), padding=(pad_h, pad_w))[
-        0
-    ]  # (C * taps, output cells)
+    (patches,) = unfold(im, (kernel_h, kernel_w), padding=(pad_h, pad_w))
     col.copy_(patches[:, rows * width + columns])
 
 

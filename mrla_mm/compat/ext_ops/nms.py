@@ -10,22 +10,13 @@ NAIVE, LINEAR, GAUSSIAN = range(3)  # mmcv's numbering
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Tensor:
-    """Return the indices of the boxes that greedy suppression keeps, by descending score.
+    """Return the indices of the boxes (N, 4) that greedy suppression keeps, by descending score.
 
     With offset 1 a box is ``x2 - x1 + 1`` wide, so it overlaps others as a box with x2 and y2 one
     larger does.
-
-    Args:
-        boxes: (N, 4) as x1, y1, x2, y2.
-        scores: (N,).
-        iou_threshold: a box is dropped when it overlaps a kept one by more.
-        offset: 0 or 1.
     """
-    if boxes.numel() == 0:
-        return torch.empty(0, dtype=torch.long, device=boxes.device)
     boxes = boxes.to(compute_dtype(boxes))
-    if offset:
-        boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
+    boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
     return torchvision_ops().nms(boxes, scores.to(boxes.dtype), iou_threshold)
 
 
@@ -44,11 +35,10 @@ def softnms(
     Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns
     their indices. As in mmcv, the best box stays whatever its score.
     """
-    if boxes.numel() == 0:
-        return torch.empty(0, dtype=torch.long)
     corners = _corners(boxes)
     score = scores.detach().to(compute_dtype(boxes)).numpy().copy()
-    rest, kept = np.arange(len(score)), []
+    rest = np.arange(len(score))
+    kept = []
     while rest.size:
         place = score[rest].argmax()
         best, rest = rest[place], np.delete(rest, place)
@@ -57,13 +47,13 @@ def softnms(
         if method == GAUSSIAN:
             score[rest] *= np.exp(-(overlap**2) / sigma)
         else:
-            score[rest] *= np.where(
-                overlap >= iou_threshold, 1 - overlap if method == LINEAR else 0, 1
-            )
+            lowered = 1 - overlap if method == LINEAR else 0
+            score[rest] *= np.where(overlap >= iou_threshold, lowered, 1)
         rest = rest[score[rest] >= min_score]
+    kept = torch.tensor(kept, dtype=torch.long)
     dets[: len(kept), :4] = boxes[kept].to(dets.dtype)
-    dets[: len(kept), 4] = torch.from_numpy(score[kept]).to(dets.dtype)
-    return torch.tensor(kept, dtype=torch.long)
+    dets[: len(kept), 4] = torch.from_numpy(score)[kept].to(dets.dtype)
+    return kept
 
 
 def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
@@ -72,7 +62,8 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     ``dets``: (N, 5) as x1, y1, x2, y2, score.
     """
     rest = dets[:, 4].argsort(descending=True, stable=True).numpy()
-    corners, groups = _corners(dets[:, :4]), []
+    corners = _corners(dets[:, :4])
+    groups = []
     while rest.size:
         best, rest = rest[0], rest[1:]
         matched = _overlaps(corners, best, rest, 0) >= iou_threshold

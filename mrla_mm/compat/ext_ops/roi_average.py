@@ -6,63 +6,106 @@ samples of a bin form a grid and bilinear weights are separable, so that a row o
 outer product of a few weights per axis.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from mrla_mm.compat.ext_ops.common import torchvision_ops
-from mrla_mm.compat.ext_ops.roi_bins import Bins, neighbours
 
 # A sparse product is faster where map and output have at least so many elements, and the map so
 # many cells per bin at most.
 FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
 
 
-def average(maps: Tensor, rois: Tensor, output: Tensor, *geometry) -> None:
-    """Average ``maps`` into ``output``; geometry: spatial scale, sampling ratio, aligned."""
-    if bins := _sparse_bins(maps, rois, output, *FORWARD, *geometry):
+class Geometry(NamedTuple):
+    """mmcv's arguments in torchvision's order."""
+
+    spatial_scale: float
+    aligned_height: int  # bins of a RoI
+    aligned_width: int
+    sampling_ratio: int
+    aligned: bool
+
+
+class Bins(NamedTuple):
+    """The bins of K RoIs; each tensor is (K, 2), for y and x, in map coordinates."""
+
+    start: Tensor  # of the first bin
+    size: Tensor
+    samples: Tensor  # per bin
+
+    @classmethod
+    def of(cls, rois: Tensor, geometry: Geometry) -> "Bins":
+        """Return the bins of the ``rois`` (K, 5)."""
+        corners = rois[:, 1:] * geometry.spatial_scale - (0.5 if geometry.aligned else 0.0)
+        start, end = corners[:, [1, 0]], corners[:, [3, 2]]
+        extent = end - start if geometry.aligned else (end - start).clamp(min=1)
+        size = extent / extent.new_tensor([geometry.aligned_height, geometry.aligned_width])
+        ratio = geometry.sampling_ratio
+        return cls(start, size, torch.full_like(size, ratio) if ratio > 0 else size.ceil())
+
+
+def average(maps: Tensor, rois: Tensor, output: Tensor, geometry: Geometry) -> None:
+    """Average ``maps`` into ``output``."""
+    if bins := _sparse_bins(maps, rois, output, *FORWARD, geometry):
         cells = maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1]).to(rois.dtype)
-        pooled = _product(_matrix(bins, maps.shape), cells)  # (K * PH * PW, C)
-        pooled = pooled.view(len(rois), *bins.shape, -1).permute(0, 3, 1, 2)
+        pooled = _product(_matrix(bins, rois, output, maps), cells)  # (K * PH * PW, C)
+        pooled = pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2)
     else:
-        torchvision_ops()
-        scale, *options = geometry
-        pooled = torch.ops.torchvision.roi_align(
-            maps.to(rois.dtype), rois, scale, *output.shape[2:], *options
-        )
+        pooled = roi_align(maps.to(rois.dtype), rois, geometry)
     output.copy_(pooled)
 
 
-def average_backward(grad_output: Tensor, rois: Tensor, grad_maps: Tensor, *geometry) -> None:
+def average_backward(
+    grad_output: Tensor, rois: Tensor, grad_maps: Tensor, geometry: Geometry
+) -> None:
     """Write the gradient of :func:`average` into ``grad_maps``."""
-    if bins := _sparse_bins(grad_maps, rois, grad_output, *BACKWARD, *geometry):
-        grad = grad_output.permute(0, 2, 3, 1).reshape(-1, grad_output.shape[1]).to(rois.dtype)
-        grad = _product(_matrix(bins, grad_maps.shape).T.tocsr(), grad)
-        images = grad.view(len(grad_maps), -1, grad.shape[1])
-        for image, cells in zip(grad_maps.flatten(2), images, strict=True):
-            image.copy_(cells.T)  # five times as fast as one permuted copy
-    else:
-        torchvision_ops()
-        size, (scale, *options) = (*grad_output.shape[2:], *grad_maps.shape), geometry
-        grad_output = grad_output.to(rois.dtype)
-        grad_maps.copy_(
-            torch.ops.torchvision._roi_align_backward(grad_output, rois, scale, *size, *options)
-        )
+    grad = grad_output.to(rois.dtype)
+    bins = _sparse_bins(grad_maps, rois, grad_output, *BACKWARD, geometry)
+    if not bins:
+        grad_maps.copy_(roi_align_gradient(grad, rois, grad_maps.shape, geometry))
+        return
+    grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
+    grad = _product(_matrix(bins, rois, grad_output, grad_maps).T.tocsr(), grad)
+    images = grad.view(len(grad_maps), -1, grad.shape[1])
+    for image, cells in zip(grad_maps.flatten(2), images, strict=True):
+        image.copy_(cells.T)  # five times as fast as one permuted copy
+
+
+def roi_align(maps: Tensor, rois: Tensor, geometry: Geometry) -> Tensor:
+    """Return torchvision's average."""
+    torchvision_ops()
+    return torch.ops.torchvision.roi_align(maps, rois, *geometry)
+
+
+def roi_align_gradient(grad: Tensor, rois: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """Return torchvision's gradient of maps of some shape."""
+    torchvision_ops()
+    scale, height, width, *sampling = geometry
+    backward = torch.ops.torchvision._roi_align_backward
+    return backward(grad, rois, scale, height, width, *shape, *sampling)
 
 
 def _sparse_bins(
-    maps: Tensor, rois: Tensor, output: Tensor, min_numel: int, cells_per_bin: int, *geometry
-):
+    maps: Tensor,
+    rois: Tensor,
+    output: Tensor,
+    min_numel: int,
+    cells_per_bin: int,
+    geometry: Geometry,
+) -> Bins | None:
     """Return the bins for a sparse product, or None where torchvision's operator is to run."""
-    shape, (batch, _, height, width) = output.shape[2:], maps.shape
+    batch, _, height, width = maps.shape
     small = min(maps.numel(), output.numel()) < min_numel
-    few_bins = len(rois) * shape.numel() * cells_per_bin < batch * height * width
+    few_bins = len(rois) * output.shape[2:].numel() * cells_per_bin < batch * height * width
     if maps.device.type != "cpu" or small or few_bins:
         return None
-    bins = Bins.of(rois, shape, *geometry)
+    bins = Bins.of(rois, geometry)
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
-    return bins if bool(((bins.grid_h <= height) & (bins.grid_w <= width)).all()) else None
+    return bins if bool((bins.samples <= rois.new_tensor([height, width])).all()) else None
 
 
 def _product(matrix, dense: Tensor) -> Tensor:
@@ -73,42 +116,53 @@ def _product(matrix, dense: Tensor) -> Tensor:
     )
 
 
-def _matrix(bins: Bins, maps_shape: torch.Size):
+def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
     """Return the averages of the bins as a SciPy CSR matrix (K * PH * PW, B * H * W)."""
     from scipy.sparse import csr_matrix  # mmdet requires and imports it
 
-    batch, _, height, width = maps_shape
-    y, weight_y, ranges_y = _axis_weights(bins.sample_y, bins.grid_h, height)
-    x, weight_x, ranges_x = _axis_weights(bins.sample_x, bins.grid_w, width)
+    batch, _, height, width = maps.shape
+    rows, columns = output.shape[2:]
+    y, weight_y, ranges_y = _axis_weights(bins, 0, rows, height)
+    x, weight_x, ranges_x = _axis_weights(bins, 1, columns, width)
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
-    shape = (2, len(bins.image), *bins.shape)
+    shape = (2, len(rois), rows, columns)
     start_y, count_y = np.broadcast_to(ranges_y[:, :, :, None], shape).reshape(2, -1)
     start_x, count_x = np.broadcast_to(ranges_x[:, :, None, :], shape).reshape(2, -1)
     row, at_y = _concatenate_ranges(start_y, count_y)  # one element per line of cells in a bin
     line, at_x = _concatenate_ranges(start_x[row], count_x[row])  # one per cell
-    first = (bins.image.numpy()[row // bins.shape.numel()] * height + y[at_y]) * width
+    image = rois[:, 0].long().numpy()[row // (rows * columns)]
+    first = (image * height + y[at_y]) * width
     ends = np.concatenate([[0], np.cumsum(count_y * count_x)])
-    weight, column = weight_y[at_y][line] * weight_x[at_x], first[line] + x[at_x]
-    return csr_matrix((weight, column, ends), (len(ends) - 1, batch * height * width))
+    weight = weight_y[at_y][line] * weight_x[at_x]
+    return csr_matrix(
+        (weight, first[line] + x[at_x], ends), (len(ends) - 1, batch * height * width)
+    )
 
 
-def _axis_weights(sample, grid: Tensor, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> tuple[np.ndarray, ...]:
     """Return cells and weights of all bins along one axis, and each bin's range of them.
 
     A range is a bin's first cell and their number, (2, K, P).
     """
     from scipy.sparse import csr_matrix
 
-    index, grid = torch.arange(max(int(grid.max()), 1))[:, None], grid[:, None, None]
-    near = neighbours(sample(index.expand(len(grid), -1, 1)), size)
-    share = (index < grid) / grid.clamp(min=1)  # (K, samples, 1)
-    cell = torch.stack([cell for cell, _ in near])  # (2, K, samples, P)
-    weight = torch.stack([weight * share for _, weight in near])
-    row = torch.arange(len(grid) * cell.shape[3]).view(-1, 1, cell.shape[3]).expand_as(cell)
-    weight, row, cell = (t.flatten().numpy() for t in (weight, row, cell))
+    start, bin_size, samples = (each[:, axis, None, None] for each in bins)  # (K, 1, 1)
+    index = torch.arange(max(int(samples.max()), 1))[:, None]
+    divisor = samples.clamp(min=1)
+    # in the order of torchvision and mmcv, so that coordinates round as theirs do
+    position = start + torch.arange(count) * bin_size + (index + 0.5) * bin_size / divisor
+    share = (index < samples) / divisor  # (K, samples, 1)
+    share = share * ((position >= -1) & (position <= size))  # (K, samples, P)
+    position = position.clamp(0, size - 1)
+    low = position.floor()
+    fraction = position - low
+    cell = torch.stack([low, (low + 1).clamp(max=size - 1)]).long()
+    weight = torch.stack([(1 - fraction) * share, fraction * share])
+    row = torch.arange(len(start) * count).view(-1, 1, count).expand_as(cell)
+    weight, row, cell = (each.flatten().numpy() for each in (weight, row, cell))
     matrix = csr_matrix((weight, (row, cell)), (row[-1] + 1, size))  # sums the weights of a cell
     matrix.eliminate_zeros()
-    ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, len(grid), -1)
+    ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, -1, count)
     return matrix.indices, matrix.data, ranges
 
 
