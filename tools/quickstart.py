@@ -81,7 +81,7 @@ def draw(cfg, checkpoint, work_dir):
     model = init_detector(cfg, str(checkpoint), device="cpu")
     indices = range(min(PICTURES, len(dataset)))
     compared = predict_and_compare(model, dataset, indices, score_thr=0.5)
-    sheet = contact_sheet([picture[..., ::-1] for _, picture in compared], width=480)
+    sheet = contact_sheet([picture[..., ::-1] for picture in compared], width=480)
     mmcv.imwrite(sheet, str(work_dir / "gallery.jpg"))
     curves = draw_training_curves(*read_scalars(training_logs(work_dir / "train")))
     curves.savefig(work_dir / "curves.jpg", dpi=100)

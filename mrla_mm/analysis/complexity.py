@@ -1,20 +1,20 @@
 """Parameters and multiply-adds of detectors, classifiers and backbones, from their configs alone.
 
-The unit is one multiply-add, for one image and a model in eval mode. Every multiply-add and every
-elementwise product, quotient or square counts, as `RULE` has it; additions, comparisons,
-exponentials and data movement are free. Attention over tokens is q k^T, the product with v, and two
-products a score. Two-stage detectors get as many proposals as their test_cfg allows (1000), their
-masks 100, and pooling the regions is free. mmengine's counter leaves out elementwise products and
-scaled_dot_product_attention, much of what layer attention costs; torch's FlopCounterMode ignores
-operators it does not know, and counts attention differently from device to device.
+The unit is one multiply-add, for one image and a model in eval mode; `RULE` says what counts, and
+additions, comparisons, exponentials and data movement are free. Attention over tokens is q k^T, the
+product with v, and two products a score. Two-stage detectors get as many proposals as their
+test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter leaves
+out elementwise products and scaled_dot_product_attention; torch's FlopCounterMode ignores operators
+it does not know.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -80,10 +80,7 @@ NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count the multiply-adds of the operators that run inside.
-
-    Layer attention runs unfused under its hooks.
-    """
+    """Count the multiply-adds of what runs inside; layer attention runs unfused under its hooks."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -139,10 +136,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 class TokenAttentionCounter(TorchFunctionMode):
-    """Count attention over tokens as one operation.
-
-    Which operators it becomes depends on device and version.
-    """
+    """Count attention over tokens as one operation, whatever operators the device makes of it."""
 
     def __init__(self, counter: OperationCounter) -> None:
         super().__init__()
@@ -153,16 +147,18 @@ class TokenAttentionCounter(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-        query, key, value = given["query"], given["key"], given["value"]
-        scores = query.numel() // query.shape[-1] * key.shape[-2]  # (..., L, S)
-        count = scores * (query.shape[-1] + value.shape[-1] + 2)
-        self.counter.counts[self.counter.module[-1], "attention over tokens"] += count
+        place = self.counter.module[-1], "attention over tokens"
+        self.counter.counts[place] += token_attention(*args, **kwargs)
         self.counter.paused = True
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.counter.paused = False
+        out = func(*args, **kwargs)
+        self.counter.paused = False
+        return out
+
+
+def token_attention(query: Tensor, key: Tensor, value: Tensor, *_, **options: object) -> int:
+    """Count the two products of attention over tokens, and two products a score."""
+    scores = query.numel() // query.shape[-1] * key.shape[-2]  # (..., L, S)
+    return scores * (query.shape[-1] + value.shape[-1] + 2)
 
 
 class Complexity(NamedTuple):
@@ -200,13 +196,10 @@ class Complexity(NamedTuple):
 
 
 def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -> Complexity:
-    """Count parameters and multiply-adds of a model for one image.
+    """Count parameters and multiply-adds of a model for one image of a shape (height, width).
 
-    Args:
-        model: detector, classifier or backbone. It is moved to the device, and on "meta" it loses
-            its weights.
-        shape: (height, width) of the image.
-        device: "meta" computes shapes alone; "cpu" is for models whose control flow needs values.
+    The model is moved to the device. On "meta" only shapes are computed, and it loses its weights;
+    "cpu" is for models whose control flow needs values.
     """
     model = model.eval().to(device)
     with torch.no_grad(), OperationCounter(model) as counter:
@@ -237,17 +230,11 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
     if model.with_rpn:
         model.rpn_head(features)
     limit = (model.test_cfg.get("rpn") or {}).get("max_per_img", 1000)
-    extractors = [module for module in model.modules() if isinstance(module, SingleRoIExtractor)]
-    for module in extractors:  # pooled regions have a shape; pooling is free
-        shape = module.out_channels, *_pair(module.roi_layers[0].output_size)
-        module.forward = partial(empty_regions, shape)
-    try:
+    with mock.patch.object(SingleRoIExtractor, "forward", empty_regions):
         model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
-    finally:
-        for module in extractors:
-            del module.forward
 
 
-def empty_regions(shape: tuple[int, ...], features: Sequence[Tensor], rois: Tensor, *_) -> Tensor:
-    """Return what a RoI extractor would, without values."""
-    return features[0].new_zeros(len(rois), *shape)
+def empty_regions(extractor: SingleRoIExtractor, features, rois: Tensor, *_) -> Tensor:
+    """Return what a RoI extractor would, without values: regions have a shape, pooling is free."""
+    size = _pair(extractor.roi_layers[0].output_size)
+    return features[0].new_zeros(len(rois), extractor.out_channels, *size)

@@ -1,14 +1,14 @@
 """Pictures of detections: what a model finds, beside the ground truth."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import cv2
 import mmcv
 import numpy as np
 from mmdet.apis import inference_detector
 from mmdet.structures import DetDataSample
+from mmdet.structures.bbox import get_box_tensor
 from mmdet.visualization import DetLocalVisualizer
 from torch import nn
 
@@ -24,66 +24,35 @@ class LegibleVisualizer(DetLocalVisualizer):
         return super().draw_texts(texts, positions, font_sizes=max(font_sizes, 11), **kwargs)
 
 
-def draw_detections(
-    image: np.ndarray, instances, *, meta: dict, score_thr: float = 0.3, min_side: int = MIN_SIDE
+def compare(
+    image: np.ndarray, sample: DetDataSample, meta: Mapping, score_thr: float = 0.3
 ) -> np.ndarray:
-    """Draw boxes, masks, class names and scores (in percent) onto an image.
+    """Draw ground truth (left) and predictions (right) onto an image (H, W, 3), uint8 and RGB.
 
-    Args:
-        image: (H, W, 3) uint8, RGB.
-        instances: mmdet's ground truth or predictions in pixels of the image.
-        meta: "classes" and "palette" of the data set.
-        score_thr: predictions below it are left out.
-        min_side: enlarge the image by the smallest integer that brings its longer side there.
+    `meta` has the "classes" and "palette" of the data set. A small image is enlarged by an integer,
+    so that names fit beside its objects.
     """
-    factor = max(1, -(-min_side // max(image.shape[:2])))
-    if "scores" in instances:
-        instances = instances[instances.scores >= score_thr]
+    factor = max(1, -(-MIN_SIDE // max(image.shape[:2])))
+    sample = sample.cpu()  # a copy, instances too
+    for instances in (sample.gt_instances, sample.pred_instances):
+        instances.bboxes = get_box_tensor(instances.bboxes) * factor
+        if "masks" in instances:
+            masks = instances.masks
+            masks = masks.to_ndarray() if hasattr(masks, "to_ndarray") else masks.numpy()
+            instances.masks = masks.repeat(factor, 1).repeat(factor, 2)
     canvas = cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_CUBIC)
-    if len(instances) == 0:
-        return canvas
-    instances = instances.cpu().clone()
-    boxes = instances.bboxes
-    instances.bboxes = (boxes.tensor if hasattr(boxes, "tensor") else boxes) * factor
-    if "masks" in instances:
-        masks = instances.masks
-        masks = masks.to_ndarray() if hasattr(masks, "to_ndarray") else masks.numpy()
-        instances.masks = masks.astype(bool).repeat(factor, 1).repeat(factor, 2)
     visualizer = LegibleVisualizer(line_width=2, alpha=0.5, text_color=(255, 255, 255))
     visualizer.dataset_meta = meta
     with warnings.catch_warnings():  # objects may reach beyond the picture
         warnings.filterwarnings("ignore", message=".*out of bounds")
-        visualizer.add_datasample(
-            "", canvas, DetDataSample(gt_instances=instances), draw_pred=False
-        )
+        visualizer.add_datasample("", canvas, sample, pred_score_thr=score_thr)
     return visualizer.get_image()
-
-
-def compare(image: np.ndarray, sample: DetDataSample, **options: object) -> np.ndarray:
-    """Draw ground truth (left) and prediction (right) of an image, each under its title.
-
-    `sample` has `gt_instances` and `pred_instances`; options are those of `draw_detections`.
-    """
-    truth = framed(draw_detections(image, sample.gt_instances, **options), top=28)
-    found = framed(draw_detections(image, sample.pred_instances, **options), top=28, left=GAP)
-    font = dict(fontFace=cv2.FONT_HERSHEY_SIMPLEX, fontScale=0.6, color=(30, 30, 30))
-    cv2.putText(truth, "ground truth", (6, 20), lineType=cv2.LINE_AA, **font)
-    cv2.putText(found, "prediction", (GAP + 6, 20), lineType=cv2.LINE_AA, **font)
-    return np.concatenate([truth, found], 1)
-
-
-def framed(
-    picture: np.ndarray, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0
-) -> np.ndarray:
-    """Return a picture (H, W, 3) with white margins."""
-    margins = ((top, bottom), (left, right), (0, 0))
-    return np.pad(picture, margins, constant_values=255)
 
 
 def predict_and_compare(
     model: nn.Module, dataset, indices: Iterable[int], score_thr: float = 0.3
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Predict images of a data set; yield their file names and pictures beside the ground truth.
+) -> Iterator[np.ndarray]:
+    """Predict images of a data set; yield their pictures beside the ground truth.
 
     The model has its config as `cfg`; the data set's pipeline loads annotations after it resizes,
     as mmdet's do.
@@ -92,8 +61,7 @@ def predict_and_compare(
         sample = dataset[index]["data_samples"]
         sample.pred_instances = inference_detector(model, sample.img_path).pred_instances.cpu()
         image = mmcv.imread(sample.img_path, channel_order="rgb")
-        picture = compare(image, sample, meta=dataset.metainfo, score_thr=score_thr)
-        yield Path(sample.img_path).name, picture
+        yield compare(image, sample, dataset.metainfo, score_thr)
 
 
 def contact_sheet(
@@ -104,8 +72,11 @@ def contact_sheet(
     for picture in pictures:
         height = round(len(picture) * width / picture.shape[1])
         tiles.append(mmcv.imresize(picture, (width, height)))
-    highest = max(map(len, tiles))
-    tiles = [framed(tile, GAP, GAP + highest - len(tile), GAP, GAP) for tile in tiles]
-    tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % columns)
-    starts = range(0, len(tiles), columns)
-    return np.concatenate([np.concatenate(tiles[at : at + columns], 1) for at in starts])
+    pitch = max(map(len, tiles)) + GAP
+    rows = -(-len(tiles) // columns)
+    sheet = np.full((rows * pitch, columns * (width + GAP), 3), 255, np.uint8)
+    for index, tile in enumerate(tiles):
+        row, column = divmod(index, columns)
+        top, left = row * pitch, column * (width + GAP)
+        sheet[top : top + len(tile), left : left + width] = tile
+    return sheet
