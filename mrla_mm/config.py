@@ -25,22 +25,12 @@ TOP_LEVEL = {
 }
 
 
-class OptionAction(DictAction):
-    """mmengine's KEY=VALUE, without its traceback where the equals sign is missing."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        """Store the options."""
-        if not all("=" in value for value in values):
-            parser.error(f"--cfg-options {' '.join(values)}: write KEY=VALUE, without spaces")
-        super().__call__(parser, namespace, values, option_string)
-
-
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
     """Add --cfg-options."""
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=OptionAction,
+        action=DictAction,
         default={},
         metavar="KEY=VALUE",
         help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]",
@@ -58,8 +48,7 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
     `data_root` moves every data set and evaluator. An override of a key that the config does not
-    have is applied with a warning, since possibly nothing reads it; the warnings are kept in
-    `cfg.option_warnings` too, for the log of the run.
+    have is applied with a warning, since possibly nothing reads it.
 
     Raises:
         InputError: there is no such config, it is not a config, or `data_root` would not reach
@@ -72,12 +61,10 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, str(options.pop("data_root")))
-    unknown = [line for option in options if (line := unknown_key(cfg, option))]
+    for option in options:
+        if line := unknown_key(cfg, option):
+            warnings.warn(line, stacklevel=2)
     cfg.merge_from_dict(options)
-    for line in unknown:
-        warnings.warn(line, stacklevel=2)
-    if unknown:
-        cfg.option_warnings = unknown
     return cfg
 
 
@@ -90,9 +77,10 @@ def move_data_root(cfg: Config, root: str) -> None:
     Raises:
         InputError: the data sets have several folders, not all below the config's `data_root`.
     """
-    keys = [key for key in cfg if key.endswith(("_dataloader", "_evaluator"))]
-    new, old = root.rstrip("/") + "/", str(cfg.get("data_root") or "").rstrip("/")
-    roots = sorted({each.rstrip("/") for each in data_roots([cfg[key] for key in keys])})
+    data = {key: cfg[key] for key in cfg if key.endswith(("_dataloader", "_evaluator"))}
+    texts = list(walk_strings(data))
+    roots = sorted({text.rstrip("/") for _, key, text in texts if key == "data_root"})
+    old = (cfg.get("data_root") or "").rstrip("/")
     if not old or not all(f"{each}/".startswith(f"{old}/") for each in roots):
         if len(roots) != 1:
             raise InputError(
@@ -101,26 +89,19 @@ def move_data_root(cfg: Config, root: str) -> None:
             )
         old = roots[0]
 
-    def moved(value):
-        if isinstance(value, dict):
-            return type(value)({key: moved(item) for key, item in value.items()})
-        if isinstance(value, list | tuple):
-            return type(value)(moved(item) for item in value)
-        below = isinstance(value, str) and f"{value}/".startswith(f"{old}/")
-        return new + value[len(old) :].lstrip("/") if below else value
-
-    cfg.data_root = new
-    for key in keys:
-        cfg[key] = moved(cfg[key])
+    cfg.data_root = root.rstrip("/") + "/"
+    for node, key, text in texts:
+        if f"{text}/".startswith(f"{old}/"):
+            node[key] = cfg.data_root + text[len(old) :].lstrip("/")
 
 
-def data_roots(value: object) -> Iterator[str]:
-    """Yield the `data_root` of every data set inside a part of a config."""
-    if isinstance(value, dict):
-        yield from filter(None, [value.get("data_root")])
-        value = list(value.values())
-    for item in value if isinstance(value, list | tuple) else ():
-        yield from data_roots(item)
+def walk_strings(node: dict | list) -> Iterator[tuple[dict | list, str | int, str]]:
+    """Yield each string in a part of a config after the container and the key that it is under."""
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        if isinstance(value, str):
+            yield node, key, value
+        elif isinstance(value, dict | list):
+            yield from walk_strings(value)
 
 
 def unknown_key(cfg: Config, option: str) -> str | None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from mrla_mm.errors import InputError
 
+Findings = tuple[list[str], int | None]  # faults, and how many objects are learned if it is known
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
@@ -42,7 +43,7 @@ def check_data(runner: Runner, *phases: str) -> None:
         return
     runner.data_is_checked = True
     model = getattr(runner.model, "module", runner.model)
-    faults, first, counts = [], {}, []
+    faults, first, learned = [], {}, []
     for phase in phases:
         sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
         evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
@@ -57,24 +58,22 @@ def check_data(runner: Runner, *phases: str) -> None:
                 found.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
             names = folders or list(classes)
             if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
-                found += compare_names(first.setdefault(bool(folders), names), names)
+                if names != first.setdefault(bool(folders), names):
+                    found.append(
+                        f"numbers its {len(names)} classes differently from the first data set: "
+                        "give all data sets the same classes in the same order"
+                    )
                 found += check_heads(model, dataset, len(names))
             faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
             if phase == "train":
-                counts.append(objects)
-    total = sum(counts, Counter())
-    if counts and all(counts) and not total[""]:
-        faults.append(f"no training image has an object to learn: {tell(total)}")
+                learned.append(objects)
+    if learned and None not in learned and not sum(learned):
+        faults.append(
+            "no training image has an object to learn: mmdet skips crowds, other categories, boxes "
+            "below a pixel or outside their image, and images below filter_cfg.min_size"
+        )
     if faults:
         raise InputError("\n".join(faults))
-    if tell(total):
-        runner.logger.info(f"training skips {tell(total)}")
-
-
-def tell(objects: Counter) -> str:
-    """Return how many objects training skips, by reason."""
-    reasons = [f"{count} {reason}" for reason, count in objects.items() if reason]
-    return f"{', '.join(reasons)}, of {objects.total()} objects" if reasons else ""
 
 
 def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
@@ -102,16 +101,6 @@ def class_folders(dataset: BaseDataset) -> list[str]:
     return sorted(entry.name for entry in os.scandir(dataset.img_prefix) if entry.is_dir())
 
 
-def compare_names(first: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return a fault if a data set numbers its classes differently from the first data set."""
-    if list(names) == list(first):
-        return []
-    differ = [f"{old!r} as {new!r}" for old, new in zip(first, names, strict=False) if old != new]
-    differ.append(f"{len(names)} instead of {len(first)}")
-    remedy = "give all data sets the same classes in the same order"
-    return [f"numbers classes differently from the first data set, {differ[0]}: {remedy}"]
-
-
 def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:
     """Return a fault if a head of the model has another number of classes."""
     wrong = []
@@ -125,21 +114,14 @@ def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[st
     return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
 
 
-def inspect_files(
-    dataset: BaseDataset, node: Mapping, evaluators: object
-) -> tuple[list[str], Counter]:
-    """Check the files of a data set that has this config, and these evaluators to itself.
-
-    Returns:
-        Faults, and the number of objects by the reason why training skips them, "" for those it
-        learns; empty if it is not known.
-    """
+def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
+    """Check the files of a data set that has this config, and these evaluators to itself."""
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
     reader, path = type(dataset).load_data_list, dataset.ann_file
     if backend != "local" or "://" in path:
-        return [], Counter()
+        return [], None
     evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
     scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
@@ -147,18 +129,18 @@ def inspect_files(
         if reader is XMLDataset.load_data_list:
             return inspect_xml(dataset)
         if reader is not CocoDataset.load_data_list:
-            return [], Counter()
+            return [], None
         faults, objects = inspect_coco(dataset, masks=masks, crowds=bool(scored))
     except OSError as error:
-        return [f"{error}: correct data_root or ann_file"], Counter()
+        return [f"{error}: correct data_root or ann_file"], None
     except (KeyError, TypeError, ValueError) as error:
-        return [f"not COCO's format, {error!r}"], Counter()
+        return [f"not COCO's format, {error!r}"], None
     if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):
         faults.append(f"the evaluator reads {scored[0]}: set its ann_file to the data set's")
     return faults, objects
 
 
-def inspect_xml(dataset: BaseDataset) -> tuple[list[str], Counter]:
+def inspect_xml(dataset: BaseDataset) -> Findings:
     """Check the XML files of a data set, in which mmdet skips every name that is not a class."""
     names, images = Counter(), []
     for name in list_from_file(dataset.ann_file):
@@ -170,10 +152,10 @@ def inspect_xml(dataset: BaseDataset) -> tuple[list[str], Counter]:
     rare = found and dataset.test_mode  # a small set may lack a class
     if len(found) < len(classes) and not rare and names.keys() - set(classes):
         faults.append(missing_names(classes, list(names)))
-    return faults, Counter({"": sum(names[name] for name in found)})
+    return faults, sum(names[name] for name in found)
 
 
-def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> tuple[list[str], Counter]:
+def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
     """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
     with open(dataset.ann_file, "rb") as file:
         content = json.load(file)
@@ -205,31 +187,24 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> tuple[li
 
 def inspect_boxes(
     annotations: Sequence[dict], images: dict[int, dict], wanted: set[int], min_size: float
-) -> tuple[list[str], Counter]:
+) -> Findings:
     """Check the boxes of annotations, of which those of the `wanted` categories are learned."""
-    rows, nowhere = [], dict(width=0, height=0)
+    rows = []
     for each in annotations:
-        image = images.get(each["image_id"], nowhere)
-        ignored = bool(each.get("iscrowd") or each.get("ignore"))
-        known = each["category_id"] in wanted
-        rows.append([*each["bbox"], each["area"], image["width"], image["height"], ignored, known])
-    x, y, w, h, area, width, height, ignored, known = np.reshape(rows, (-1, 9)).T
+        image = images.get(each["image_id"])
+        ignored = each.get("iscrowd") or each.get("ignore") or each["category_id"] not in wanted
+        if image:
+            sides = image["width"], image["height"]
+            rows.append([*each["bbox"], each["area"], *sides, bool(ignored)])
+    x, y, w, h, area, width, height, ignored = np.reshape(rows, (-1, 8)).T
     beyond = (x + w > width + 1) | (y + h > height + 1)
     corners = (x < w) & (y < h) & (w <= width + 1) & (h <= height + 1)
     faults = []
     if corners.sum() > 0.95 * len(rows) and beyond.sum() > 0.25 * len(rows):
         faults.append("bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]")
-    skips = {
-        "on images that are not listed": width == 0,
-        "of other categories": known == 0,
-        "crowds or ignored": ignored == 1,
-        "smaller than a pixel": (w < 1) | (h < 1) | (area <= 0),
-        "outside their image": (x >= width) | (y >= height) | (x + w <= 0) | (y + h <= 0),
-        f"on images with a side below {min_size} pixels": np.minimum(width, height) < min_size,
-    }
-    objects = Counter({"": 0})
-    objects.update(np.select(list(skips.values()), list(skips), "").tolist())
-    return faults, objects
+    inside = (x < width) & (y < height) & (x + w > 0) & (y + h > 0)
+    large = (w >= 1) & (h >= 1) & (area > 0) & (np.minimum(width, height) >= min_size)
+    return faults, int((inside & large & (ignored == 0)).sum())
 
 
 def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
