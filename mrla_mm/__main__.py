@@ -15,7 +15,7 @@ USAGE = """usage: python -m mrla_mm TOOL [arguments]         TOOL --help has its
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the packed tool, ours or mmdet's, that the first arguments name, with the rest of them."""
+    """Run the packed tool, ours or mmdet's, that the first arguments name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     folder = TOOLS
     if arguments[:1] == ["mmdet"]:

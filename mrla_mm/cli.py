@@ -41,10 +41,7 @@ def load_config(args: argparse.Namespace) -> Config:
 
 
 def build_runner(cfg: Config, *phases: str) -> Runner:
-    """Build the config's runner and check the data of the phases, before mmdet reads them.
-
-    On a CPU, torchrun's processes use gloo.
-    """
+    """Build the config's runner, on CPUs with gloo, and check data before mmdet reads them."""
     cfg.mrla_mm_version = __version__
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
@@ -58,12 +55,11 @@ def build_runner(cfg: Config, *phases: str) -> Runner:
 
 
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
-    """Run a tool and return its exit code: 0, 2 for an error of the user's, 130 for Ctrl-C.
+    """Run a tool and return its exit code: 0, or 2 for an InputError and 130 for Ctrl-C.
 
-    An InputError or Ctrl-C ends it with one line on stderr; anything else keeps its traceback.
+    These two end it with one line on stderr; anything else keeps its traceback.
     """
-    # It concerns mmengine, not the user.
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
     try:
         main(argv)
         code = 0

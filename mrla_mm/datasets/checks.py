@@ -18,6 +18,7 @@ from torch import nn
 
 from mrla_mm.errors import InputError
 
+OTHER_ORDER = "numbers classes differently from the first data set: give all the same, in one order"
 Findings = tuple[list[str], int | None]  # faults, and how many objects are learned if it is known
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
@@ -28,17 +29,12 @@ class DatasetCheckHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Check the data sets of the loops that the runner has built."""
-        phases = ("train", "val", "test")
-        loops = {phase: getattr(runner, f"_{phase}_loop") for phase in phases}
-        check_data(runner, *[phase for phase in phases if isinstance(loops[phase], BaseLoop)])
+        loops = dict(train=runner._train_loop, val=runner._val_loop, test=runner._test_loop)
+        check_data(runner, *[name for name, loop in loops.items() if isinstance(loop, BaseLoop)])
 
 
 def check_data(runner: Runner, *phases: str) -> None:
-    """Check the files of the data sets in a runner's config, once and in the main process.
-
-    Raises:
-        InputError: with a line for each fault, which names the file and the remedy.
-    """
+    """Check a run's data once: raise InputError with file and remedy of each fault, a line each."""
     if not is_main_process() or getattr(runner, "data_is_checked", False):
         return
     runner.data_is_checked = True
@@ -59,19 +55,14 @@ def check_data(runner: Runner, *phases: str) -> None:
             names = folders or list(classes)
             if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
                 if names != first.setdefault(bool(folders), names):
-                    found.append(
-                        f"numbers its {len(names)} classes differently from the first data set: "
-                        "give all data sets the same classes in the same order"
-                    )
+                    found.append(OTHER_ORDER)
                 found += check_heads(model, dataset, len(names))
             faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
             if phase == "train":
                 learned.append(objects)
     if learned and None not in learned and not sum(learned):
-        faults.append(
-            "no training image has an object to learn: mmdet skips crowds, other categories, boxes "
-            "below a pixel or outside their image, and images below filter_cfg.min_size"
-        )
+        skipped = "crowds, other categories, boxes below a pixel or outside, images below min_size"
+        faults.append(f"no training image has an object to learn: mmdet skips {skipped}")
     if faults:
         raise InputError("\n".join(faults))
 
@@ -172,10 +163,8 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
         faults.append(f"mmdet numbers classes in the file's order: set metainfo.classes={ordered}")
     unknown = {each["category_id"] for each in annotations} - names.keys()
     if unknown:
-        faults.append(
-            f"annotations have the category_id {min(unknown)}, but the ids of its categories are "
-            f"{min(names)} to {max(names)}: number both alike"
-        )
+        ids = f"the ids of its categories are {min(names)} to {max(names)}: number both alike"
+        faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
     if masks and any(not each.get("segmentation") for each in annotations):
         faults.append("boxes without segmentation: add masks, or take a detector that needs none")
     if crowds and any("iscrowd" not in each for each in annotations):
@@ -194,8 +183,8 @@ def inspect_boxes(
         image = images.get(each["image_id"])
         ignored = each.get("iscrowd") or each.get("ignore") or each["category_id"] not in wanted
         if image:
-            sides = image["width"], image["height"]
-            rows.append([*each["bbox"], each["area"], *sides, bool(ignored)])
+            x, y, w, h = each["bbox"]
+            rows.append([x, y, w, h, each["area"], image["width"], image["height"], bool(ignored)])
     x, y, w, h, area, width, height, ignored = np.reshape(rows, (-1, 8)).T
     beyond = (x + w > width + 1) | (y + h > height + 1)
     corners = (x < w) & (y < h) & (w <= width + 1) & (h <= height + 1)
@@ -210,11 +199,9 @@ def inspect_boxes(
 def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
     """Return the fault that some classes are not among the names of a file."""
     missing = [name for name in classes if name not in names]
-    return (
-        f"has no {missing[0]!r} ({len(missing)} of {len(classes)} classes are missing), but "
-        f"{', '.join(map(repr, names[:8]))}: set metainfo.classes of every data set to the file's "
-        "names, and num_classes of every head"
-    )
+    told = f"{missing[0]!r} ({len(missing)} of {len(classes)} classes are missing)"
+    remedy = "set metainfo.classes of every data set to the file's names, and every num_classes"
+    return f"has no {told}, but {', '.join(map(repr, names[:8]))}: {remedy}"
 
 
 def check_images(paths: Sequence[str]) -> list[str]:
@@ -222,9 +209,6 @@ def check_images(paths: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
         sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), paths)
         faulty = [path for path, size in zip(paths, sizes, strict=True) if not size]
-    if not faulty:
-        return []
-    return [
-        f"{len(faulty)} of {len(paths)} images are missing or empty, the first is {faulty[0]}: "
-        "complete the folder, or correct data_prefix"
-    ]
+    counts = f"{len(faulty)} of {len(paths)} images are missing or empty"
+    remedy = "complete the folder, or correct data_prefix"
+    return [f"{counts}, the first is {path}: {remedy}" for path in faulty[:1]]
