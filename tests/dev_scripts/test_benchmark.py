@@ -18,26 +18,11 @@ def bench(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MRLA_OPS", "naive")  # the benchmark sets it; what was there comes back
 
     def call(*argv):
-        small = [
-            "--size",
-            "64",
-            "64",
-            "--batch-size",
-            "2",
-            "--rounds",
-            "1",
-            "--device",
-            "cpu",
-            "--out",
-            str(tmp_path),
-        ]
-        code = cli.run(benchmark.main, [*argv, *small])
+        small = ["--size", "64", "64", "--batch-size", "2", "--rounds", "1", "--device", "cpu"]
+        code = cli.run(benchmark.main, [*argv, *small, "--out", str(tmp_path)])
         report = tmp_path / "report.json"
-        return (
-            code,
-            capsys.readouterr().err,
-            json.loads(report.read_text())["tables"] if report.exists() else None,
-        )
+        tables = json.loads(report.read_text())["tables"] if report.exists() else None
+        return code, capsys.readouterr().err, tables
 
     return call
 
@@ -53,47 +38,38 @@ def test_paths_of_a_backbone(bench):
 
 
 def test_roi_align_of_a_detector(bench):
-    code, err, tables = bench(
-        "roi_align", "--config", "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
-    )
+    config = "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
+    code, err, tables = bench("roi_align", "--config", config)
     assert not code, err
     assert [row["RoIAlign"] for row in tables["RoIAlign"]] == ["torchvision", "sparse"]
 
 
 def test_a_wrong_path_is_not_timed(bench, monkeypatch):
-    monkeypatch.setattr(
-        steps, "results", lambda _: torch.tensor([1.0 + (os.environ["MRLA_OPS"] == "fused")])
-    )
+    def results(_):
+        return torch.tensor([1.0 + (os.environ["MRLA_OPS"] == "fused")])
+
+    monkeypatch.setattr(steps, "results", results)
     code, err, tables = bench("backbone", "--depth", "18", "--paths", "fused")
     assert code == 2 and tables is None and "fused" in err
 
 
 def test_comparators(bench, monkeypatch, tmp_path):
-    rows = {
-        name: comparators.PAPER[name]
-        for name in ("plain", "plain, BN folded", "gc_r4", "rla_g", "mrla_light")
-    }
+    names = ("plain", "plain, BN folded", "gc_r4", "rla_g", "mrla_light")
+    rows = {name: comparators.PAPER[name] for name in names}
     monkeypatch.setattr(comparators, "PAPER", rows)
     code, err, tables = bench("comparators")
     assert not code, err
     ((plain, folded, *others),) = tables.values()
     assert [row["model"] for row in (plain, folded, *others)] == list(rows)
     assert plain["frozen: time"] == plain["batch: memory"] == 1 > folded["frozen: memory"]
-    assert all(
-        row["batch: memory"] > 1 and row["frozen: memory"] > folded["frozen: memory"]
-        for row in others
-    )
+    assert all(row["batch: memory"] > 1 for row in others)
+    assert all(row["frozen: memory"] > folded["frozen: memory"] for row in others)
     assert "rla_g" in (tmp_path / "comparators.svg").read_text()
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["speed"],
-        ["detector"],
-        ["roi_align"],
-        ["detector", "--config", "configs/retinanet_r50_1x.py"],
-    ],
-)
-def test_refusals(bench, argv):
-    assert bench(*argv)[0] == 2
+PLAIN = "detector --config configs/retinanet_r50_1x.py"
+
+
+@pytest.mark.parametrize("command", ["speed", "detector", "roi_align", PLAIN])
+def test_refusals(bench, command):
+    assert bench(*command.split())[0] == 2

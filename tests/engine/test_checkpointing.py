@@ -96,6 +96,12 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path, loop, every):
     assert "interrupted.pth" not in names(tmp_path)
 
 
+def test_sigterm_during_evaluation_ends_the_run_at_once(tmp_path):
+    with pytest.raises(SystemExit):
+        build(tmp_path, hooks=[At("before_val_iter", terminate)]).train()
+    assert names(tmp_path) == {"epoch_1.pth"}, "the epoch was saved before its evaluation"
+
+
 @pytest.mark.parametrize(("hooks", "iteration"), [([], 3), ([dict(type="EMAHook")], 4)])
 def test_sigterm_during_evaluation_saves_the_trained_weights(tmp_path, hooks, iteration):
     """EMAHook puts other weights into the model for the time of an evaluation."""
