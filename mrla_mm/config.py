@@ -98,8 +98,10 @@ def unknown_key(cfg: Config, option: str) -> str | None:
     for key in option.split("."):
         if isinstance(node, list | tuple):
             node = {str(index): item for index, item in enumerate(node)}
-        if not isinstance(node, dict) or key == "_delete_" or (not path and option in TOP_LEVEL):
+        if not isinstance(node, dict) or key == "_delete_":
             return None  # mmengine refuses it or reads it
+        if key not in node and path + key in TOP_LEVEL:
+            return None
         if key not in node:
             known = [str(each) for each in node if each != "_scope_"]
             near = difflib.get_close_matches(key, known, n=1)

@@ -164,7 +164,7 @@ def test_ctrl_c_ends_a_tool_with_one_line(capsys):
 
 MISTAKES = {
     "arguments swapped": (["test", "file.pth", RETINANET], "config comes first"),
-    "no image": (["demo", "no.jpg", RETINANET, "--weights", "file.pth"], "no.jpg does not exist"),
+    "no image": (["demo", "no.jpg", RETINANET, "--weights", "file.pth"], "no.jpg"),
     "no GPU": (["demo", ".", RETINANET, "--weights", "w", "--device", "cuda:0"], "no GPU"),
     "amp on a CPU": (["train", RETINANET, "--amp"], "BFloat16OptimWrapper"),
 }
