@@ -21,74 +21,50 @@ from mrla_mm.version import __version__
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every tool that runs a config takes: work directory, overrides and launcher."""
-    parser.add_argument(
-        "--work-dir", help="folder for logs and checkpoints (default: work_dirs/<config name>)"
-    )
+    folder = "folder for logs and checkpoints (default: work_dirs/<config name>)"
+    parser.add_argument("--work-dir", help=folder)
     add_option_argument(parser)
-    parser.add_argument(
-        "--launcher",
-        choices=["none", "pytorch", "slurm", "mpi"],
-        default="none",
-        help="job launcher",
-    )
-    parser.add_argument(
-        "--local_rank", "--local-rank", type=int, default=0, help="set by torch.distributed.launch"
-    )
+    launchers = ["none", "pytorch", "slurm", "mpi"]
+    parser.add_argument("--launcher", choices=launchers, default="none", help="job launcher")
+    rank = "set by torch.distributed.launch"
+    parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=rank)
 
 
 def load_config(args: argparse.Namespace) -> Config:
-    """Read the config of the parsed arguments and apply their overrides.
-
-    Raises:
-        InputError: see `read_config`.
-    """
+    """Read the config of the parsed arguments and apply their overrides."""
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
-    cfg.work_dir = (
-        args.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / Path(cfg.filename).stem)
-    )
+    default = f"work_dirs/{Path(cfg.filename).stem}"
+    cfg.work_dir = args.work_dir or cfg.get("work_dir") or default
     return cfg
 
 
 def build_runner(cfg: Config, *phases: str) -> Runner:
-    """Build the config's runner and check the data of the phases, before mmdet reads them.
-
-    On a CPU, torchrun's processes use gloo.
-    """
-    unknown_options = cfg.pop("option_warnings", ())
+    """Build the config's runner, on CPUs with gloo, and check data before mmdet reads them."""
     cfg.mrla_mm_version = __version__
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
-        wrapper = dict(
-            type="MMDistributedDataParallel",
-            broadcast_buffers=False,
-            find_unused_parameters=cfg.get("find_unused_parameters", False),
-        )
+        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)
+        wrapper.update(find_unused_parameters=cfg.get("find_unused_parameters", False))
         wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
         cfg.model_wrapper_cfg = wrapper
     runner = RUNNERS.build(cfg)
-    for line in unknown_options:
-        runner.logger.warning(line)
     check_data(runner, *phases)
     return runner
 
 
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
-    """Run a tool and return its exit code: 0, 2 for an error of the user's, 130 for Ctrl-C.
+    """Run a tool and return its exit code: 0, or 2 for an InputError and 130 for Ctrl-C.
 
-    An InputError, a path that cannot be written or Ctrl-C ends it with one line on stderr; anything
-    else keeps its traceback.
+    These two end it with one line on stderr; anything else keeps its traceback.
     """
-    # It concerns mmengine, not the user.
-    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")
+    warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
     try:
         main(argv)
         code = 0
     except InputError as error:  # a data loading worker wraps the message into its traceback
         code, message = 2, f"error: {str(error).rpartition('InputError: ')[2].strip()}"
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        code, message = 2, f"error: {error}"
     except KeyboardInterrupt as stop:
         code, message = 130, f"interrupted: {stop}".removesuffix(": ")
     if code:

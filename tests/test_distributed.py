@@ -19,17 +19,12 @@ CONFIG = ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 
 def test_sync_bn_reaches_the_branches():
     """With frozen statistics the converted model computes the same; others need a GPU."""
-    settings = dict(
-        depth=18, base_channels=16, layer_attention=dict(type="MRLALight", head_channels=16)
-    )
-    backbone = MODELS.build(
-        dict(type="MRLAResNet", **settings, zero_init_attention=False, norm_eval=True)
-    ).train()
+    cfg = dict(type="MRLAResNet", depth=18, base_channels=16, norm_eval=True)
+    cfg.update(layer_attention=dict(type="MRLALight", head_channels=16), zero_init_attention=False)
+    backbone = MODELS.build(cfg).train()
     image = torch.rand(2, 3, 33, 49)
-    expected, norms = (
-        backbone(image),
-        sum(isinstance(module, nn.BatchNorm2d) for module in backbone.modules()),
-    )
+    expected = backbone(image)
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in backbone.modules())
     converted = convert_sync_batchnorm(backbone, "torch").train()
     assert sum(isinstance(module, nn.SyncBatchNorm) for module in converted.modules()) == norms
     for level, other in zip(converted(image), expected, strict=True):
@@ -40,34 +35,17 @@ def test_sync_bn_reaches_the_branches():
 def test_processes_stop_together_at_sigterm(tmp_path):
     """SIGTERM to the launcher ends every process at one iteration, with one checkpoint."""
     generate_shapes(tmp_path / "data", num_train=6, num_val=2, seed=0)
-    options = [
-        f"data_root={tmp_path}/data",
-        "env_cfg.dist_cfg.backend=gloo",
-        "train_cfg.max_epochs=100",
-    ]
-    options += [
-        "train_cfg.val_interval=1000",
-        "default_hooks.logger.interval=1",
-        "train_dataloader.batch_size=1",
-    ]
-    options += [
-        "train_dataloader.dataset.pipeline.2.scale=(64,64)",
-        "model.roi_head.bbox_head.fc_out_channels=16",
-    ]
-    script = [
-        ROOT / "tools/dist_train.sh",
-        CONFIG,
-        "2",
-        "--work-dir",
-        tmp_path / "run",
-        "--cfg-options",
-        *options,
-    ]
+    options = [f"data_root={tmp_path}/data", "env_cfg.dist_cfg.backend=gloo"]
+    options += ["train_cfg.max_epochs=100", "train_cfg.val_interval=1000"]
+    options += ["default_hooks.logger.interval=1", "train_dataloader.batch_size=1"]
+    options += ["train_dataloader.dataset.pipeline.2.scale=(64,64)"]
+    options += ["model.roi_head.bbox_head.fc_out_channels=16"]
+    script = [ROOT / "tools/dist_train.sh", CONFIG, "2", "--work-dir", tmp_path / "run"]
+    script += ["--cfg-options", *options]
     environment = dict(os.environ, PYTHONPATH=str(ROOT), PYTHON=sys.executable, OMP_NUM_THREADS="1")
     environment |= dict(PORT=str(20000 + os.getpid() % 20000), CUDA_VISIBLE_DEVICES="")
-    process = subprocess.Popen(
-        script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(script, env=environment, **pipes)
     seen = []
     for line in process.stdout:
         seen.append(line)

@@ -31,13 +31,8 @@ ALLOWED |= {
     "inference": FOLDERS | {"config", "cli"},
     "__main__": {"cli"},
 }
-ROOMS = sorted(
-    {
-        path.stem
-        for path in PACKAGE.iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-)
+FILES = {path.stem for path in PACKAGE.glob("*.py")}
+ROOMS = sorted(FILES | {path.parent.name for path in PACKAGE.glob("*/__init__.py")})
 
 
 def names_in(path):
@@ -47,9 +42,7 @@ def names_in(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, (
-                f"{path}: write absolute imports, so that this test can read them"
-            )
+            assert node.level == 0, f"{path}: write absolute imports"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and re.fullmatch(r"mrla_mm(\.\w+)+", str(node.value)):
             yield node.value
@@ -62,9 +55,7 @@ def files_of(room):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_rooms_import_only_what_lies_below_them(room):
-    assert room in ALLOWED, (
-        f"mrla_mm/{room} has no place in the layers: add it here and to the documentation"
-    )
+    assert room in ALLOWED, f"mrla_mm/{room} has no place in the layers"
     for path in files_of(room):
         ours = {name.split(".")[1] for name in names_in(path) if name.startswith("mrla_mm.")}
         forbidden = (ours & set(ROOMS)) - ALLOWED[room] - ANYONE - {room}
@@ -72,13 +63,9 @@ def test_rooms_import_only_what_lies_below_them(room):
 
 
 def test_ops_import_torch_alone():
-    standard = set(sys.stdlib_module_names)
+    allowed = {*sys.stdlib_module_names, "mrla_mm", "torch", "triton"}
     for path in files_of("ops"):
-        foreign = (
-            {name.split(".")[0] for name in names_in(path)}
-            - standard
-            - {"mrla_mm", "torch", "triton"}
-        )
+        foreign = {name.split(".")[0] for name in names_in(path)} - allowed
         assert not foreign, f"{path.relative_to(PACKAGE)} imports {sorted(foreign)}"
 
 
@@ -97,20 +84,16 @@ from mmengine.registry import MODELS
 assert type(MODELS.build(dict(type="MRLAResNet", depth=18))) is MODELS.get("MRLAResNet")
 """
     tools = map(str, sorted((ROOT / "tools").glob("*.py")))
-    subprocess.run(
-        [sys.executable, "-c", code, *tools],
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code, *tools], check=True, env=environment)
 
 
 @pytest.mark.parametrize(("registry", "module", "names"), mrla_mm.BUILT_LATER)
 def test_names_that_are_registered_before_their_classes(registry, module, names):
     """They are those of the classes that the module registers."""
     module = importlib.import_module(f"mrla_mm.{module}").__name__
-    theirs = [
-        name for name, found in registry.module_dict.items() if found.__module__.startswith(module)
-    ]
+    classes = registry.module_dict.items()
+    theirs = [name for name, found in classes if found.__module__.startswith(module)]
     assert sorted(theirs) == sorted(names.split())
 
 

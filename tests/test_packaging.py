@@ -33,24 +33,13 @@ def run(*argv, cwd, **variables):
 def wheel(tmp_path_factory):
     """The wheel, built from a copy of the sources, in which building leaves folders behind."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    ignore = shutil.ignore_patterns("__pycache__")
     for name in ("mrla_mm", "configs", "tools", ".dev_scripts"):
-        shutil.copytree(
-            ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "model-index.yml"):
         shutil.copy(ROOT / name, source / name)
-    pip = [
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        target,
-        source,
-    ]
-    run(*pip, cwd=target, REPOSITORY_URL="https://github.com/us/mrla_mm")
+    pip = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target]
+    run(*pip, source, cwd=target, REPOSITORY_URL="https://github.com/us/mrla_mm")
     return next(target.glob("*.whl"))
 
 
@@ -60,18 +49,13 @@ def test_wheel_carries_every_module_config_and_tool(wheel):
     packed = [path.relative_to(ROOT) for path in packed if path.suffix in (".py", ".sh", ".yml")]
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
     modules = [name for name in modules if "/.mim/" not in name]
-    assert names == {
-        *modules,
-        *(f"mrla_mm/.mim/{path}" for path in packed),
-        "mrla_mm/.mim/model-index.yml",
-    }
+    assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}
 
 
 def test_the_wheels_readme_has_no_relative_link(wheel):
     archive = zipfile.ZipFile(wheel)
-    (metadata,) = (
-        archive.read(name).decode() for name in archive.namelist() if name.endswith("/METADATA")
-    )
+    (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+    metadata = archive.read(name).decode()
     assert "](https://github.com/us/mrla_mm/raw/HEAD/docs/_static/method.svg)" in metadata
     assert all("://" in target for target in re.findall(r"\]\(([^)]*)\)", metadata))
 
@@ -89,20 +73,9 @@ def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path)
     where = run("-c", "import mrla_mm; print(mrla_mm.__file__)", cwd=project, PYTHONPATH=str(site))
     assert where.strip() == str(site / "mrla_mm/__init__.py")
 
-    smaller = [
-        option
-        for option in tiny_options("mask_rcnn_r50_", "")
-        if not option.startswith("data_root=")
-    ]
-    train = [
-        "-m",
-        "mrla_mm",
-        "train",
-        "my_config.py",
-        "--cfg-options",
-        *smaller,
-        "train_cfg.max_epochs=1",
-    ]
+    options = tiny_options("mask_rcnn_r50_", "", "train_cfg.max_epochs=1")
+    options.remove("data_root=")
+    train = ["-m", "mrla_mm", "train", "my_config.py", "--cfg-options", *options]
     run(*train, cwd=project, PYTHONPATH=str(site))
     work_dir = project / "work_dirs/my_config"
     assert (work_dir / "epoch_1.pth").is_file()
@@ -110,20 +83,11 @@ def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path)
     assert any("coco/segm_mAP" in line for line in scalars(work_dir))
 
 
-CLASSIC = [
-    "torch-2.1.2",
-    "torchvision-0.16.2",
-    "numpy-1.26.4",
-    "mmengine-0.10.7",
-    "mmcv-2.1.0",
-    "mmdet-3.3.0",
-]
-REQUIRES = {
-    "mmengine": "opencv-python>=3",
-    "mmcv": "opencv-python>=3",
-    "mmdet": "numpy",
-    "mmpretrain": "einops",
-}
+CLASSIC = ["torch-2.1.2", "torchvision-0.16.2", "numpy-1.26.4"]
+CLASSIC += ["mmengine-0.10.7", "mmcv-2.1.0", "mmdet-3.3.0"]
+OPENCV = ["opencv-python", "opencv-python-headless"]
+REQUIRES = dict.fromkeys(("mmengine", "mmcv"), "opencv-python>=3")
+REQUIRES |= dict(mmdet="numpy", mmpretrain="einops")
 
 
 def write_empty_wheel(folder, stem):
@@ -134,14 +98,12 @@ def write_empty_wheel(folder, stem):
     stem = stem.replace("-", "_", stem.count("-") - 1)
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as file:
         file.writestr(f"{stem}.dist-info/METADATA", "\n".join(lines))
-        file.writestr(
-            f"{stem}.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
+        wheel = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        file.writestr(f"{stem}.dist-info/WHEEL", wheel)
         file.writestr(f"{stem}.dist-info/RECORD", "")
 
 
-@pytest.mark.parametrize("opencv", ["opencv-python", "opencv-python-headless"])
+@pytest.mark.parametrize("opencv", OPENCV)
 def test_installing_the_wheel_changes_no_installed_package(wheel, tmp_path, opencv):
     """pip has newer versions of everything at hand, and an mmcv-lite that would overwrite mmcv."""
 
@@ -156,25 +118,20 @@ def test_installing_the_wheel_changes_no_installed_package(wheel, tmp_path, open
     install = ("install", "--quiet", "--no-index", "--find-links", tmp_path)
     pip(*install, "--no-deps", *("==".join(stem.rsplit("-", 1)) for stem in installed))
     before = pip("freeze", "--all")
-    names = {stem.rpartition("-")[0] for stem in installed} | {
-        "opencv-python",
-        "opencv-python-headless",
-    }
+    names = {stem.rpartition("-")[0] for stem in installed} | set(OPENCV)
     for stem in (*(f"{name}-99.0" for name in names), "mmcv-lite-2.1.1"):
         write_empty_wheel(tmp_path, stem)
     pip(*install, wheel)
     after = pip("freeze", "--all")
     assert len(before) == len(installed) and before < after  # what was there has its version still
-    assert {re.split("==| @ ", line)[0] for line in after - before} == {
-        "mrla_mm",
-        "mmpretrain",
-        "einops",
-    }
+    added = {re.split("==| @ ", line)[0] for line in after - before}
+    assert added == {"mrla_mm", "mmpretrain", "einops"}
 
 
-@pytest.mark.parametrize(
-    ("package", "remedy"), [("mmcv", "mrla_mm[lite]"), ("mmpretrain", "mmpretrain")]
-)
+NEEDED = [("mmcv", "mrla_mm[lite]"), ("mmpretrain", "mmpretrain")]
+
+
+@pytest.mark.parametrize(("package", "remedy"), NEEDED)
 def test_without_a_package_one_line_says_what_to_install(package, remedy, tmp_path):
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(package):

@@ -26,12 +26,9 @@ def run_command(*argv, cwd):
         free.bind(("", 0))
         port = free.getsockname()[1]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = dict(
-        os.environ, PYTHONPATH=paths, PYTHON=sys.executable, OMP_NUM_THREADS="1", PORT=str(port)
-    )
-    return subprocess.run(
-        [*map(str, argv)], cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200
-    )
+    own = dict(PYTHONPATH=paths, PYTHON=sys.executable, OMP_NUM_THREADS="1", PORT=str(port))
+    options = dict(cwd=cwd, env=os.environ | own, capture_output=True, text=True, timeout=1200)
+    return subprocess.run([*map(str, argv)], **options)
 
 
 def scalars(work_dir):
@@ -40,20 +37,17 @@ def scalars(work_dir):
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
+def coco_figures(line):
+    return {key: value for key, value in line.items() if key.startswith("coco/")}
+
+
 def val_figures(work_dir):
-    lines = [line for line in scalars(work_dir) if "coco/bbox_mAP" in line]
-    return [
-        {key: value for key, value in line.items() if key.startswith("coco/")} for line in lines
-    ]
+    return [coco_figures(line) for line in scalars(work_dir) if "coco/bbox_mAP" in line]
 
 
 def figures_of_test(work_dir):
     newest = max(work_dir.glob("2*/2*.json"), key=lambda path: path.stat().st_mtime)
-    return {
-        key: value
-        for key, value in json.loads(newest.read_text()).items()
-        if key.startswith("coco/")
-    }
+    return coco_figures(json.loads(newest.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -79,55 +73,32 @@ def test_train_test_resume(name, coco_root, tmp_path, run_tool):
     assert trained["coco/AR@100"] >= 0  # -1 would mean that there was nothing to find
 
     dump, test_dir = tmp_path / "predictions.pkl", tmp_path / "test"
-    argv = [
-        config_path(name),
-        checkpoint,
-        "--work-dir",
-        test_dir,
-        "--out",
-        dump,
-        "--cfg-options",
-        *options,
-    ]
-    assert run_tool("test", *argv)[0] == 0
+    argv = [config_path(name), checkpoint, "--work-dir", test_dir, "--out", dump]
+    assert run_tool("test", *argv, "--cfg-options", *options)[0] == 0
     assert figures_of_test(test_dir) == trained
-    with dump.open("rb") as file:
-        predictions = pickle.load(file)
-    assert len(predictions) == 4 and all(
-        len(p["pred_instances"]["bboxes"]) > 0 for p in predictions
-    )
-    assert ("masks" in predictions[0]["pred_instances"]) == name.startswith("mask")
+    predictions = [each["pred_instances"] for each in pickle.loads(dump.read_bytes())]
+    assert len(predictions) == 4 and all(len(each["bboxes"]) for each in predictions)
+    assert ("masks" in predictions[0]) == name.startswith("mask")
 
     time.sleep(1)  # mmengine names a run by the second it starts in
-    assert (
-        run_tool(
-            "train", *arguments, "train_cfg.max_epochs=2", "train_cfg.val_interval=9", "--resume"
-        )[0]
-        == 0
-    )
+    arguments += ["train_cfg.max_epochs=2", "train_cfg.val_interval=9", "--resume"]
+    assert run_tool("train", *arguments)[0] == 0
     assert [line["epoch"] for line in scalars(work_dir) if "loss" in line] == [1, 1, 2, 2]
     resumed = torch.load(work_dir / "epoch_2.pth")
     assert (resumed["meta"]["epoch"], resumed["meta"]["iter"]) == (2, 4)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not REAL_COCO.is_dir(), reason="no real COCO images at ../shared/data/coco_tiny"
-)
+@pytest.mark.skipif(not REAL_COCO.is_dir(), reason="no images at ../shared/data/coco_tiny")
 @pytest.mark.parametrize("backbone", ["r50", "pvtv2_b0"])
 def test_real_coco_images(backbone, tmp_path, run_tool):
     """Mask R-CNN trains and evaluates on real COCO images, with polygons and crowds."""
     name = f"mask_rcnn_{backbone}_mrla_light_1x"
-    options = tiny_options(
-        name, REAL_COCO, "train_cfg.max_epochs=1", "train_dataloader.dataset.indices=4"
-    )
-    options += [
-        "val_dataloader.dataset.indices=2",
-        "train_dataloader.dataset.pipeline.2.scale=(160,120)",
-    ]
-    code, errors = run_tool(
-        "train", config_path(name), "--work-dir", tmp_path, "--cfg-options", *options
-    )
+    options = tiny_options(name, REAL_COCO, "train_cfg.max_epochs=1")
+    options += ["train_dataloader.dataset.indices=4", "val_dataloader.dataset.indices=2"]
+    options += ["train_dataloader.dataset.pipeline.2.scale=(160,120)"]
+    argv = [config_path(name), "--work-dir", tmp_path, "--cfg-options", *options]
+    code, errors = run_tool("train", *argv)
     assert code == 0, errors
     losses = [line["loss_mask"] for line in scalars(tmp_path) if "loss_mask" in line]
     assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
@@ -138,29 +109,13 @@ def test_real_coco_images(backbone, tmp_path, run_tool):
 def test_two_processes(coco_root, tmp_path):
     """dist_train.sh trains with two processes, and dist_test.sh evaluates what they saved."""
     name = "retinanet_r50_mrla_base_1x"
-    options = tiny_options(
-        name, coco_root, "train_cfg.max_epochs=1", "env_cfg.dist_cfg.backend=gloo"
-    )
-    train = [
-        ROOT / "tools/dist_train.sh",
-        config_path(name),
-        2,
-        "--work-dir",
-        "run",
-        "--cfg-options",
-        *options,
-    ]
+    options = ["train_cfg.max_epochs=1", "env_cfg.dist_cfg.backend=gloo"]
+    options = ["--cfg-options", *tiny_options(name, coco_root, *options)]
+    train = [ROOT / "tools/dist_train.sh", config_path(name), 2, "--work-dir", "run", *options]
     trained = run_command(*train, "train_dataloader.batch_size=1", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert len([line for line in scalars(tmp_path / "run") if "loss" in line]) == 2
-    tool = [
-        ROOT / "tools/dist_test.sh",
-        config_path(name),
-        "run/epoch_1.pth",
-        2,
-        "--work-dir",
-        "test",
-    ]
-    tested = run_command(*tool, "--cfg-options", *options, cwd=tmp_path)
+    test = [ROOT / "tools/dist_test.sh", config_path(name), "run/epoch_1.pth", 2]
+    tested = run_command(*test, "--work-dir", "test", *options, cwd=tmp_path)
     assert tested.returncode == 0, tested.stderr
     assert figures_of_test(tmp_path / "test") == val_figures(tmp_path / "run")[0]

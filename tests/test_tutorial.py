@@ -13,13 +13,11 @@ BCCD = ROOT.parent / "shared/data/bccd"
 
 
 def test_the_notebook_is_the_page():
-    page, notebook = (
-        jupytext.read(ROOT / f"docs/tutorial.{kind}").cells for kind in ("md", "ipynb")
-    )
-    same = [(cell.cell_type, cell.source) for cell in page] == [
-        (cell.cell_type, cell.source) for cell in notebook
-    ]
-    assert same, "run: jupytext --to ipynb docs/tutorial.md"
+    def cells(kind):
+        read = jupytext.read(ROOT / f"docs/tutorial.{kind}").cells
+        return [(cell.cell_type, cell.source) for cell in read]
+
+    assert cells("md") == cells("ipynb"), "run: jupytext --to ipynb docs/tutorial.md"
 
 
 @pytest.mark.skipif(not BCCD.is_dir(), reason="no blood cells at ../shared/data/bccd")
@@ -35,6 +33,5 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
         (names / f"{split}.txt").write_text("\n".join(lines[:2]))
     notebook = jupytext.read(ROOT / "docs/tutorial.ipynb")
     notebook.cells = [cell for cell in notebook.cells if "git clone" not in cell.source]
-    nbclient.NotebookClient(
-        notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=None, resources=folder).execute()

@@ -19,11 +19,12 @@ from .conftest import ROOT
 
 MIM = Path(mmdet.__file__).parent / ".mim"
 PAGE = (ROOT / "docs/detectors.md").read_text(encoding="utf-8")
-FOLDERS = re.findall(
-    r"`(.+?)`", "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE))
-)  # of its table
+TABLE = "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE))
+FOLDERS = re.findall(r"`(.+?)`", TABLE)
 PACKAGES = dict(boxinst="skimage", lad="sklearn", paa="sklearn")  # needed with a plain ResNet too
 VIDEO = {"mask2former_vis", "masktrack_rcnn", "qdtrack"}
+CASES = [(folder, "MRLALight") for folder in FOLDERS]
+CASES += [(folder, "MRLABase") for folder in ("detr", "mask_rcnn", "retinanet")]
 LIMITS = dict(nms_pre=50, num=16)  # of boxes and samples, for speed
 
 
@@ -33,10 +34,8 @@ def adapt(node, backbone):
         if key.endswith("backbone") and value.get("type") == "ResNet":
             value.update(backbone, init_cfg=None)
             value.get("norm_cfg", {}).pop("eps", None)  # NAS-FCOS has 0, which torch refuses
-        elif key in ("teacher_ckpt", "batch_augments") or (
-            key == "init_cfg" and value and "checkpoint" in value
-        ):
-            node[key] = None
+        elif key in ("teacher_ckpt", "batch_augments", "init_cfg"):
+            node[key] = None if key != "init_cfg" or "checkpoint" in (value or {}) else value
         elif key in LIMITS:
             node[key] = min(value, LIMITS[key])
         elif key in ("rpn", "rpn_proposal") and isinstance(value, dict):
@@ -52,14 +51,11 @@ def build(folder, variant):
     init_default_scope("mmdet")
     adapt(cfg.model, dict(type="MRLAResNet", layer_attention=dict(type=variant)))
     torch.manual_seed(0)
-    MessageHub.get_current_instance().update_info_dict(
-        dict(epoch=0, iter=0)
-    )  # BoxInst and TOOD ask for them
+    now = dict(epoch=0, iter=0)  # BoxInst and TOOD ask for them
+    MessageHub.get_current_instance().update_info_dict(now)
     model = revert_sync_batchnorm(MODELS.build(cfg.model))
     model.init_weights()
-    if (
-        folder == "queryinst"
-    ):  # boxes outside the image, as untrained ones are, break mmdet's masks on a CPU
+    if folder == "queryinst":  # untrained boxes outside the image break mmdet's masks on a CPU
         for head in model.roi_head.bbox_head:
             torch.nn.init.zeros_(head.fc_reg.weight)
     return model
@@ -70,13 +66,10 @@ def demo_inputs(folder, training):
     if folder in VIDEO:
         return demo_track_inputs(key_frames_inds=[0], num_items=[3], with_mask=True)
     images = 2 if training else 1  # guided anchoring predicts for one at a time
-    side = (
-        224 if folder in ("ddq", "dino") else 128
-    )  # they choose 900 of the map's cells as queries
+    side = 224 if folder in ("ddq", "dino") else 128  # for their 900 queries
     shapes = [(3, side, side)] * images
-    batch = demo_mm_inputs(
-        images, shapes, num_items=[2, 3][:images], with_mask=True, with_semantic=True
-    )
+    options = dict(num_items=[2, 3][:images], with_mask=True, with_semantic=True)
+    batch = demo_mm_inputs(images, shapes, **options)
     for sample, proposals in zip(batch["data_samples"], demo_mm_proposals(shapes, 20), strict=True):
         sample.gt_instances.labels.zero_()
         sample.homography_matrix = np.eye(3, dtype=np.float32)  # for Soft Teacher
@@ -89,11 +82,7 @@ def demo_inputs(folder, training):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("folder", "variant"),
-    [(folder, "MRLALight") for folder in FOLDERS]
-    + [(folder, "MRLABase") for folder in ("detr", "mask_rcnn", "retinanet")],
-)
+@pytest.mark.parametrize(("folder", "variant"), CASES)
 def test_train_and_predict(folder, variant, monkeypatch):
     if folder in PACKAGES:
         pytest.importorskip(PACKAGES[folder])
@@ -102,9 +91,8 @@ def test_train_and_predict(folder, variant, monkeypatch):
     backbones = {name: each for name, each in model.named_modules() if isinstance(each, MRLAResNet)}
     assert backbones
     model.train()
-    loss, _ = model.parse_losses(
-        model(**model.data_preprocessor(demo_inputs(folder, True), True), mode="loss")
-    )
+    batch = model.data_preprocessor(demo_inputs(folder, True), True)
+    loss, _ = model.parse_losses(model(**batch, mode="loss"))
     loss.backward()
     assert loss.isfinite()
     for name, backbone in backbones.items():

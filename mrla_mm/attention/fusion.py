@@ -174,6 +174,9 @@ def why_not_as_built(attention: LayerAttention) -> str:
             return f"{name} has a hook, or its forward was replaced"
         if not (is_depthwise(part) or is_projection(part)):
             return f"{name} was replaced or changed"
+    query, key = getattr(attention, "query", None), getattr(attention, "key", None)
+    if query is not None and query.weight.shape != key.weight.shape:
+        return "query and key differ in size"
     return ""
 
 

@@ -18,6 +18,8 @@ from torch import nn
 
 from mrla_mm.errors import InputError
 
+OTHER_ORDER = "numbers classes differently from the first data set: give all the same, in one order"
+Findings = tuple[list[str], int | None]  # faults, and how many objects are learned if it is known
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
@@ -27,22 +29,17 @@ class DatasetCheckHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Check the data sets of the loops that the runner has built."""
-        phases = ("train", "val", "test")
-        loops = {phase: getattr(runner, f"_{phase}_loop") for phase in phases}
-        check_data(runner, *[phase for phase in phases if isinstance(loops[phase], BaseLoop)])
+        loops = dict(train=runner._train_loop, val=runner._val_loop, test=runner._test_loop)
+        check_data(runner, *[name for name, loop in loops.items() if isinstance(loop, BaseLoop)])
 
 
 def check_data(runner: Runner, *phases: str) -> None:
-    """Check the files of the data sets in a runner's config, once and in the main process.
-
-    Raises:
-        InputError: with a line for each fault, which names the file and the remedy.
-    """
+    """Check a run's data once: raise InputError with file and remedy of each fault, a line each."""
     if not is_main_process() or getattr(runner, "data_is_checked", False):
         return
     runner.data_is_checked = True
     model = getattr(runner.model, "module", runner.model)
-    faults, first, counts = [], {}, []
+    faults, first, learned = [], {}, []
     for phase in phases:
         sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
         evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
@@ -57,24 +54,17 @@ def check_data(runner: Runner, *phases: str) -> None:
                 found.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
             names = folders or list(classes)
             if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
-                found += compare_names(first.setdefault(bool(folders), names), names)
+                if names != first.setdefault(bool(folders), names):
+                    found.append(OTHER_ORDER)
                 found += check_heads(model, dataset, len(names))
             faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
             if phase == "train":
-                counts.append(objects)
-    total = sum(counts, Counter())
-    if counts and all(counts) and not total[""]:
-        faults.append(f"no training image has an object to learn: {tell(total)}")
+                learned.append(objects)
+    if learned and None not in learned and not sum(learned):
+        skipped = "crowds, other categories, boxes below a pixel or outside, images below min_size"
+        faults.append(f"no training image has an object to learn: mmdet skips {skipped}")
     if faults:
         raise InputError("\n".join(faults))
-    if tell(total):
-        runner.logger.info(f"training skips {tell(total)}")
-
-
-def tell(objects: Counter) -> str:
-    """Return how many objects training skips, by reason."""
-    reasons = [f"{count} {reason}" for reason, count in objects.items() if reason]
-    return f"{', '.join(reasons)}, of {objects.total()} objects" if reasons else ""
 
 
 def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
@@ -102,16 +92,6 @@ def class_folders(dataset: BaseDataset) -> list[str]:
     return sorted(entry.name for entry in os.scandir(dataset.img_prefix) if entry.is_dir())
 
 
-def compare_names(first: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return a fault if a data set numbers its classes differently from the first data set."""
-    if list(names) == list(first):
-        return []
-    differ = [f"{old!r} as {new!r}" for old, new in zip(first, names, strict=False) if old != new]
-    differ.append(f"{len(names)} instead of {len(first)}")
-    remedy = "give all data sets the same classes in the same order"
-    return [f"numbers classes differently from the first data set, {differ[0]}: {remedy}"]
-
-
 def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:
     """Return a fault if a head of the model has another number of classes."""
     wrong = []
@@ -125,21 +105,14 @@ def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[st
     return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
 
 
-def inspect_files(
-    dataset: BaseDataset, node: Mapping, evaluators: object
-) -> tuple[list[str], Counter]:
-    """Check the files of a data set that has this config, and these evaluators to itself.
-
-    Returns:
-        Faults, and the number of objects by the reason why training skips them, "" for those it
-        learns; empty if it is not known.
-    """
+def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
+    """Check the files of a data set that has this config, and these evaluators to itself."""
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
     reader, path = type(dataset).load_data_list, dataset.ann_file
     if backend != "local" or "://" in path:
-        return [], Counter()
+        return [], None
     evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
     scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
@@ -147,18 +120,18 @@ def inspect_files(
         if reader is XMLDataset.load_data_list:
             return inspect_xml(dataset)
         if reader is not CocoDataset.load_data_list:
-            return [], Counter()
+            return [], None
         faults, objects = inspect_coco(dataset, masks=masks, crowds=bool(scored))
     except OSError as error:
-        return [f"{error}: correct data_root or ann_file"], Counter()
+        return [f"{error}: correct data_root or ann_file"], None
     except (KeyError, TypeError, ValueError) as error:
-        return [f"not COCO's format, {error!r}"], Counter()
+        return [f"not COCO's format, {error!r}"], None
     if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):
         faults.append(f"the evaluator reads {scored[0]}: set its ann_file to the data set's")
     return faults, objects
 
 
-def inspect_xml(dataset: BaseDataset) -> tuple[list[str], Counter]:
+def inspect_xml(dataset: BaseDataset) -> Findings:
     """Check the XML files of a data set, in which mmdet skips every name that is not a class."""
     names, images = Counter(), []
     for name in list_from_file(dataset.ann_file):
@@ -170,10 +143,10 @@ def inspect_xml(dataset: BaseDataset) -> tuple[list[str], Counter]:
     rare = found and dataset.test_mode  # a small set may lack a class
     if len(found) < len(classes) and not rare and names.keys() - set(classes):
         faults.append(missing_names(classes, list(names)))
-    return faults, Counter({"": sum(names[name] for name in found)})
+    return faults, sum(names[name] for name in found)
 
 
-def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> tuple[list[str], Counter]:
+def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
     """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
     with open(dataset.ann_file, "rb") as file:
         content = json.load(file)
@@ -190,10 +163,8 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> tuple[li
         faults.append(f"mmdet numbers classes in the file's order: set metainfo.classes={ordered}")
     unknown = {each["category_id"] for each in annotations} - names.keys()
     if unknown:
-        faults.append(
-            f"annotations have the category_id {min(unknown)}, but the ids of its categories are "
-            f"{min(names)} to {max(names)}: number both alike"
-        )
+        ids = f"the ids of its categories are {min(names)} to {max(names)}: number both alike"
+        faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
     if masks and any(not each.get("segmentation") for each in annotations):
         faults.append("boxes without segmentation: add masks, or take a detector that needs none")
     if crowds and any("iscrowd" not in each for each in annotations):
@@ -205,41 +176,32 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> tuple[li
 
 def inspect_boxes(
     annotations: Sequence[dict], images: dict[int, dict], wanted: set[int], min_size: float
-) -> tuple[list[str], Counter]:
+) -> Findings:
     """Check the boxes of annotations, of which those of the `wanted` categories are learned."""
-    rows, nowhere = [], dict(width=0, height=0)
+    rows = []
     for each in annotations:
-        image = images.get(each["image_id"], nowhere)
-        ignored = bool(each.get("iscrowd") or each.get("ignore"))
-        known = each["category_id"] in wanted
-        rows.append([*each["bbox"], each["area"], image["width"], image["height"], ignored, known])
-    x, y, w, h, area, width, height, ignored, known = np.reshape(rows, (-1, 9)).T
+        image = images.get(each["image_id"])
+        ignored = each.get("iscrowd") or each.get("ignore") or each["category_id"] not in wanted
+        if image:
+            x, y, w, h = each["bbox"]
+            rows.append([x, y, w, h, each["area"], image["width"], image["height"], bool(ignored)])
+    x, y, w, h, area, width, height, ignored = np.reshape(rows, (-1, 8)).T
     beyond = (x + w > width + 1) | (y + h > height + 1)
     corners = (x < w) & (y < h) & (w <= width + 1) & (h <= height + 1)
     faults = []
     if corners.sum() > 0.95 * len(rows) and beyond.sum() > 0.25 * len(rows):
         faults.append("bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]")
-    skips = {
-        "on images that are not listed": width == 0,
-        "of other categories": known == 0,
-        "crowds or ignored": ignored == 1,
-        "smaller than a pixel": (w < 1) | (h < 1) | (area <= 0),
-        "outside their image": (x >= width) | (y >= height) | (x + w <= 0) | (y + h <= 0),
-        f"on images with a side below {min_size} pixels": np.minimum(width, height) < min_size,
-    }
-    objects = Counter({"": 0})
-    objects.update(np.select(list(skips.values()), list(skips), "").tolist())
-    return faults, objects
+    inside = (x < width) & (y < height) & (x + w > 0) & (y + h > 0)
+    large = (w >= 1) & (h >= 1) & (area > 0) & (np.minimum(width, height) >= min_size)
+    return faults, int((inside & large & (ignored == 0)).sum())
 
 
 def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
     """Return the fault that some classes are not among the names of a file."""
     missing = [name for name in classes if name not in names]
-    return (
-        f"has no {missing[0]!r} ({len(missing)} of {len(classes)} classes are missing), but "
-        f"{', '.join(map(repr, names[:8]))}: set metainfo.classes of every data set to the file's "
-        "names, and num_classes of every head"
-    )
+    told = f"{missing[0]!r} ({len(missing)} of {len(classes)} classes are missing)"
+    remedy = "set metainfo.classes of every data set to the file's names, and every num_classes"
+    return f"has no {told}, but {', '.join(map(repr, names[:8]))}: {remedy}"
 
 
 def check_images(paths: Sequence[str]) -> list[str]:
@@ -247,9 +209,6 @@ def check_images(paths: Sequence[str]) -> list[str]:
     with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
         sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), paths)
         faulty = [path for path, size in zip(paths, sizes, strict=True) if not size]
-    if not faulty:
-        return []
-    return [
-        f"{len(faulty)} of {len(paths)} images are missing or empty, the first is {faulty[0]}: "
-        "complete the folder, or correct data_prefix"
-    ]
+    counts = f"{len(faulty)} of {len(paths)} images are missing or empty"
+    remedy = "complete the folder, or correct data_prefix"
+    return [f"{counts}, the first is {path}: {remedy}" for path in faulty[:1]]

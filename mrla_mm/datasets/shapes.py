@@ -27,16 +27,14 @@ def polygon(*radii: float) -> np.ndarray:
 
 
 CIRCLE = polygon(*[1] * 36)
-HALF_CROSS = np.array(
-    [[0.95, 0.28], [0.28, 0.28], [0.28, 0.95], [-0.28, 0.95], [-0.28, 0.28], [-0.95, 0.28]]
-)
+HALF_CROSS = [[0.95, 0.28], [0.28, 0.28], [0.28, 0.95], [-0.28, 0.95], [-0.28, 0.28], [-0.95, 0.28]]
 OUTLINES = {  # contours of each shape at radius 1; a second one cuts a hole
     "circle": [CIRCLE],
     "rectangle": [np.array([[0.84, 0.54], [-0.84, 0.54], [-0.84, -0.54], [0.84, -0.54]])],
     "triangle": [polygon(1, 1, 1)],
     "star": [polygon(*[1, 0.45] * 5)],
     "ring": [CIRCLE, 0.55 * CIRCLE],
-    "cross": [np.concatenate([HALF_CROSS, -HALF_CROSS])],
+    "cross": [np.concatenate([HALF_CROSS, np.negative(HALF_CROSS)])],
 }
 CLASSES = tuple(OUTLINES)
 
@@ -59,9 +57,7 @@ def texture(rng: np.random.Generator, size: tuple[int, int], spread: float) -> n
     return cv2.resize(noise, size[::-1], interpolation=cv2.INTER_CUBIC)
 
 
-def draw_scene(
-    size: tuple[int, int], rng: np.random.Generator
-) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
+def draw_scene(size: tuple[int, int], rng: np.random.Generator) -> tuple[np.ndarray, list]:
     """Return a picture (H, W, 3) uint8, and the label and visible pixels (H, W) of each shape.
 
     Shapes are painted from large to small; one that would hide too much of another is left out.
@@ -96,9 +92,7 @@ def generate_shapes(
     """Write the data set unless one of the same parameters is there; return whether it was written.
 
     The same parameters give the same bytes; `size` is the longer side of the images in pixels.
-
-    Raises:
-        InputError: `root` holds something that this function did not write.
+    Raises InputError if `root` holds something that this function did not write.
     """
     root = Path(root).absolute()
     manifest = json.dumps(dict(num_train=num_train, num_val=num_val, size=size, seed=seed))

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -18,11 +19,7 @@ BACKEND = "mrla_mm_atomic"
 
 
 def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
-    """Replace a file, at no moment leaving less than one whole file there.
-
-    Raises:
-        InputError: the disk is full or refuses; what the path held before is untouched.
-    """
+    """Replace a file; where the disk refuses, raise InputError and leave the old one whole."""
     path = Path(path)
     part = path.with_name(path.name + PART)
     try:
@@ -34,21 +31,22 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: {error}. What was there is intact: make room, and continue with --resume"
-        ) from error
+        remedy = "What was there is intact: make room, and continue with --resume"
+        raise InputError(f"{path}: {error}. {remedy}") from error
 
 
 @register_backend(BACKEND)
 class AtomicBackend(LocalBackend):
-    """mmengine's local files, written atomically; what it is to remove is only noted."""
+    """mmengine's local files, written atomically, and removed once the next one is written."""
 
-    def __init__(self) -> None:
-        self.outdated: set[str] = set()
+    outdated: ClassVar[set[str]] = set()  # mmengine makes a new backend for each file
 
     def put(self, obj: bytes | memoryview, filepath: str | Path) -> None:
-        """Write a file."""
+        """Write a file and remove those noted."""
         write_atomically(filepath, obj)
+        for path in self.outdated - {str(filepath)}:
+            Path(path).unlink(missing_ok=True)
+        self.outdated.clear()
 
     def remove(self, filepath: str | Path) -> None:
         """Note a file for removal."""
@@ -85,6 +83,7 @@ class AtomicCheckpointHook(CheckpointHook):
             outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
             self.file_backend = AtomicBackend()
+            self.file_backend.outdated.clear()
             self.backend_args = dict(backend=BACKEND)
             if is_main_process():
                 for path in Path(self.out_dir).glob(f"*.pth{PART}"):  # of a run that was killed
@@ -113,50 +112,28 @@ class AtomicCheckpointHook(CheckpointHook):
             runner.message_hub.update_info("keep_ckpt_ids", list(self.keep_ckpt_ids))
         self._remove(INTERRUPTED)
         self._save_as(runner, self.filename_tmpl.format(step), meta)
-        self._prune()
 
     def _save_as(self, runner: Runner, name: str, meta: dict) -> None:
         """Save under a name and make it the checkpoint to resume from."""
         self.saved_iter = meta["iter"]
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
-        runner.save_checkpoint(
-            self.out_dir,
-            name,
-            self.file_client_args,
-            save_optimizer=self.save_optimizer,
-            save_param_scheduler=self.save_param_scheduler,
-            meta=meta,
-            by_epoch=self.by_epoch,
-            backend_args=self.backend_args,
-            **self.args,
-        )
+        own = ("save_optimizer", "save_param_scheduler", "by_epoch", "backend_args")
+        options = {key: getattr(self, key) for key in own}
+        client = self.file_client_args
+        runner.save_checkpoint(self.out_dir, name, client, meta=meta, **options, **self.args)
         if is_main_process():
             write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
-
-    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
-        super()._save_best_checkpoint(runner, metrics)
-        self._prune()
 
     def _remove(self, name: str) -> None:
         path = self.file_backend.join_path(self.out_dir, name)
         if is_main_process() and self.file_backend.isfile(path):
             self.file_backend.remove(path)
 
-    def _prune(self) -> None:
-        if not isinstance(self.file_backend, AtomicBackend):
-            return
-        best = [getattr(self, "best_ckpt_path", None)]
-        best += getattr(self, "best_ckpt_path_dict", {}).values()
-        for path in self.file_backend.outdated - {self.last_ckpt, *best}:
-            Path(path).unlink(missing_ok=True)
-        self.file_backend.outdated.clear()
-
     def _stop(self, runner: Runner, meta: dict) -> None:
         """Save unless this iteration is saved already, and end the process."""
         if self.saved_iter != meta["iter"]:
             self._save_as(runner, INTERRUPTED, meta)
-        runner.logger.warning(
-            f"SIGTERM: the run ends after iteration {meta['iter']}, saved. Continue with --resume"
-        )
+        end = f"SIGTERM: the run ends after iteration {meta['iter']}, saved"
+        runner.logger.warning(f"{end}. Continue with --resume")
         raise SystemExit(TERMINATED)

@@ -13,8 +13,7 @@ from torch import nn
 class BFloat16OptimWrapper(OptimWrapper):
     """Trains in mixed precision with bfloat16 on whatever device the model is on.
 
-    bfloat16 has the range of float32, so the loss is not scaled. Takes the arguments of mmengine's
-    ``OptimWrapper``.
+    bfloat16 has the range of float32, so the loss is not scaled.
     """
 
     @contextmanager

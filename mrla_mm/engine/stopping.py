@@ -69,20 +69,15 @@ def default_sigterm_in_forks() -> None:
     """
     if not hasattr(os, "register_at_fork"):  # Windows does not fork
         return
-    saved = threading.local()
-
-    def block() -> None:
-        saved.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def restore() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, saved.mask)
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def reset() -> None:
         if isinstance(signal.getsignal(signal.SIGTERM), StopRequest):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        restore()
+        unblock()
 
-    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=reset)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 def start_worker(ended: c_byte, init: Callable[[int], None] | None, worker: int) -> None:
@@ -97,7 +92,6 @@ def outlive_sigterm(loader: object) -> None:
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return
     ended = multiprocessing.RawValue("b", 0)
-    # Before multiprocessing terminates and joins its children; atexit would be too late in a child
-    # of its own.
+    # Before multiprocessing joins its children; atexit would be too late in a child of its own.
     Finalize(None, setattr, (ended, "value", 1), exitpriority=0)
     loader.worker_init_fn = partial(start_worker, ended, loader.worker_init_fn)

@@ -6,8 +6,8 @@
 
 Saved for backward are x, the values and small tensors; each value is read once in either direction.
 The values pass through the Function, so that the gradient of each comes back as one map, to which
-every layer adds in place: what a hook on a value is given may change later. A second derivative
-raises.
+every layer adds in place: what a hook on a value is given, or retain_grad keeps, may change later.
+A second derivative raises.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class BaseFunction(torch.autograd.Function):
         if fresh:
             grad_values = [torch.empty_like(x) for _ in values]
         else:
-            grad_values = [own_gradient(grad_value, x) for grad_value in grad_values]
+            grad_values = [own_gradient(grad_value, x, ctx) for grad_value in grad_values]
         grad_x = torch.empty_like(x)
         gradients = []
         grad_earlier_keys = []
@@ -120,24 +120,27 @@ class BaseFunction(torch.autograd.Function):
                 )
                 gradients.append(of_parameters)
                 grad_earlier_keys.append(of_keys)
-        for grad_value in grad_values:
-            grad_value.is_accumulator = True
+        # The earlier layer's backward adds to these in place, and nobody else may.
+        earlier = grad_values[:-1]
+        nodes = ctx.next_functions[len(ctx.next_functions) - len(earlier) :]
+        for grad_value, (node, _) in zip(earlier, nodes, strict=True):
+            grad_value.receiver = node
         return (
             None,
             grad_x,
             grad_x if options.add_relu else None,
             *sum_chunks(gradients),
             cat(grad_earlier_keys),
-            *grad_values[:-1],
+            *earlier,
         )
 
 
-def own_gradient(gradient: Tensor | None, x: Tensor) -> Tensor:
-    """Gradient of a value that may be added to in place: one that a later layer made, or a copy."""
+def own_gradient(gradient: Tensor | None, x: Tensor, node: object) -> Tensor:
+    """Gradient of a value that may be added to: what a later layer made for this node, or a copy."""
     if gradient is None:
         return torch.zeros_like(x)
     matched = match_layout(gradient, x)
-    is_ours = matched is not gradient or hasattr(gradient, "is_accumulator")
+    is_ours = matched is not gradient or getattr(gradient, "receiver", None) is node
     return matched if is_ours else matched.clone()
 
 

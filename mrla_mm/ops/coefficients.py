@@ -10,8 +10,14 @@ t, the residual branch is
     gain = factor A for light, factor for base
 
 where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of
-grad times each shifted x, or times each value, of grad times p, and of grad. Everything here is
-small and at least in single precision.
+grad times each shifted x, or times each value, of grad times p, and of grad. With these, of light
+
+    d gain = sum grad dw(x) = sum_i W_i sum grad x_i    x_i: x shifted to place i of the kernel
+    d W_i = sum_B gain sum grad x_i
+    d A = factor d gain,  d slope = sum grad p,  d lambda = sum_B factor d slope
+    d factor = A d gain + lambda d slope,  d shift = sum grad
+
+Everything here is small and at least in single precision.
 """
 
 from collections.abc import Sequence
@@ -216,7 +222,7 @@ def light_backward(
     weights, norm, heads, _ = layer
     factor, _ = norm_coefficients(norm, x.shape[:2])
     grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
-    grad_gain = sums.value[..., 0]  # (B, C)
+    grad_gain = sums.value[..., 0]  # (B, C), where there is no convolution and dw(x) is x
     if weights.value is not None:
         grad_gain = (sums.value * at_least_float32(weights.value).flatten(1)).sum(-1)
         gain = None if state.gain is None else state.gain.unsqueeze(-1)
@@ -285,7 +291,7 @@ def sum_heads(per_channel: Tensor, heads: int) -> Tensor:
 def scores_backward(
     x: Tensor, state: State, weights: Weights, grad_scores: Tensor, grad_keys: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients behind the scores q . k / sqrt(D), whose own are those before sigmoid or softmax.
+    """Gradients behind the scores q . k / sqrt(D), before the sigmoid or softmax.
 
     Shapes:
         grad_scores (B, T, G), grad_keys from later layers (B, T, E) or None -> gradient of every

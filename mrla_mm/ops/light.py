@@ -144,7 +144,8 @@ class LightFunction(torch.autograd.Function):
         options = ctx.options
         state, parameters, (x, history) = Saved.load(ctx)
         layer = options.layer(parameters)
-        value, has_norm = layer.weights.value, layer.norm is not None
+        value = layer.weights.value
+        has_norm = layer.norm is not None
         passes = passes_of(options.path)
         grad = match_layout(grad, x)
         grad_x = torch.empty_like(x)

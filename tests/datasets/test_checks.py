@@ -3,9 +3,7 @@
 import copy
 import functools
 import json
-import logging
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +18,6 @@ from mrla_mm.errors import InputError
 from ..conftest import ROOT, tiny_options, write_class_folders
 
 ABC, BLOOD = ["a", "b", "c"], ["RBC", "WBC", "Platelets"]
-PHASES = ("train", "val", "test")
 TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train2017", "val2017"))
 
 
@@ -57,7 +54,7 @@ def make_runner(cfg, num_classes=3, scope="mmdet"):
     init_default_scope(scope)
     heads = dict(rpn_head=nn.Module(), roi_head=nn.ModuleDict(dict(bbox_head=nn.Module())))
     heads["rpn_head"].num_classes, heads["roi_head"].bbox_head.num_classes = 1, num_classes
-    return SimpleNamespace(cfg=cfg, model=nn.ModuleDict(heads), logger=logging.getLogger("test"))
+    return SimpleNamespace(cfg=cfg, model=nn.ModuleDict(heads))
 
 
 def faults(cfg, **options):
@@ -106,9 +103,11 @@ FAULTS = {
     "no width": (without("images", "width"), "'width'"),
     "no height": (without("images", "height"), "'height'"),
     "no categories": (lambda content: content.pop("categories"), "'categories'"),
-    "crowds alone": (each_annotation(iscrowd=1), "no training image .* 12 crowds"),
-    "tiny": (each_annotation(bbox=[5, 5, 0.5, 9]), "no training image .* 12 smaller"),
-    "foreign images": (each_annotation(image_id="1"), "no training image .* 12 on images"),
+    "crowds alone": (each_annotation(iscrowd=1), "no training image"),
+    "tiny": (each_annotation(bbox=[5, 5, 0.5, 9]), "no training image"),
+    "outside": (each_annotation(bbox=[500, 5, 9, 9]), "no training image"),
+    "small images": (lambda c: [each.update(height=20) for each in c["images"]], "no training"),
+    "foreign images": (each_annotation(image_id="1"), "no training image"),
 }
 
 
@@ -121,10 +120,9 @@ def test_a_fault_of_a_file_is_one_line(fault, root):
     assert line.startswith("no training image") or str(root / TRAIN) in line
 
 
-def test_intact_sets_pass_without_a_word(root, caplog):
-    caplog.set_level(logging.INFO, "test")
+def test_one_object_to_learn_is_enough(root):
+    edit(root, lambda c: [one.update(iscrowd=1) for one in c["annotations"][1:]])
     assert faults(make_config(root)) == []
-    assert not caplog.text
 
 
 @pytest.mark.parametrize("name", ["coco_tiny", "bccd"])
@@ -207,12 +205,11 @@ def test_forgotten_classes_and_a_string_are_told_of_both_sets(root):
 def test_data_sets_must_number_their_classes_alike(root):
     cfg = make_config(root)
     cfg.val_dataloader.dataset.metainfo.classes = ["a", "b"]
-    lines = faults(cfg)
-    assert any("2 instead of 3" in line for line in lines)
+    assert any("numbers classes differently" in line for line in faults(cfg))
     edit(root, lambda content: content["categories"].reverse(), VAL)
     cfg.val_dataloader.dataset.metainfo.classes = ["c", "b", "a"]
     (line,) = faults(cfg)
-    assert "'a' as 'c'" in line
+    assert "numbers classes differently" in line and str(root / VAL) in line
 
 
 def test_heads_need_the_number_of_classes(root):
@@ -234,23 +231,6 @@ def test_the_evaluator_reads_the_file_of_the_data_set(root):
     edit(root, without("annotations", "iscrowd"), VAL)
     (line,) = faults(cfg)
     assert "iscrowd" in line
-
-
-def test_skipped_objects_are_counted_by_reason(root, caplog):
-    caplog.set_level(logging.INFO, "test")
-
-    def spoil(content):
-        entries = content["annotations"]
-        entries[0].update(image_id=99)
-        entries[1].update(bbox=[5, 5, 0.5, 9])
-        entries[2].update(bbox=[500, 5, 9, 9])
-        entries[3].update(iscrowd=1)
-        content["images"][3].update(height=20)
-
-    edit(root, spoil)
-    assert faults(make_config(root)) == []
-    reasons = ("1 on images that", "1 smaller", "1 outside", "1 crowds", "2 on images", "of 12 obj")
-    assert [reason for reason in reasons if reason not in caplog.text] == []
 
 
 def test_background_beside_objects_is_no_fault(root):
@@ -282,42 +262,25 @@ def test_class_folders_of_training_and_validation_must_be_the_same(tmp_path):
     assert check() == [], "names for people"
     (root / "val/cat").rename(root / "val/zebra")
     (line,) = check()
-    assert "'cat' as 'dog'" in line
+    assert "numbers classes differently" in line and "val" in line
 
 
 def test_the_hook_checks_the_loops_that_other_tools_have_built(root):
     edit(root, lambda content: content["categories"].reverse(), VAL)
+    hook, loop, unbuilt = HOOKS.build(dict(type="DatasetCheckHook")), object.__new__(Loop), {}
     runner = make_runner(make_config(root))
-    runner._train_loop, runner._val_loop, runner._test_loop = (object.__new__(Loop), {}, None)
-    HOOKS.build(dict(type="DatasetCheckHook")).before_run(runner)
+    vars(runner).update(_train_loop=loop, _val_loop=unbuilt, _test_loop=None)
+    hook.before_run(runner)
     runner = make_runner(make_config(root))
-    runner._train_loop, runner._val_loop, runner._test_loop = None, object.__new__(Loop), None
+    vars(runner).update(_train_loop=None, _val_loop=loop, _test_loop=None)
     with pytest.raises(InputError, match="order"):
-        HOOKS.build(dict(type="DatasetCheckHook")).before_run(runner)
+        hook.before_run(runner)
 
 
-def test_tools_check_before_mmdet_reads_and_parse_each_file_once(
-    root, run_tool, tmp_path, monkeypatch
-):
-    """Over a tiny training; mmdet's own reading goes through other modules."""
-    parsed, original = [], json.load
-
-    def counting(file, *args, **kwargs):
-        if sys._getframe(1).f_globals["__name__"].startswith("mrla_mm"):
-            parsed.append(file.name)
-        return original(file, *args, **kwargs)
-
-    monkeypatch.setattr(json, "load", counting)
+def test_tools_check_before_mmdet_reads(root, run_tool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
-    classes = [f"{phase}_dataloader.dataset.metainfo.classes=[a,b,c]" for phase in PHASES]
-    options = tiny_options("retinanet_r50", root, "train_cfg.max_epochs=1", *classes)
-    options.append("model.bbox_head.num_classes=3")
-    with pytest.warns(UserWarning, match="metainfo"):
-        code, err = run_tool("train", config, "--cfg-options", *options)
-    assert code == 0, err
-    assert sorted(parsed) == [str(root / TRAIN), str(root / VAL)]
-    options = [each for each in options if "metainfo" not in each]
+    options = tiny_options("retinanet_r50", root)
     for tool, more, file in (("train", [], TRAIN), ("test", ["no.pth"], VAL)):
         code, err = run_tool(tool, config, *more, "--cfg-options", *options)
         assert code == 2 and "no 'person' (80 of 80" in err and str(root / file) in err

@@ -51,13 +51,12 @@ def build(work_dir, *, loop=EPOCHS, workers=0, start="fork", hooks=(), resume=Fa
         options = dict(num_workers=workers, persistent_workers=workers > 0)
         return dict(dataset=dataset, batch_size=2, sampler=sampler, **options)
 
+    sampler = "InfiniteSampler" if "max_iters" in loop else "DefaultSampler"
     torch.manual_seed(0)
     runner = Runner(
         model=Model(),
         work_dir=str(work_dir),
-        train_dataloader=loader(
-            "InfiniteSampler" if "max_iters" in loop else "DefaultSampler", True
-        ),
+        train_dataloader=loader(sampler, True),
         train_cfg=loop,
         val_dataloader=loader("DefaultSampler", False),
         val_cfg=dict(),
