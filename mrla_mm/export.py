@@ -69,138 +69,108 @@ class Preprocess(nn.Module):
         return F.pad(x, padding, value=float(settings.pad_value))
 
 
-class DenseDetect(nn.Module):
-    """A dense head, and decoding and NMS as in mmdet's `predict_by_feat`."""
-
-    def __init__(self, head: BaseDenseHead) -> None:
-        super().__init__()
-        self.head = head
-
-    def forward(self, maps: Sequence[Tensor], shape: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Return boxes, scores and labels in images of a shape (height, width)."""
-        scores, deltas, *rest = self.head(maps)
-        factors = rest[0] if rest else [None] * len(scores)
-        sizes = [level.shape[2:] for level in scores]
-        priors = self.head.prior_generator.grid_priors(sizes, scores[0].dtype, scores[0].device)
-        levels = []
-        for number, level in enumerate(zip(scores, deltas, factors, priors, strict=True)):
-            boxes, level_scores, labels = self.best_of_level(*level, shape)
-            if isinstance(self.head, RPNHead):  # proposals suppress others of their level only
-                labels = torch.full_like(labels, number)
-            levels.append((boxes, level_scores, labels))
-        boxes, scores, labels = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
-        return suppress(boxes, scores, labels, self.head.test_cfg)
-
-    def best_of_level(
-        self,
-        logits: Tensor,
-        deltas: Tensor,
-        factors: Tensor | None,
-        priors: Tensor,
-        shape: tuple[int, int],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode the `nms_pre` best boxes of a level.
-
-        Every level is padded with as many boxes of score 0, so that topk has enough to choose from
-        at any image size.
-        """
-        head = self.head
-        count = head.test_cfg.nms_pre
-        more = (0, 0, 0, count)
-        logits = per_prior(logits, head.cls_out_channels)
-        scores = logits.sigmoid() if head.use_sigmoid_cls else logits.softmax(-1)[..., :-1]
-        classes = scores.shape[2]
-        scores, index = F.pad(scores, more).flatten(1).topk(count, dim=1)
-        scores = scores * (scores > head.test_cfg.get("score_thr", 0))
-        prior = index // classes
-        if factors is not None:
-            factors = F.pad(per_prior(factors, 1).sigmoid(), more)
-            scores = scores * take(factors, prior)[..., 0]
-        deltas = take(F.pad(per_prior(deltas, 4), more), prior)
-        priors = F.pad(priors, more)[prior]
-        boxes = head.bbox_coder.decode(priors.flatten(0, 1), deltas.flatten(0, 1), max_shape=shape)
-        return boxes.unflatten(0, (-1, count)), scores, index % classes
-
-
-class PoolAndPredict(nn.Module):
-    """A RoI head's box or mask head behind its RoIAlign."""
-
-    def __init__(self, extractor: SingleRoIExtractor, head: nn.Module) -> None:
-        super().__init__()
-        self.extractor = extractor
-        self.head = head
-
-    def forward(self, maps: Sequence[Tensor], boxes: Tensor) -> tuple[Tensor, ...] | Tensor:
-        """Run the head on boxes (B, K, 4), flattened to B * K RoIs."""
-        batch, count = boxes.shape[:2]
-        image = torch.arange(batch, device=boxes.device).to(boxes)
-        rois = torch.cat([image[:, None, None].expand(-1, count, 1), boxes], -1).flatten(0, 1)
-        layers = self.extractor.roi_layers
-        levels = self.extractor.map_roi_levels(rois, len(layers))
-        pooled = maps[0].new_zeros(rois.shape[0], maps[0].shape[1], *layers[0].output_size)
-        for number, (layer, x) in enumerate(zip(layers, maps, strict=False)):
-            (at,) = (levels == number).nonzero(as_tuple=True)
-            settings = layer.spatial_scale, layer.sampling_ratio, layer.aligned
-            pooled = pooled.index_put((at,), roi_align(x, rois[at], layer.output_size, *settings))
-        return self.head(pooled)
-
-
-class RoIDetect(nn.Module):
-    """A two-stage detector's RoI head: proposals (B, P, 4) -> boxes, scores, labels and masks."""
-
-    def __init__(self, head: StandardRoIHead) -> None:
-        super().__init__()
-        self.settings = head.test_cfg
-        self.box_head = PoolAndPredict(head.bbox_roi_extractor, head.bbox_head)
-        self.mask_head = None
-        if head.with_mask:
-            self.mask_head = PoolAndPredict(head.mask_roi_extractor, head.mask_head)
-
-    def forward(
-        self, maps: Sequence[Tensor], shape: tuple[int, int], proposals: Tensor, is_valid: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Detect in proposals, of which those that are not valid are padding."""
-        head, count = self.box_head.head, proposals.shape[1]
-        logits, deltas = self.box_head(maps, proposals)
-        scores = logits.softmax(-1)[:, :-1].unflatten(0, (-1, count)) * is_valid[..., None]
-        scores = scores * (scores > self.settings.score_thr)
-        per_roi = 1 if head.reg_class_agnostic else head.num_classes
-        rois = proposals.flatten(0, 1).repeat_interleave(per_roi, dim=0)
-        boxes = head.bbox_coder.decode(rois, deltas.reshape(-1, 4), max_shape=shape)
-        boxes = boxes.reshape(-1, count, per_roi, 4).expand(-1, -1, head.num_classes, 4)
-        labels = torch.arange(head.num_classes, device=scores.device).expand(scores.shape)
-        detections = boxes.flatten(1, 2), scores.flatten(1), labels.flatten(1)
-        boxes, scores, labels = suppress(*detections, self.settings)
-        if self.mask_head is None:
-            return boxes, scores, labels
-        masks = self.mask_head(maps, boxes).sigmoid()  # (B * K, classes or 1, h, w)
-        label = labels.flatten().clamp(0, masks.shape[1] - 1)
-        masks = masks[torch.arange(label.shape[0], device=label.device), label]
-        return boxes, scores, labels, masks.unflatten(0, labels.shape)
-
-
 class Detect(nn.Module):
-    """Images (B, H, W, 3) -> boxes (B, K, 4), scores (B, K), labels (B, K); masks (B, K, h, w).
-
-    Masks are probabilities over each box.
-    """
+    """Images (B, H, W, 3) -> boxes (B, K, 4), scores (B, K), labels (B, K); masks (B, K, h, w)."""
 
     def __init__(self, model: SingleStageDetector | TwoStageDetector) -> None:
         super().__init__()
         check_detector(model)
         self.model = model
         self.preprocess = Preprocess(model.data_preprocessor)
-        is_two_stage = isinstance(model, TwoStageDetector)
-        self.dense = DenseDetect(model.rpn_head if is_two_stage else model.bbox_head)
-        self.rois = RoIDetect(model.roi_head) if is_two_stage else None
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Detect objects."""
         maps, shape = self.model.extract_feat(self.preprocess(image)), image.shape[1:3]
-        boxes, scores, labels = self.dense(maps, shape)
-        if self.rois is None:
-            return boxes, scores, labels
-        return self.rois(maps, shape, boxes, scores > 0)
+        if not isinstance(self.model, TwoStageDetector):
+            return detect_dense(self.model.bbox_head, maps, shape)
+        proposals, scores, _ = detect_dense(self.model.rpn_head, maps, shape)
+        return detect_in_proposals(self.model.roi_head, maps, shape, proposals, scores > 0)
+
+
+def detect_dense(
+    head: BaseDenseHead, maps: Sequence[Tensor], shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a dense head on maps of images of a shape (height, width), as mmdet predicts with it."""
+    scores, deltas, *rest = head(maps)
+    factors = rest[0] if rest else [None] * len(scores)
+    sizes = [level.shape[2:] for level in scores]
+    priors = head.prior_generator.grid_priors(sizes, scores[0].dtype, scores[0].device)
+    levels = []
+    for number, level in enumerate(zip(scores, deltas, factors, priors, strict=True)):
+        boxes, level_scores, labels = best_of_level(head, level, shape)
+        if isinstance(head, RPNHead):  # proposals suppress others of their level only
+            labels = torch.full_like(labels, number)
+        levels.append((boxes, level_scores, labels))
+    boxes, scores, labels = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))
+    return suppress(boxes, scores, labels, head.test_cfg)
+
+
+def best_of_level(
+    head: BaseDenseHead, level: Sequence[Tensor | None], shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Decode the `nms_pre` best boxes of a level: class scores, boxes, score factors, priors.
+
+    Every level is padded with as many boxes of score 0, so that topk has enough to choose from at
+    any image size.
+    """
+    logits, deltas, factors, priors = level
+    count = head.test_cfg.nms_pre
+    more = (0, 0, 0, count)
+    logits = per_prior(logits, head.cls_out_channels)
+    scores = logits.sigmoid() if head.use_sigmoid_cls else logits.softmax(-1)[..., :-1]
+    classes = scores.shape[2]
+    scores, index = F.pad(scores, more).flatten(1).topk(count, dim=1)
+    scores = scores * (scores > head.test_cfg.get("score_thr", 0))
+    prior = index // classes
+    if factors is not None:
+        factors = F.pad(per_prior(factors, 1).sigmoid(), more)
+        scores = scores * take(factors, prior)[..., 0]
+    deltas = take(F.pad(per_prior(deltas, 4), more), prior)
+    priors = F.pad(priors, more)[prior]
+    boxes = head.bbox_coder.decode(priors.flatten(0, 1), deltas.flatten(0, 1), max_shape=shape)
+    return boxes.unflatten(0, (-1, count)), scores, index % classes
+
+
+def pool(extractor: SingleRoIExtractor, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+    """Pool boxes (B, K, 4) with RoIAlign, flattened to B * K regions."""
+    batch, count = boxes.shape[:2]
+    image = torch.arange(batch, device=boxes.device).to(boxes)
+    rois = torch.cat([image[:, None, None].expand(-1, count, 1), boxes], -1).flatten(0, 1)
+    layers = extractor.roi_layers
+    levels = extractor.map_roi_levels(rois, len(layers))
+    pooled = maps[0].new_zeros(rois.shape[0], maps[0].shape[1], *layers[0].output_size)
+    for number, (layer, x) in enumerate(zip(layers, maps, strict=False)):
+        (at,) = (levels == number).nonzero(as_tuple=True)
+        settings = layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        pooled = pooled.index_put((at,), roi_align(x, rois[at], layer.output_size, *settings))
+    return pooled
+
+
+def detect_in_proposals(
+    rois: StandardRoIHead,
+    maps: Sequence[Tensor],
+    shape: tuple[int, int],
+    proposals: Tensor,
+    is_valid: Tensor,
+) -> tuple[Tensor, ...]:
+    """Detect in proposals (B, P, 4), of which those that are not valid are padding."""
+    head, count = rois.bbox_head, proposals.shape[1]
+    logits, deltas = head(pool(rois.bbox_roi_extractor, maps, proposals))
+    scores = logits.softmax(-1)[:, :-1].unflatten(0, (-1, count)) * is_valid[..., None]
+    scores = scores * (scores > rois.test_cfg.score_thr)
+    per_roi = 1 if head.reg_class_agnostic else head.num_classes
+    priors = proposals.flatten(0, 1).repeat_interleave(per_roi, dim=0)
+    boxes = head.bbox_coder.decode(priors, deltas.reshape(-1, 4), max_shape=shape)
+    boxes = boxes.reshape(-1, count, per_roi, 4).expand(-1, -1, head.num_classes, 4)
+    labels = torch.arange(head.num_classes, device=scores.device).expand(scores.shape)
+    detections = boxes.flatten(1, 2), scores.flatten(1), labels.flatten(1)
+    boxes, scores, labels = suppress(*detections, rois.test_cfg)
+    if not rois.with_mask:
+        return boxes, scores, labels
+    masks = rois.mask_head(pool(rois.mask_roi_extractor, maps, boxes)).sigmoid()
+    label = labels.flatten().clamp(0, masks.shape[1] - 1)  # masks are (B * K, classes or 1, h, w)
+    masks = masks[torch.arange(label.shape[0], device=label.device), label]
+    return boxes, scores, labels, masks.unflatten(0, labels.shape)
 
 
 def check_detector(model: nn.Module) -> None:
@@ -216,9 +186,8 @@ def check_detector(model: nn.Module) -> None:
     for part, base in parts:
         methods = [name for name in PREDICTION.split() if hasattr(base, name)]
         own = [name for name in methods if getattr(type(part), name, None) != getattr(base, name)]
-        options = dict((getattr(part, "test_cfg", None) or {}).get("nms", {}))
-        options.pop("iou_threshold", None)
-        own_nms = options.pop("type", "nms") != "nms" or options
+        settings = {"type": "nms", **(getattr(part, "test_cfg", None) or {}).get("nms", {})}
+        own_nms = settings["type"] != "nms" or settings.keys() - {"type", "iou_threshold"}
         custom_loss = getattr(getattr(part, "loss_cls", None), "custom_cls_channels", False)
         shared_head = getattr(part, "with_shared_head", False)
         if not isinstance(part, base) or own or own_nms or custom_loss or shared_head:
@@ -290,24 +259,17 @@ def make_graph(
 def to_program(graph: Graph) -> "torch.export.ExportedProgram":
     """Trace a graph with torch.export."""
     dynamic = dict.fromkeys(graph.axes, torch.export.Dim.DYNAMIC)
-    shapes = (dynamic,) if dynamic else None
+    options = dict(dynamic_shapes=(dynamic,) if dynamic else None, strict=False)
     with torch.no_grad():
-        return torch.export.export(
-            graph.module, (graph.example,), dynamic_shapes=shapes, strict=False
-        )
+        return torch.export.export(graph.module, (graph.example,), **options)
 
 
 def to_onnx(graph: Graph, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a graph and metadata as an ONNX file; needs the extra `deploy`."""
-    program = torch.onnx.export(
-        to_program(graph),
-        dynamic_shapes=(graph.axes,) if graph.axes else None,
-        input_names=["image"],
-        output_names=graph.outputs,
-        opset_version=OPSET,
-        dynamo=True,
-        verbose=False,
-    )
+    names = dict(input_names=["image"], output_names=graph.outputs)
+    dynamic = (graph.axes,) if graph.axes else None
+    options = dict(opset_version=OPSET, dynamic_shapes=dynamic, dynamo=True, verbose=False)
+    program = torch.onnx.export(to_program(graph), **names, **options)
     program.model.metadata_props.update(metadata or {})
     program.save(str(path), external_data=False)
 
@@ -317,11 +279,7 @@ def onnx_runner(path: str | Path) -> Callable[[Tensor], list[Tensor]]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-
-    def run(image: Tensor) -> list[Tensor]:
-        return [torch.from_numpy(array) for array in session.run(None, {"image": image.numpy()})]
-
-    return run
+    return lambda image: list(map(torch.from_numpy, session.run(None, {"image": image.numpy()})))
 
 
 def check_same(graph: Graph, run: Callable, image: Tensor) -> str:
@@ -334,10 +292,9 @@ def check_same(graph: Graph, run: Callable, image: Tensor) -> str:
     """
     with torch.no_grad():
         expected, found = as_tuple(graph.module(image)), as_tuple(run(image))
-    if [x.shape for x in expected] != [x.shape for x in found]:
-        raise InputError(
-            f"outputs have other shapes than the model's: {[tuple(x.shape) for x in found]}"
-        )
+    shapes = [tuple(x.shape) for x in found]
+    if shapes != [tuple(x.shape) for x in expected]:
+        raise InputError(f"outputs have other shapes than the model's: {shapes}")
     if graph.outputs[0] == "boxes":
         boxes, scores, labels = expected[:3]
         distance = (boxes[:, :, None] - found[0][:, None]).abs().amax(-1)
@@ -347,12 +304,10 @@ def check_same(graph: Graph, run: Callable, image: Tensor) -> str:
         line = f"{agrees.sum()} of {agrees.numel()} detections agree within {BOX_TOLERANCE} pixels"
         is_same = agrees.sum() >= 0.95 * agrees.numel()
     else:
-        differences = [
-            (a - b).abs().max() / a.abs().max().clamp(min=1)
-            for a, b in zip(expected, found, strict=True)
-        ]
-        line = f"largest difference to the model: {max(differences):.1e}"
-        is_same = max(differences) <= TOLERANCE
+        pairs = zip(expected, found, strict=True)
+        worst = max((a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in pairs)
+        line = f"largest difference to the model: {worst:.1e}"
+        is_same = worst <= TOLERANCE
     if not is_same:
         raise InputError(f"the export does not compute what the model does: {line}")
     return line

@@ -22,17 +22,11 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".ti
 
 
 class PreparedImage(NamedTuple):
-    """An image as a model takes it.
+    """An image as a model takes it."""
 
-    Attributes:
-        inputs: (1, 3, height, width), normalised and padded.
-        sample: the data sample, or None where the pipeline packs none.
-        picture: (H, W, 3) uint8, RGB: what the model sees, without padding.
-    """
-
-    inputs: Tensor
-    sample: BaseDataElement | None
-    picture: np.ndarray
+    inputs: Tensor  # (1, 3, height, width), normalised and padded
+    sample: BaseDataElement | None  # None where the pipeline packs none
+    picture: np.ndarray  # (H, W, 3) uint8, RGB: what the model sees, without padding
 
 
 class LoadedModel(NamedTuple):
@@ -44,14 +38,8 @@ class LoadedModel(NamedTuple):
     classes: tuple[str, ...]
 
     def prepare(self, path: str | Path) -> PreparedImage:
-        """Read an image file as the config's test pipeline does.
-
-        Raises:
-            InputError: the config has no test pipeline.
-        """
-        steps = get_test_dataset(self.cfg).get("pipeline")
-        if not steps:
-            raise InputError("the config has no test_dataloader.dataset.pipeline for images")
+        """Read an image file as the config's test pipeline does."""
+        steps = get_test_dataset(self.cfg)["pipeline"]
         pipeline = Compose([step for step in steps if "LoadAnnotations" not in str(step["type"])])
         packed = pipeline(dict(img_path=str(path), img_id=0))
         data = self.model.data_preprocessor(pseudo_collate([packed]), False)
@@ -68,16 +56,10 @@ def load_model(
     device: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> LoadedModel:
-    """Return a config's model with all the weights of a checkpoint.
+    """Return a config's model with all the weights of a checkpoint, by default on a GPU if any.
 
-    Its name is that of the config and the checkpoint; classes are those of the checkpoint, or of
-    the test data set.
-
-    Args:
-        config: config file, or `package::name` of a packed one.
-        checkpoint: checkpoint file; its keys must be the model's.
-        device: "cpu", "cuda", ...; by default a GPU where there is one.
-        options: overrides of config values by dotted name.
+    Classes are those of the checkpoint, or of the test data set. `options` override config values
+    by their dotted names.
 
     Raises:
         InputError: there is no such config, or the file is not a checkpoint of its model.
@@ -101,10 +83,7 @@ def build_model(cfg: Config) -> nn.Module:
 
 
 def get_test_dataset(cfg: Config) -> dict:
-    """Return the config of the test data set without what wraps it; empty for none.
-
-    Of several it is the first.
-    """
+    """Return the config of the first test data set without what wraps it; empty for none."""
     dataset = (cfg.get("test_dataloader") or {}).get("dataset") or {}
     while "dataset" in dataset or dataset.get("datasets"):
         dataset = dataset["dataset"] if "dataset" in dataset else dataset["datasets"][0]
@@ -112,12 +91,9 @@ def get_test_dataset(cfg: Config) -> dict:
 
 
 def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
-    """Return the parser of a tool that runs models over images and draws something.
+    """Return the parser of a tool that runs models over images; its results lie in work_dirs.
 
-    Args:
-        name: of the tool, and of its folder below work_dirs.
-        description: of the tool.
-        compare: add --compare, which names further models.
+    With `compare` the tool takes further models.
     """
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(f"{name}.py", description=description, formatter_class=kind)
@@ -130,14 +106,9 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
     device = dict(type=device_name, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     parser.add_argument("--device", **device)
     if compare:
-        parser.add_argument(
-            "--compare",
-            nargs=2,
-            action="append",
-            default=[],
-            metavar=("CONFIG", "CHECKPOINT"),
-            help="draw another model beside it, without --cfg-options; may be repeated",
-        )
+        pair = dict(nargs=2, metavar=("CONFIG", "CHECKPOINT"), action="append", default=[])
+        purpose = "draw another model beside it, without --cfg-options; may be repeated"
+        parser.add_argument("--compare", **pair, help=purpose)
     add_option_argument(parser)
     return parser
 
@@ -146,8 +117,7 @@ def chosen_images(args: argparse.Namespace) -> list[Path]:
     """Return the image or the images of the folder that the arguments name; make `out_dir`.
 
     Raises:
-        InputError: there is no image, or `out_dir` is their folder, where results could replace
-            them.
+        InputError: no image, or `out_dir` is their folder, where results could replace them.
     """
     source = Path(args.input)
     found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
@@ -163,9 +133,6 @@ def chosen_images(args: argparse.Namespace) -> list[Path]:
 
 def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     """Return the model of the arguments and those of --compare; raises as `load_model` does."""
-    models = [
-        load_model(args.config, args.checkpoint, device=args.device, options=args.cfg_options)
-    ]
-    for config, checkpoint in getattr(args, "compare", ()):
-        models.append(load_model(config, checkpoint, device=args.device))
-    return models
+    first = load_model(args.config, args.checkpoint, device=args.device, options=args.cfg_options)
+    compared = getattr(args, "compare", ())
+    return [first, *(load_model(*pair, device=args.device) for pair in compared)]

@@ -162,11 +162,3 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
     assert picture[0, 0].tolist() == [200, 100, 0], "RGB"
     normalised = [(0 - 1) / 4, (100 - 2) / 5, (200 - 3) / 6]
     np.testing.assert_allclose(inputs[0, :, 0, 0], normalised, rtol=1e-5)
-
-
-def test_a_config_without_a_test_pipeline_prepares_nothing(tmp_path, state, images, save):
-    text = CONFIG.format(attention=LIGHT).replace("test_dataloader", "other_dataloader")
-    (tmp_path / "none.py").write_text(text)
-    loaded = load_model(str(tmp_path / "none.py"), save(state), device="cpu")
-    with pytest.raises(InputError, match="pipeline"):
-        loaded.prepare(images / "b.png")

@@ -40,13 +40,10 @@ def detect(model: nn.Module, images: Tensor, sample) -> list:
 
 
 @torch.no_grad()
-def choose_target(
-    model: nn.Module, images: Tensor, sample=None, label: int | None = None
-) -> Target | None:
-    """Return a detector's best detection, or a classifier's likeliest class.
+def choose_target(model: nn.Module, images: Tensor, sample=None, label=None) -> Target | None:
+    """Return a detector's best detection, of class `label` if given, or a classifier's best class.
 
-    It is that of the class `label` if given, and None if a detector finds nothing. `sample` is the
-    detector's data sample; classifiers have none.
+    It is None if a detector finds nothing; `sample` is the detector's data sample.
     """
     if not hasattr(model, "with_bbox"):
         logits = model(images, mode="tensor")
@@ -107,12 +104,11 @@ def score_cam(
     images: Tensor,
     target: Target,
     sample=None,
-    *,
-    max_channels: int | None = None,
+    max_channels=None,
 ) -> Tensor:
     """Return the ScoreCAM map (h, w) of a layer for one image; runs the model once a channel.
 
-    With `max_channels`, only those channels whose maps vary most over the grid are used.
+    With `max_channels`, only that many channels are used, whose maps vary most over the grid.
     """
     base, maps = run_with_map(layer, lambda: score(model, images, target, sample))
     maps = maps[0]

@@ -14,7 +14,7 @@ is what else the identity path carries. A branch whose norm is still at its init
 nothing on, so beta is 0.
 """
 
-import warnings
+from collections import defaultdict
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -56,33 +56,29 @@ class Layer(NamedTuple):
 
 
 class BranchRecorder(ExitStack):
-    """Context manager that calls `on_forward` after each layer attention of a model.
+    """Context manager that records what `on_forward` returns for each layer attention of a model.
 
     Attributes:
-        branches: the residual branches that are recorded, by name; others are left out with a
-            warning.
+        branches: the residual branches, by name.
         stage_names: names of the branches of each stage, in the order in which they ran.
+        values: what was recorded of each branch, by name, an entry (B, ...) for each batch.
 
     Raises:
-        InputError: the model has no branch to record.
+        InputError: the model has no layer attention, or one that cannot be recorded.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.branches: dict[str, LayerAttentionResidual] = {}
-        for name, module in model.named_modules():
-            if not isinstance(module, LayerAttentionResidual):
-                continue
-            if self.supports(module.attention):
-                self.branches[name] = module
-            else:
-                kind = type(module.attention).__name__
-                message = f"{type(self).__name__} cannot record {kind}: {name} is left out"
-                warnings.warn(message, stacklevel=2)
+        modules = model.named_modules()
+        self.branches = {name: m for name, m in modules if isinstance(m, LayerAttentionResidual)}
         if not self.branches:
-            what = f"layer attention that {type(self).__name__} can record"
-            raise InputError(f"{type(model).__name__} has no {what}")
+            raise InputError(f"{type(model).__name__} has no layer attention to record")
+        for name, branch in self.branches.items():
+            if not self.supports(branch.attention):
+                kind = type(branch.attention).__name__
+                raise InputError(f"{type(self).__name__} cannot record {kind} at {name}")
         self.stage_names: list[list[str]] = []
+        self.values: dict[str, list[Tensor]] = defaultdict(list)
 
     def __enter__(self) -> "BranchRecorder":
         """Register the hooks."""
@@ -95,17 +91,18 @@ class BranchRecorder(ExitStack):
         """Whether a layer attention can be recorded."""
         raise NotImplementedError
 
-    def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
-        """Record a layer from the map (B, C, H, W) its attention took and the one it returned."""
+    def on_forward(self, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """Return what to record of a layer that took the map x (B, C, H, W) and returned out."""
         raise NotImplementedError
 
     def _hook(self, name, attention, args, result):
-        if not any(name in stage for stage in self.stage_names):
+        if name not in self.values:
             if attention.first_in_stage or not self.stage_names:
                 self.stage_names.append([])
             self.stage_names[-1].append(name)
         with torch.no_grad():
-            self.on_forward(name, self.branches[name], args[0], result[0])
+            recorded = self.on_forward(name, args[0], result[0])
+        self.values[name].append(recorded.cpu())
 
 
 class LayerAttentionRecorder(BranchRecorder):
@@ -119,8 +116,6 @@ class LayerAttentionRecorder(BranchRecorder):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.last: dict[str, list[Tensor]] = {}
-        self._sums: dict[str, Tensor] = {}
-        self._images: dict[str, int] = {}
         self._stage: list[Layer] = []
         self._history_tokens: Tensor | None = None
 
@@ -148,12 +143,13 @@ class LayerAttentionRecorder(BranchRecorder):
             attention = self.branches[names[0]].attention
             weights = torch.full((attention.heads, len(names), len(names)), torch.nan)
             for index, name in enumerate(names):
-                weights[:, index, : index + 1] = (self._sums[name] / self._images[name]).cpu()
+                weights[:, index, : index + 1] = torch.cat(self.values[name]).mean(0)
             found.append(StageScores(type(attention).__name__, tuple(names), weights))
         return found
 
-    def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
-        """Add a layer's weights to the sums."""
+    def on_forward(self, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """Return a layer's mean weights for each image and head, (B, G, layers so far)."""
+        branch = self.branches[name]
         attention, pooled = branch.attention, global_average(x)
         earlier = [] if attention.first_in_stage else self._stage
         if isinstance(attention, MRLALight):
@@ -164,9 +160,7 @@ class LayerAttentionRecorder(BranchRecorder):
         self._stage = [*earlier, Layer(branch, pooled, out, weights)]
         self.last[name] = weights
         per_channel = torch.stack([w.mean((2, 3)).expand(len(x), -1) for w in weights], -1)
-        per_head = per_channel.unflatten(1, (attention.heads, -1)).mean(2)  # (B, G, t)
-        self._sums[name] = self._sums.get(name, 0) + per_head.double().sum(0)
-        self._images[name] = self._images.get(name, 0) + len(x)
+        return per_channel.unflatten(1, (attention.heads, -1)).mean(2).double()
 
     def _history_scale(
         self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor

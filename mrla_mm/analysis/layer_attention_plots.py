@@ -1,18 +1,15 @@
 """Heat maps and tables of layer-attention scores."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from mrla_mm.analysis.layer_attention import StageScores
-
-MAX_ANNOTATED = 8  # larger stages have no room for numbers
 
 
 def draw(panels: Mapping[str, np.ndarray], title: str, out_file: str | Path) -> None:
@@ -25,8 +22,7 @@ def draw(panels: Mapping[str, np.ndarray], title: str, out_file: str | Path) -> 
     palette = palette.with_extremes(bad="0.93")
     columns = min(6, len(panels))
     rows = -(-len(panels) // columns)
-    depth = max(len(matrix) for matrix in panels.values())
-    side = max(2.2, 0.38 * min(MAX_ANNOTATED, depth))
+    side = max(2.2, 0.38 * min(8, max(map(len, panels.values()))))
     size = columns * (side + 0.4) + 1.4, rows * (side + 0.6) + 0.9
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -34,28 +30,16 @@ def draw(panels: Mapping[str, np.ndarray], title: str, out_file: str | Path) -> 
         axes.set_axis_off()
     for axes, (name, matrix) in zip(grid.flat, panels.items(), strict=False):
         last = len(matrix) + 0.5  # layers count from 1
-        image = axes.imshow(
-            np.ma.masked_invalid(matrix), cmap=palette, norm=norm, extent=(0.5, last, last, 0.5)
-        )
+        extent = (0.5, last, last, 0.5)
+        image = axes.imshow(np.ma.masked_invalid(matrix), cmap=palette, norm=norm, extent=extent)
         axes.set_title(name, fontsize=9)
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
-        if len(matrix) <= MAX_ANNOTATED:
-            annotate(axes, matrix, lambda value: palette(norm(value)))
     figure.suptitle(title, fontsize=11)
     figure.supxlabel("attends to layer", fontsize=9)
     figure.supylabel("layer", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.8, pad=0.02, label="weight")
     figure.savefig(out_file, dpi=130)
-
-
-def annotate(axes: Axes, matrix: np.ndarray, colour_of: Callable) -> None:
-    """Write each weight into its cell, in white on dark cells."""
-    for row, column in np.transpose(np.tril_indices(len(matrix))):
-        value = matrix[row, column]
-        colour = "white" if np.mean(colour_of(value)[:3]) < 0.5 else "black"
-        centred = dict(ha="center", va="center", fontsize=7, color=colour)
-        axes.text(column + 1, row + 1, f"{value:.2f}", **centred)
 
 
 def plot_overview(stages: Sequence[StageScores], out_file: str | Path) -> None:

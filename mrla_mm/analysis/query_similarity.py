@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from mrla_mm.analysis.layer_attention import BranchRecorder
-from mrla_mm.attention import LayerAttention, LayerAttentionResidual
+from mrla_mm.attention import LayerAttention
 from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average
 
@@ -39,7 +39,6 @@ class QueryRecorder(BranchRecorder):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        self._values: dict[str, list[Tensor]] = {}
         self._previous: Tensor | None = None
 
     @staticmethod
@@ -51,9 +50,8 @@ class QueryRecorder(BranchRecorder):
     def stages(self, *, skip_first: bool = False) -> list[StageSimilarity]:
         """Return the similarities of each stage, in the order in which the stages ran.
 
-        Args:
-            skip_first: leave out the pair with a stage's first layer, which attends only to itself,
-                as the paper does.
+        With `skip_first`, as in the paper, the pair with a stage's first layer is left out: it
+        attends only to itself.
 
         Raises:
             InputError: no stage has a pair left.
@@ -62,19 +60,19 @@ class QueryRecorder(BranchRecorder):
         found = []
         for number, names in enumerate(self.stage_names, 1):
             if len(names) > start:
-                values = torch.stack([torch.cat(self._values[name]) for name in names[start:]], 1)
+                values = torch.stack([torch.cat(self.values[name]) for name in names[start:]], 1)
                 found.append(StageSimilarity(number, start + 1, tuple(names[start:]), values))
         if not found:
             raise InputError(f"no stage has {start + 1} layers, so there are no queries to compare")
         return found
 
-    def on_forward(self, name: str, branch: LayerAttentionResidual, x: Tensor, out: Tensor) -> None:
-        """Compare a layer's query with that of the layer before it."""
-        query = branch.attention.project_query(global_average(x)).float()  # (B, G, D)
-        if not branch.attention.first_in_stage:
-            similarity = F.cosine_similarity(query, self._previous, dim=-1).abs()
-            self._values.setdefault(name, []).append(similarity.cpu())
+    def on_forward(self, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """Compare a layer's query with that of the layer before it (B, G), the first with its own."""
+        attention = self.branches[name].attention
+        query = attention.project_query(global_average(x)).float()  # (B, G, D)
+        last = query if attention.first_in_stage else self._previous
         self._previous = query
+        return F.cosine_similarity(query, last, dim=-1).abs()
 
 
 def plot_histograms(

@@ -7,7 +7,6 @@ top.
 import importlib
 import importlib.metadata
 import importlib.util
-import math
 import sys
 import warnings
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] = ()) -> int:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for check in (check_packages, check_ops, check_paths, check_configs):
+        for check in (check_packages, check_ops, check_paths):
             title = check.__doc__.rstrip(".")
             print(f"\n{title}")
             try:
@@ -105,14 +104,22 @@ def check_ops(report: Report) -> None:
         remedy = REMEDIES["torchvision"]
     else:
         report.ok(f"compiled mmcv._ext: {sys.modules['mmcv._ext'].__spec__.origin}")
-    for name, probe in PROBES.items():
-        try:
-            answer, expected = probe(device)
-            if not math.isclose(answer, expected, rel_tol=1e-4):
-                raise ArithmeticError(f"gives {answer} instead of {expected}")
-            report.ok(f"{name} on {device}")
-        except Exception as error:
-            report.fail(f"{name} on {device}: {short(error)}", remedy)
+    try:
+        run_ops(device)
+        report.ok(f"nms and roi_align on {device}")
+    except Exception as error:
+        report.fail(f"nms and roi_align on {device}: {short(error)}", remedy)
+
+
+def run_ops(device: str) -> None:
+    """Run the two ops that most detectors need."""
+    import torch
+    from mmcv.ops import nms, roi_align
+
+    boxes = torch.tensor([[0.0, 0, 3, 3]], device=device)
+    nms(boxes, boxes[:, 2], 0.5)
+    image = torch.ones(1, 1, 8, 8, device=device)
+    roi_align(image, torch.nn.functional.pad(boxes, (1, 0)), (2, 2), 1.0, 0, "avg", True)
 
 
 def check_paths(report: Report) -> None:
@@ -142,14 +149,6 @@ def report_path(report: Report, x) -> None:
     report.ok(text)
 
 
-def check_configs(report: Report) -> None:
-    """Configs."""
-    from mmengine.config import Config
-
-    for name in ("mmdet::_base_/default_runtime.py", "mrla_mm::retinanet_r50_mrla_light_1x.py"):
-        report.ok(f"{name} is {Config._get_cfg_path(name, '')[0]}")
-
-
 def version(distribution: str) -> str | None:
     """Return the installed version of a distribution, None if there is none."""
     try:
@@ -161,27 +160,3 @@ def version(distribution: str) -> str | None:
 def short(error: Exception) -> str:
     """Return the first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def _probe_nms(device):
-    import torch
-    from mmcv.ops import nms
-
-    # IoU 1/3, or 1/2 with the last pixel counted.
-    boxes = torch.tensor([[0.0, 0, 3, 3], [0.0, 0, 3, 1]], device=device)
-    scores = torch.tensor([0.8, 0.9], device=device)
-    return sum(10**i * len(nms(boxes, scores, 0.4, offset=i)[1]) for i in (0, 1)), 12
-
-
-def _probe_roi_align(device):
-    import torch
-    from mmcv.ops import roi_align
-
-    ramp = torch.arange(16.0, device=device).expand(1, 1, 16, 16).clone().requires_grad_()
-    roi = torch.tensor([[0.0, 2, 2, 10, 10]], device=device)
-    out = roi_align(ramp, roi, (4, 4), 1.0, 2, "avg", True)
-    out.sum().backward()
-    return out.mean().item() + ramp.grad.sum().item(), 5.5 + 16
-
-
-PROBES = {"nms": _probe_nms, "roi_align": _probe_roi_align}
