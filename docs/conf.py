@@ -38,15 +38,12 @@ BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 
 def reference_of(room):
     """Return the reference of a package: what it exports and builds later, or its modules."""
-    if hasattr(importlib.import_module(room), "__all__"):
-        later = [
-            name
-            for _, module, _ in mrla_mm.BUILT_LATER
-            if (name := f"mrla_mm.{module}").startswith(f"{room}.")
-        ]
-        return BLOCK.format(room, "   :imported-members:\n") + "".join(
-            BLOCK.format(name, "") for name in later
-        )
+    exports = vars(importlib.import_module(room)).values()
+    if any(getattr(member, "__module__", "").startswith(f"{room}.") for member in exports):
+        modules = [f"mrla_mm.{module}" for _, module, _ in mrla_mm.BUILT_LATER]
+        later = [name for name in modules if name.startswith(f"{room}.")]
+        blocks = [BLOCK.format(name, "") for name in later]
+        return BLOCK.format(room, "   :imported-members:\n") + "".join(blocks)
     modules = sorted((PACKAGE / room.partition(".")[2]).glob("[a-z]*.py"))
     return "".join(
         f"\n### `{path.stem}`\n" + BLOCK.format(f"{room}.{path.stem}", "") for path in modules

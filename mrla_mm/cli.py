@@ -65,6 +65,8 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
         code = 0
     except InputError as error:  # a data loading worker wraps the message into its traceback
         code, message = 2, f"error: {str(error).rpartition('InputError: ')[2].strip()}"
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:  # of the work directory
+        code, message = 2, f"error: {error}"
     except KeyboardInterrupt as stop:
         code, message = 130, f"interrupted: {stop}".removesuffix(": ")
     if code:

@@ -10,14 +10,8 @@ source = dict(
     data_root=data_root,
     metainfo=dict(
         classes=("circle", "rectangle", "triangle", "star", "ring", "cross"),
-        palette=[
-            (31, 119, 180),
-            (255, 127, 14),
-            (44, 160, 44),
-            (214, 39, 40),
-            (148, 103, 189),
-            (227, 119, 194),
-        ],
+        palette=[(31, 119, 180), (255, 127, 14), (44, 160, 44)]
+        + [(214, 39, 40), (148, 103, 189), (227, 119, 194)],
     ),
 )
 train_pipeline = [
@@ -27,14 +21,12 @@ train_pipeline = [
     dict(type="RandomFlip", prob=0.5),
     dict(type="PackDetInputs"),
 ]
+meta_keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(160, 160), keep_ratio=True),
     dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
-    dict(
-        type="PackDetInputs",
-        meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor"),
-    ),
+    dict(type="PackDetInputs", meta_keys=meta_keys),
 ]
 train_dataloader = dict(
     batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline, **source)

@@ -31,14 +31,12 @@ train_pipeline = [
     dict(type="RandomFlip", prob=0.5),
     dict(type="PackDetInputs"),
 ]
+meta_keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale=(320, 240), keep_ratio=True),
     dict(type="LoadAnnotations", with_bbox=True),
-    dict(
-        type="PackDetInputs",
-        meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor"),
-    ),
+    dict(type="PackDetInputs", meta_keys=meta_keys),
 ]
 train_dataloader = dict(batch_size=4, num_workers=1, dataset=dict(pipeline=train_pipeline))
 val_dataloader = dict(num_workers=1, dataset=dict(pipeline=test_pipeline))
@@ -52,13 +50,6 @@ auto_scale_lr = dict(enable=False)
 train_cfg = dict(max_epochs=10)
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=50),
-    dict(
-        type="CosineAnnealingLR",
-        eta_min_ratio=0.01,
-        begin=0,
-        end=10,
-        T_max=10,
-        convert_to_iter_based=True,
-    ),
+    dict(type="CosineAnnealingLR", eta_min_ratio=0.01, end=10, T_max=10, convert_to_iter_based=True),
 ]
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))

@@ -7,17 +7,3 @@ from mrla_mm.attention.linear import LinearRLA
 from mrla_mm.attention.residual import LayerAttentionResidual
 from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.attention.tokens import TokenAttentionResidual
-
-__all__ = [
-    "MLA",
-    "Fusion",
-    "LayerAttention",
-    "LayerAttentionResidual",
-    "LinearRLA",
-    "MRLABase",
-    "MRLALight",
-    "Memory",
-    "TokenAttentionResidual",
-    "choose_fusion",
-    "eca_kernel_size",
-]

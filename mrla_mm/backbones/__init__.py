@@ -5,15 +5,3 @@ from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet
 from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
 from mrla_mm.backbones.vit import MRLAViT, ViT
-
-__all__ = [
-    "CeiT",
-    "MRLACeiT",
-    "MRLAEfficientNet",
-    "MRLAPVTv2",
-    "MRLAResNet",
-    "MRLAViT",
-    "PVTv2",
-    "PlainEfficientNet",
-    "ViT",
-]

@@ -101,12 +101,6 @@ class CeiT(ViT):
 
     Raises:
         InputError: for the class token of another block than the last.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import CeiT
-        >>> tuple(CeiT("ceit-tiny").eval()(torch.rand(1, 3, 96, 160))[0].shape)
-        (1, 192)
     """
 
     arch_zoo = {

@@ -119,17 +119,6 @@ class MRLAEfficientNet(PlainEfficientNet):
         zero_init_attention: start each branch as an exact identity, so that plain weights keep
             their outputs.
         **kwargs: those of mmdet's ``EfficientNet``.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import MRLAEfficientNet
-        >>> backbone = MRLAEfficientNet("b0", out_indices=(2, 3, 4, 5)).eval()
-        >>> for level in backbone(torch.rand(1, 3, 64, 96)):
-        ...     print(tuple(level.shape))
-        (1, 24, 16, 24)
-        (1, 40, 8, 12)
-        (1, 112, 4, 6)
-        (1, 320, 2, 3)
     """
 
     def __init__(

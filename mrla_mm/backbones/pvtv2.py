@@ -91,17 +91,6 @@ class MRLAPVTv2(PVTv2):
         zero_init_attention: start each branch as an exact identity, so that plain PVTv2 weights
             keep their outputs.
         **kwargs: those of `PVTv2`.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import MRLAPVTv2
-        >>> backbone = MRLAPVTv2("b0").eval()
-        >>> for level in backbone(torch.rand(1, 3, 64, 96)):
-        ...     print(tuple(level.shape))
-        (1, 32, 16, 24)
-        (1, 64, 8, 12)
-        (1, 160, 4, 6)
-        (1, 256, 2, 3)
     """
 
     def __init__(

@@ -175,16 +175,6 @@ class MRLAViT(ViT):
 
     Raises:
         InputError: if the stages do not add up to the model's blocks.
-
-    Example:
-        >>> import torch
-        >>> from mrla_mm.backbones import MRLAViT
-        >>> backbone = MRLAViT("deit-tiny", out_type="featmap", out_indices=(3, 7, 11)).eval()
-        >>> for level in backbone(torch.rand(1, 3, 96, 160)):
-        ...     print(tuple(level.shape))
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
-        (1, 192, 6, 10)
     """
 
     def __init__(

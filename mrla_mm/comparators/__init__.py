@@ -3,5 +3,3 @@
 from mrla_mm.comparators.channel import BA, CBAM, ECA, SE
 from mrla_mm.comparators.dia import DIA
 from mrla_mm.comparators.spatial import A2, AA
-
-__all__ = ["A2", "AA", "BA", "CBAM", "DIA", "ECA", "SE"]

@@ -2,5 +2,3 @@
 
 from mrla_mm.datasets.checks import DatasetCheckHook
 from mrla_mm.datasets.shapes import generate_shapes
-
-__all__ = ["DatasetCheckHook", "generate_shapes"]

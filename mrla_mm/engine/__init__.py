@@ -2,5 +2,3 @@
 
 from mrla_mm.engine.checkpointing import AtomicCheckpointHook
 from mrla_mm.engine.precision import BFloat16OptimWrapper
-
-__all__ = ["AtomicCheckpointHook", "BFloat16OptimWrapper"]

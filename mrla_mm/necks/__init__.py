@@ -2,5 +2,3 @@
 
 from mrla_mm.necks.pooling import DroppedAveragePooling
 from mrla_mm.necks.simple_fpn import SimpleFeaturePyramid
-
-__all__ = ["DroppedAveragePooling", "SimpleFeaturePyramid"]

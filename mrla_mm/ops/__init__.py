@@ -24,26 +24,3 @@ from mrla_mm.ops.reference import (
     weighted_sum,
     without_autocast,
 )
-
-__all__ = [
-    "FrozenNorm",
-    "Weights",
-    "at_least_float32",
-    "base_fused",
-    "choose_path",
-    "feature_map",
-    "frozen_bn_affine",
-    "global_average",
-    "is_exporting",
-    "light_attention",
-    "light_fused",
-    "light_gate",
-    "linear_attention",
-    "linear_state",
-    "project",
-    "softmax_scores",
-    "split_heads",
-    "weighted_sum",
-    "without_autocast",
-    "why_not_fused",
-]

@@ -136,7 +136,7 @@ class BaseFunction(torch.autograd.Function):
 
 
 def own_gradient(gradient: Tensor | None, x: Tensor, node: object) -> Tensor:
-    """Gradient of a value that may be added to: what a later layer made for this node, or a copy."""
+    """Gradient of a value that may be added to: one made for this node, or a copy."""
     if gradient is None:
         return torch.zeros_like(x)
     matched = match_layout(gradient, x)

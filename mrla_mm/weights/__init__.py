@@ -5,15 +5,3 @@ from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.hooks import CheckpointCheckHook
 from mrla_mm.weights.loading import LoadReport, load_weights
 from mrla_mm.weights.publishing import convert, publishable, save_published, stem_of
-
-__all__ = [
-    "CheckpointCheckHook",
-    "LoadReport",
-    "PretrainedBackbone",
-    "convert",
-    "load_weights",
-    "publishable",
-    "read_checkpoint",
-    "save_published",
-    "stem_of",
-]

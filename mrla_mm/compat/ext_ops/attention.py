@@ -19,6 +19,7 @@ def ms_deform_attn_forward(
         starts: (levels,), which follows from the shapes.
         locations: (B, queries, heads, levels, points, 2) x and y in [0, 1].
         weights: (B, queries, heads, levels, points).
+        **rest: what the compiled op needs besides.
     """
     dtype = compute_dtype(value)
     attended = _attend(value.to(dtype), shapes, locations.to(dtype), weights.to(dtype))

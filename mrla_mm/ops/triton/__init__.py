@@ -16,21 +16,6 @@ from mrla_mm.ops.triton.gate import base_backward, base_state, light_backward, l
 from mrla_mm.ops.triton.reduce import add_relu, pool, weighted_sum, weighted_sum_backward
 from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums
 
-__all__ = [
-    "add_relu",
-    "apply",
-    "apply_backward",
-    "base_backward",
-    "base_state",
-    "chunks",
-    "grid_sums",
-    "light_backward",
-    "light_state",
-    "pool",
-    "weighted_sum",
-    "weighted_sum_backward",
-]
-
 
 def chunks(x: Tensor) -> tuple[None]:
     """None, for the whole batch: a kernel's programs share it out."""
