@@ -61,8 +61,8 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
 
     for module in (reduce, stencil):
         monkeypatch.setattr(module, "PROGRAMS", 2)
-    for function, depth in ((light, 0), (base_joined, 1)):
-        tensors = draw((1, 4, 33, 35), "block end", depth=depth, history=not depth)
+    for function, channels, depth in ((light, 4, 0), (base_joined, 8, 1)):
+        tensors = draw((1, channels, 33, 35), "block end", depth=depth, history=not depth)
         bound = functools.partial(function, extent="block end")
         assert_same(bound, tensors, path="triton", dtype=torch.float32)
 
