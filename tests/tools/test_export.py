@@ -40,7 +40,7 @@ HEADS = {
 }
 # Standard deviations of weights: scores far apart but not saturated, boxes near their anchors.
 SPREAD = {"rpn_cls.weight": 0.1, "fc_cls.weight": 0.02, "retina_cls.weight": 0.004}
-SPREAD |= {"_reg.weight": 0.01, "conv_logits.weight": 0.5}
+SPREAD |= {"_reg.weight": 0.01, "retina_reg.weight": 0.002, "conv_logits.weight": 0.5}
 PIXELS = 1e-3
 
 
