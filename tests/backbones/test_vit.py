@@ -17,7 +17,8 @@ SMALL = dict(arch=ARCH, img_size=64, stage_blocks=2)
 @pytest.mark.parametrize("size", [(64, 64), (48, 112), (50, 33), (15, 64)])
 @pytest.mark.parametrize("host", [VisionTransformer, DistilledVisionTransformer])
 def test_weights_of_mmpretrain_keep_their_outputs(host, size):
-    plain = randomize(host(ARCH, img_size=64, out_indices=[1, 5])).eval()
+    plain = randomize(host(ARCH, img_size=64, out_indices=[1, 5]))
+    plain.eval()
     options = dict(img_size=64, out_indices=(1, -1))
     options["with_dist_token"] = host is DistilledVisionTransformer
     image = torch.randn(2, 3, *size)
@@ -90,8 +91,8 @@ def test_frozen_stages(stages):
 
 def test_depths_for_layer_decay():
     backbone = MRLAViT(with_dist_token=True, **SMALL)
-    depths = dict.fromkeys(("cls_token", "dist_token", "pos_embed", "patch_embed.projection"), 0)
-    depths |= {"layers.0.mrla.norm": 1, "layers.0.ln1": 1, "layers.5.mrla.attention.value": 6}
-    for name, depth in (depths | {"ln1": 7}).items():
-        assert backbone.get_layer_depth(f"backbone.{name}.weight", "backbone.") == (depth, 8)
+    stem = ("cls_token", "dist_token", "pos_embed", "patch_embed.projection.weight")
+    block = {"layers.0.mrla.norm.weight": 1, "layers.5.mrla.attention.value.weight": 6}
+    for name, depth in {**dict.fromkeys(stem, 0), **block, "ln1.weight": 7}.items():
+        assert backbone.get_layer_depth(f"backbone.{name}", "backbone.") == (depth, 8)
     assert backbone.get_layer_depth("bbox_head.fc.weight", "backbone.") == (7, 8)
