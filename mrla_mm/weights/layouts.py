@@ -123,13 +123,10 @@ LAYOUTS = {
         heads={"fc.": "head.fc."},
     ),
     "deit": KeyLayout(
-        prefixes={
-            "blocks.": "layers.",
-            "patch_embed.proj": "patch_embed.projection",
-            "norm.": "ln1.",
-        },
+        prefixes={"blocks.": "layers.", "norm.": "ln1."},
         parts={
             **PROJECTIONS,
+            "patch_embed.proj.": "patch_embed.projection.",
             ".mrla.normx.": ".mrla.norm.",
             ".mrla.normo.": ".mrla.history_norm.",
             ".norm1.": ".ln1.",
