@@ -67,7 +67,7 @@ class QueryRecorder(BranchRecorder):
         return found
 
     def on_forward(self, name: str, x: Tensor, out: Tensor) -> Tensor:
-        """Compare a layer's query with that of the layer before it (B, G), the first with its own."""
+        """Compare a layer's query with that of the layer before it, if any: (B, G)."""
         attention = self.branches[name].attention
         query = attention.project_query(global_average(x)).float()  # (B, G, D)
         last = query if attention.first_in_stage else self._previous

@@ -29,12 +29,12 @@ model = dict(
 )
 """
 RPN = "rpn_head=dict(in_channels=16, feat_channels=16, anchor_generator=dict(scales=[4])), "
+DENSE = "in_channels=16, feat_channels=16, stacked_convs=1"
 BOX = "bbox_roi_extractor=dict(out_channels=16), bbox_head=dict(in_channels=16, fc_out_channels=32"
 MASK = "mask_roi_extractor=dict(out_channels=16), mask_head=dict(in_channels=16, num_classes=3"
-RCNN = "test_cfg=dict(rcnn=dict(score_thr=0.7))"
+RCNN = "test_cfg=dict(rcnn=dict(score_thr=0.6))"
 HEADS = {
-    "retinanet": "bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1, num_classes=3), "
-    "test_cfg=dict(score_thr=0.85)",
+    "retinanet": f"bbox_head=dict({DENSE}, num_classes=3), test_cfg=dict(score_thr=0.85)",
     "faster_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3)), {RCNN}",
     "mask_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3), {MASK}, conv_out_channels=8)), {RCNN}",
 }
