@@ -80,21 +80,13 @@ def test_every_weight_is_the_files_and_images_are_normalised_as_in_training(
     assert model.data_preprocessor.mean.flatten().tolist() == [1, 2, 3], "it is beside the model"
 
 
-def test_constants_of_a_preprocessor_are_no_weights(config, state, save):
-    load_model(config, save(state | {"data_preprocessor.mean": torch.ones(3, 1, 1)}), device="cpu")
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda state: {"conv.weight": torch.ones(2)},
-        lambda state: state | {"neck.conv.weight": torch.ones(2)},
         lambda state: state | {"head.fc.weight": torch.ones(5, 8)},
-        lambda state: state | {"head.fc.bias": torch.full((3,), torch.nan)},
-        lambda state: {key: value for key, value in state.items() if key != "head.fc.bias"},
         lambda state: {key: value for key, value in state.items() if "mrla" not in key},
     ],
-    ids=["other model", "part too many", "shape", "nan", "one missing", "without layer attention"],
+    ids=["shape", "without layer attention"],
 )
 def test_weights_that_do_not_fit_are_refused(change, config, state, save):
     path = save(change(state))
@@ -132,17 +124,15 @@ def test_images_of_a_folder_come_in_order_of_their_names(images, tmp_path):
     assert chosen(images / "b.png") == ["b.png"]
 
 
-@pytest.mark.parametrize("source", ["images", "images/b.png"])
-def test_results_never_lie_among_the_images(source, images, tmp_path):
-    args = parsed("c.py", "c.pth", tmp_path / source, "--out-dir", f"{images}/../images")
+def test_results_never_lie_among_the_images(images):
+    args = parsed("c.py", "c.pth", images / "b.png", "--out-dir", f"{images}/../images")
     with pytest.raises(InputError, match="another folder"):
         inference.chosen_images(args)
 
 
-@pytest.mark.parametrize("source", ["nowhere", "."])
-def test_no_image_is_said(source, tmp_path):
+def test_no_image_is_said(tmp_path):
     with pytest.raises(InputError, match="image"):
-        inference.chosen_images(parsed("c.py", "c.pth", tmp_path / source))
+        inference.chosen_images(parsed("c.py", "c.pth", tmp_path))
 
 
 def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(

@@ -12,15 +12,8 @@ def resnet(variant, norm="BN", depth=18, **arguments):
     attention = dict(type=variant, head_channels=4, **arguments)
     torch.manual_seed(0)
     stages = dict(num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
-    model = MRLAResNet(
-        depth,
-        attention,
-        base_channels=8,
-        stem_channels=8,
-        norm_cfg=norm_cfg,
-        norm_eval=False,
-        **stages,
-    )
+    widths = dict(base_channels=8, stem_channels=8)
+    model = MRLAResNet(depth, attention, norm_cfg=norm_cfg, norm_eval=False, **widths, **stages)
     for key, statistics in model.named_buffers():
         if key.endswith("running_var"):
             statistics.uniform_(0.5, 2)

@@ -35,11 +35,7 @@ class Call(nn.Module):
         (nn.Conv1d(1, 1, 5, padding=2, bias=False), [(3, 1, C)], 3 * C * 5),
         (nn.Linear(C, 7, bias=False), [(2, 5, C)], 10 * C * 7),
         (Call(torch.matmul), [(2, 3, 4, 5), (2, 3, 5, 6)], 6 * 4 * 5 * 6),
-        (
-            Call(F.scaled_dot_product_attention),
-            [(1, 2, 5, 8), (1, 2, 9, 8), (1, 2, 9, 3)],
-            2 * 5 * 9 * (8 + 3 + 2),
-        ),
+        (Call(F.scaled_dot_product_attention), [(2, 5, 8), (2, 9, 8), (2, 9, 3)], 90 * (8 + 3 + 2)),
         (Call(lambda a, b: a.mul_(b).add_(a)), [(1, C, H, W), (1, C, H, W)], MAP),
         (Call(lambda a, b: torch.sub(a, b, alpha=2)), [(1, C, H, W), (1, C, H, W)], MAP),
         (Call(lambda a, b: torch.cat([a, b]).relu() + 1), [(1, C, H, W), (1, C, H, W)], 0),

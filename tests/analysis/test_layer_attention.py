@@ -5,34 +5,28 @@ import torch
 from torch import nn
 
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
-from mrla_mm.attention import LayerAttentionResidual, MRLALight
+from mrla_mm.attention import MRLALight
 from mrla_mm.attention.tokens import to_map
-from mrla_mm.backbones import MRLAEfficientNet
 from mrla_mm.errors import InputError
 from tests.analysis.small_models import resnet, vit
 
 
 def record(model, picture):
     """Run a model; return the recorder, its branches, their arguments, and attention in and out."""
-    given, outs, handles = {}, {}, []
-    branches = {
-        name: m for name, m in model.named_modules() if isinstance(m, LayerAttentionResidual)
-    }
-    for name, branch in branches.items():
-
-        def keep(branch, args, kwargs, result, name=name):
-            given[name] = (*args[:2], kwargs.get("grid"))
-
-        def keep_out(attention, args, result, name=name):
-            outs[name] = args[0], result[0]
-
-        handles.append(branch.register_forward_hook(keep, with_kwargs=True))
-        handles.append(branch.attention.register_forward_hook(keep_out))
+    given, outs = {}, {}
     with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
+        for name, branch in recorder.branches.items():
+
+            def keep(branch, args, name=name):
+                given[name] = args
+
+            def keep_out(attention, args, result, name=name):
+                outs[name] = args[0], result[0]
+
+            recorder.callback(branch.register_forward_pre_hook(keep).remove)
+            recorder.callback(branch.attention.register_forward_hook(keep_out).remove)
         model(picture)
-    for handle in handles:
-        handle.remove()
-    return recorder, branches, given, outs
+    return recorder, recorder.branches, given, outs
 
 
 @pytest.fixture
@@ -97,7 +91,7 @@ def test_implied_weights_through_the_shortcut_of_a_vit(picture):
     for stage in recorder.stages():
         passed_on = 0  # what the values made of the last layer's output
         for index, name in enumerate(stage.layers):
-            branch, (_, shortcut, grid) = branches[name], given[name]
+            branch, (_, shortcut, grid, *_) = branches[name], given[name]
             norm, scale = branch.history_norm, branch.attention.history_scale[:, None, None]
             factor = (norm(shortcut) - norm.bias) / (shortcut - shortcut.mean(-1, keepdim=True))
             rest = to_map(norm(shortcut)[:, 1:], grid) - to_map(factor[:, 1:], grid) * passed_on
@@ -115,9 +109,8 @@ def test_group_norm_passes_on_with_its_own_statistics(picture):
     groups = out.unflatten(1, (norm.num_groups, -1))
     centred = (groups - groups.mean((2, 3, 4), keepdim=True)).flatten(1, 2)
     slope = (plain / centred).mean((2, 3)) * norm.weight * branches[second].attention.history_scale
-    torch.testing.assert_close(
-        recorder.last[second][0], slope[:, :, None, None] * recorder.last[first][0]
-    )
+    expected = slope[:, :, None, None] * recorder.last[first][0]
+    torch.testing.assert_close(recorder.last[second][0], expected)
 
 
 @torch.no_grad()
@@ -134,13 +127,6 @@ def test_means_over_images(picture):
     torch.testing.assert_close(recorder.stages()[1].weights, sum(alone) / 2, equal_nan=True)
     assert (alone[0] - alone[1]).nan_to_num().abs().max() > 1e-6
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_layers_of_efficientnet_stages():
-    model = MRLAEfficientNet("b0", layer_attention=dict(type="MRLABase", head_channels=8)).eval()
-    with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
-        model(torch.rand(1, 3, 64, 64))
-    assert [len(stage.layers) for stage in recorder.stages()] == [1, 1, 2, 2, 3]
 
 
 def test_a_variant_whose_weights_are_unknown_is_refused():

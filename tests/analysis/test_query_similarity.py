@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mrla_mm.analysis.query_similarity import QueryRecorder
-from mrla_mm.attention import LayerAttention
 from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average
 from tests.analysis.small_models import resnet, vit
@@ -32,18 +31,15 @@ def record(model, pictures):
     ],
 )
 def test_similarities_are_those_of_the_queries(build, variant, depths, pictures):
-    model, queries, handles = build(variant), [], []
+    model, queries = build(variant), []
+    with torch.no_grad(), QueryRecorder(model) as recorder:
+        for branch in recorder.branches.values():
 
-    def keep(module, args, out):
-        queries.append(module.project_query(global_average(args[0])))
+            def keep(attention, args, out):
+                queries.append(attention.project_query(global_average(args[0])))
 
-    for module in model.modules():
-        if isinstance(module, LayerAttention):
-            handles.append(module.register_forward_hook(keep))
-    with torch.no_grad():
+            recorder.callback(branch.attention.register_forward_hook(keep).remove)
         model(pictures)
-    for handle in handles:
-        handle.remove()
     start = 0
     for stage, depth in zip(record(model, pictures).stages(), depths, strict=True):
         assert stage.first == 2 and len(stage.layers) == depth - 1

@@ -48,9 +48,8 @@ def check_picture(path):
 
 def test_layer_attention(run_tool, models, images, tmp_path):
     arguments = ["--out-dir", tmp_path / "out", "--cfg-options", BASE]
-    code, err = run_tool(
-        "visualize_layer_attention", DETECTOR, models / "base.pth", images, *arguments
-    )
+    checkpoint = models / "base.pth"
+    code, err = run_tool("visualize_layer_attention", DETECTOR, checkpoint, images, *arguments)
     assert code == 0, err
     pictures = ["overview.png", *(f"stage{number}.png" for number in (1, 2, 3))]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*pictures, "scores.csv"}
