@@ -50,6 +50,6 @@ auto_scale_lr = dict(enable=False)
 train_cfg = dict(max_epochs=10)
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=50),
-    dict(type="CosineAnnealingLR", eta_min_ratio=0.01, end=10, T_max=10, convert_to_iter_based=True),
+    dict(type="CosineAnnealingLR", eta_min_ratio=0.01, end=10, convert_to_iter_based=True),
 ]
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(max_keep_ckpts=1))
