@@ -47,13 +47,7 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.05, by_epoch=False, begin=0, end=50),
-    dict(
-        type="CosineAnnealingLR",
-        eta_min_ratio=0.01,
-        begin=0,
-        end=max_epochs,
-        convert_to_iter_based=True,
-    ),
+    dict(type="CosineAnnealingLR", eta_min_ratio=0.01, end=max_epochs, convert_to_iter_based=True),
 ]
 default_hooks = dict(
     logger=dict(type="LoggerHook", interval=50),

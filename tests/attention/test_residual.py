@@ -335,10 +335,27 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
-def test_a_kernel_of_another_size_is_not_fused():
+def test_kernels_of_other_sizes_are_not_fused():
     branch = make_stage(depth=1)[0]
     replace_value(size=5)(branch.attention)
     assert extent(branch) == "nothing"
+    branch = make_stage(depth=1)[0]
+    branch.attention.key = nn.Conv1d(1, 1, 7, padding=3, bias=False)
+    assert extent(branch) == "nothing"
+
+
+def test_a_value_that_somebody_else_adds_to_keeps_its_gradient(monkeypatch):
+    """The sum hands one gradient to both its inputs; base adds to that of its values in place."""
+    found = []
+    for path in ("naive", "fused"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        first, second = make_stage("base", depth=2)
+        torch.manual_seed(1)
+        x, added = (draw_map(2).requires_grad_() for _ in range(2))
+        y, keys, value = first(x, None)
+        z, *_ = second(y, None, keys, value + added)
+        found.append(torch.autograd.grad(z.square().sum(), (x, added)))
+    torch.testing.assert_close(*found)
 
 
 PARTS = ["attention", "attention.value", "attention.query", "norm", "drop_path"]
