@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes
 
-.PHONY: install install-dev quickstart test test-all lint size docs bench crash matrix lock clean
+.PHONY: install install-dev quickstart test test-all lint size docs bench distributed matrix lock clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("mrla_mm needs Python 3.10 or newer: run make PYTHON=python3.12"); v < (3, 14) or print(f"Python {v[0]}.{v[1]} has not been tried; 3.10 to 3.13 have")'
@@ -49,7 +49,7 @@ docs: install-dev  # Sphinx needs Python 3.11 or newer
 bench: install
 	$(BIN)/python .dev_scripts/benchmark.py
 
-crash: install
+distributed: install
 	$(BIN)/python .dev_scripts/check_distributed.py --processes 2
 	$(BIN)/python .dev_scripts/check_distributed.py --processes 4
 

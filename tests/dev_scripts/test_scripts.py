@@ -1,4 +1,4 @@
-"""The short form of `make crash`, and the stacks that setup.py promises."""
+"""The short form of `make distributed`, and the stacks that setup.py promises."""
 
 import json
 import os
