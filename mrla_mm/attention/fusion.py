@@ -174,10 +174,15 @@ def why_not_as_built(attention: LayerAttention) -> str:
             return f"{name} has a hook, or its forward was replaced"
         if not (is_depthwise(part) or is_projection(part)):
             return f"{name} was replaced or changed"
-    query, key = getattr(attention, "query", None), getattr(attention, "key", None)
-    if query is not None and query.weight.shape != key.weight.shape:
+    if projection_size(attention, "query") != projection_size(attention, "key"):
         return "query and key differ in size"
     return ""
+
+
+def projection_size(attention: LayerAttention, name: str) -> object:
+    """Kernel size of a projection or number of its outputs, None without one."""
+    projection = getattr(attention, name, None)
+    return getattr(projection, "kernel_size", None) or getattr(projection, "out_features", None)
 
 
 def is_depthwise(part: nn.Module) -> bool:
