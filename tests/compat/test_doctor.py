@@ -38,9 +38,8 @@ def find_spec(name, original=importlib.util.find_spec):
     return None if name == "pkg_resources" else original(name)
 
 
-TWO_MMCV = {"mmcv": "2.1.0", "mmcv-lite": "2.1.0"}
 FAULTS = {
-    "pip uninstall": ("version", TWO_MMCV.get),
+    "pip uninstall": ("version", {"mmcv": "2.1.0", "mmcv-lite": "2.1.0"}.get),
     "setuptools<81": ("importlib.util.find_spec", find_spec),
     "1.0 instead of 2.0": ("PROBES", {"nms": lambda torch, device: (1.0, 2.0)}),
 }
