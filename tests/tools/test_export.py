@@ -32,11 +32,11 @@ RPN = "rpn_head=dict(in_channels=16, feat_channels=16, anchor_generator=dict(sca
 DENSE = "in_channels=16, feat_channels=16, stacked_convs=1"
 BOX = "bbox_roi_extractor=dict(out_channels=16), bbox_head=dict(in_channels=16, fc_out_channels=32"
 MASK = "mask_roi_extractor=dict(out_channels=16), mask_head=dict(in_channels=16, num_classes=3"
-RCNN = "test_cfg=dict(rcnn=dict(score_thr={}))"
+RCNN = "test_cfg=dict(rcnn=dict(score_thr=0.6))"
 HEADS = {
     "retinanet": f"bbox_head=dict({DENSE}, num_classes=3), test_cfg=dict(score_thr=0.85)",
-    "faster_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3)), {RCNN.format(0.6)}",
-    "mask_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3), {MASK}, conv_out_channels=8)), {RCNN.format(0.7)}",
+    "faster_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3)), {RCNN}",
+    "mask_rcnn": f"{RPN}roi_head=dict({BOX}, num_classes=3), {MASK}, conv_out_channels=8)), {RCNN}",
 }
 # Standard deviations of weights: scores far apart but not saturated, boxes near their anchors.
 SPREAD = {"rpn_cls.weight": 0.1, "fc_cls.weight": 0.02, "retina_cls.weight": 0.004}
