@@ -125,8 +125,10 @@ def run_ops(device: str) -> None:
 def check_paths(report: Report) -> None:
     """Paths of layer attention."""
     import torch
+    from torch.utils.collect_env import get_nvidia_driver_version, run
 
     report.ok(f"Triton {version('triton') or 'is not installed'}")
+    report.ok(f"GPU driver {get_nvidia_driver_version(run) or 'not found'}")
     report_path(report, torch.zeros(1, 32, 8, 8))
     for index in range(torch.cuda.device_count()):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
