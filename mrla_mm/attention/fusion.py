@@ -61,21 +61,15 @@ def run_light(
 ) -> tuple[Tensor, Memory]:
     """Run MRLA-light fused; the arguments are those of `FusedVariant.run`."""
     history = attention.history(shortcut, memory)
-    out = light_fused(
-        path,
-        c,
-        shortcut if add_relu else history,
-        Weights(
-            query=attention.query.weight if attention.gated else None,
-            key=attention.key.weight if attention.gated else None,
-            value=None if attention.value is None else attention.value.weight,
-            history_scale=attention.history_scale,
-        ),
-        heads=attention.heads,
-        has_history=history is not None,
-        add_relu=add_relu,
-        norm=norm,
+    weights = Weights(
+        query=attention.query.weight if attention.gated else None,
+        key=attention.key.weight if attention.gated else None,
+        value=None if attention.value is None else attention.value.weight,
+        history_scale=attention.history_scale,
     )
+    options = dict(heads=attention.heads, has_history=history is not None)
+    source = shortcut if add_relu else history
+    out = light_fused(path, c, source, weights, add_relu=add_relu, norm=norm, **options)
     return out, attention.memory(out)
 
 
@@ -91,16 +85,8 @@ def run_base(
     """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
     keys, *values = memory or (None,)
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    out, keys, values = base_fused(
-        path,
-        c,
-        shortcut,
-        weights,
-        (keys, values),
-        heads=attention.heads,
-        add_relu=add_relu,
-        norm=norm,
-    )
+    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
+    out, keys, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
     return out, (keys, *values)
 
 

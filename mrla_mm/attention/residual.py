@@ -138,14 +138,10 @@ class LayerAttentionResidual(BaseModule):
         norm = self.norm
         if keep is None and self.drop_path.training and isinstance(self.drop_path, DropPath):
             keep = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
-        return FrozenNorm(
-            norm.weight,
-            norm.bias,
-            norm.running_mean,
-            norm.running_var,
-            None if keep is None else keep.flatten(),
-            norm.eps,
-        )
+        if keep is not None:
+            keep = keep.flatten()
+        statistics = norm.running_mean, norm.running_var
+        return FrozenNorm(norm.weight, norm.bias, *statistics, keep, norm.eps)
 
 
 def is_tensor(value: object) -> bool:

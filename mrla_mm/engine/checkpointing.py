@@ -37,14 +37,18 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 @register_backend(BACKEND)
 class AtomicBackend(LocalBackend):
-    """mmengine's local files, written atomically, and removed once the next one is written."""
+    """mmengine's local files, written atomically, and removed only by `prune`."""
 
     outdated: ClassVar[set[str]] = set()  # mmengine makes a new backend for each file
 
     def put(self, obj: bytes | memoryview, filepath: str | Path) -> None:
-        """Write a file and remove those noted."""
+        """Write a file."""
         write_atomically(filepath, obj)
-        for path in self.outdated - {str(filepath)}:
+        self.outdated.discard(str(filepath))
+
+    def prune(self) -> None:
+        """Remove the files that were noted for it."""
+        for path in self.outdated:
             Path(path).unlink(missing_ok=True)
         self.outdated.clear()
 
@@ -124,6 +128,15 @@ class AtomicCheckpointHook(CheckpointHook):
         runner.save_checkpoint(self.out_dir, name, client, meta=meta, **options, **self.args)
         if is_main_process():
             write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
+        self._prune()
+
+    def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
+        super()._save_best_checkpoint(runner, metrics)
+        self._prune()
+
+    def _prune(self) -> None:
+        if isinstance(self.file_backend, AtomicBackend):
+            self.file_backend.prune()
 
     def _remove(self, name: str) -> None:
         path = self.file_backend.join_path(self.out_dir, name)

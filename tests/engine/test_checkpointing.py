@@ -53,6 +53,8 @@ def test_outdated_checkpoints_go_after_the_new_one_is_there(tmp_path, monkeypatc
 
     def watched(source, target):
         there.setdefault(target.name, names(tmp_path))
+        if target.name == "last_checkpoint":
+            there.setdefault(source.read_text(), names(tmp_path))
         return real(source, target)
 
     monkeypatch.setattr(Path, "replace", watched)
@@ -60,6 +62,7 @@ def test_outdated_checkpoints_go_after_the_new_one_is_there(tmp_path, monkeypatc
     build(tmp_path, max_keep_ckpts=2, save_best="score", rule="greater").train()
     assert names(tmp_path) == {"epoch_2.pth", "epoch_3.pth", "best_score_epoch_3.pth"}
     assert "epoch_1.pth" in there["epoch_3.pth"]
+    assert "epoch_1.pth" in there[str(tmp_path / "epoch_3.pth")]
     assert "best_score_epoch_1.pth" in there["best_score_epoch_2.pth"]
     assert (tmp_path / "last_checkpoint").read_text() == str(tmp_path / "epoch_3.pth")
 
