@@ -38,6 +38,7 @@ BUILT_LATER = [
         "backbones",
         "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT",
     ),
+    (MODELS, "backbones.anywhere", "WithLayerAttention"),
     (MODELS, "comparators.resnet", "ComparatorResNet"),
     (MODELS, "comparators.rla", "RLAResNet"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),

@@ -33,7 +33,8 @@ class LayerAttention(nn.Module):
 
     Args:
         channels: C of the feature maps.
-        head_channels: D, consecutive channels that share one attention weight; Table 4 (f).
+        head_channels: D, consecutive channels that share one attention weight; Table 4 (f). By
+            default 32, or the largest number below it that divides C.
         value: "dwconv" for a depthwise 3x3 convolution, "dwconv_gelu" for its GELU (Algorithm 4),
             "identity" for the feature map itself, Table 4 (c).
         projection: "conv1d" for a convolution along the channels, "linear" for full linear layers,
@@ -56,7 +57,7 @@ class LayerAttention(nn.Module):
     def __init__(
         self,
         channels: int,
-        head_channels: int = 32,
+        head_channels: int | None = None,
         *,
         value: str = "dwconv",
         projection: str = "conv1d",
@@ -67,6 +68,8 @@ class LayerAttention(nn.Module):
         super().__init__()
         check_choice("value", value, ("dwconv", "dwconv_gelu", "identity"))
         check_choice("projection", projection, ("conv1d", "linear"))
+        if head_channels is None:
+            head_channels = next(size for size in range(32, 0, -1) if channels % size == 0)
         if head_channels < 1 or channels % head_channels:
             raise InputError(f"head_channels={head_channels} must divide channels={channels}")
         self.channels = channels
@@ -86,6 +89,10 @@ class LayerAttention(nn.Module):
     def project_key(self, pooled: Tensor) -> Tensor:
         """Key of pooled features, f_K: (B, C) -> (B, G, D)."""
         return split_heads(run_projection(self.key, pooled), self.heads)
+
+    def remove_shortcut(self) -> None:
+        """Do without the shortcut, in a block whose input has another shape than its output."""
+        self.uses_shortcut = False
 
     def query_and_key(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Query and key of a feature map: (B, C, H, W) -> two (B, G, D)."""

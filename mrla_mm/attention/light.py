@@ -33,7 +33,7 @@ class MRLALight(LayerAttention):
     def __init__(
         self,
         channels: int,
-        head_channels: int = 32,
+        head_channels: int | None = None,
         *,
         previous: str = "shortcut",
         learnable_lambda: bool = True,
@@ -56,6 +56,12 @@ class MRLALight(LayerAttention):
         self.history_scale = None
         if has_history and learnable_lambda:
             self.history_scale = nn.Parameter(torch.ones(channels))
+
+    def remove_shortcut(self) -> None:
+        """Do without the shortcut and its lambda, which nothing would ever train."""
+        if self.uses_shortcut:
+            self.history_scale = None
+        super().remove_shortcut()
 
     def silent_arguments(self) -> dict[str, object]:
         """Return what shapes do not tell; only previous="output" asks where a stage starts."""

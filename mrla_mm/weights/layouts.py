@@ -70,6 +70,19 @@ class PVTv2Layout(KeyLayout):
         return pvt_convert(state) | heads  # mmdet drops the classifier
 
 
+class SwinLayout(KeyLayout):
+    """The layout of Swin's authors, whose patch merging mmdet orders anew."""
+
+    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
+        from mmdet.models.backbones.swin import swin_converter
+
+        if "patch_embed.proj.weight" not in state:
+            return dict(state)
+        converted = swin_converter({k: v for k, v in state.items() if not k.endswith("attn_mask")})
+        return {key.removeprefix("backbone."): value for key, value in converted.items()}
+
+
 def rename(key: str, names: Mapping[str, str]) -> str:
     """Replace the prefix of a key by its name in a table."""
     return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
@@ -137,4 +150,5 @@ LAYOUTS = {
         heads={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
     ),
     "pvtv2": PVTv2Layout(heads={"head.": "head.fc."}),
+    "swin": SwinLayout(),
 }

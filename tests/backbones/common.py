@@ -6,12 +6,19 @@ from functools import partial
 
 import torch
 from mmcv.cnn import ConvModule
-from mmdet.models.backbones import EfficientNet, PyramidVisionTransformerV2, ResNet
+from mmdet.models.backbones import (
+    EfficientNet,
+    PyramidVisionTransformerV2,
+    RegNet,
+    ResNet,
+    SwinTransformer,
+)
 from mmdet.models.layers import nlc_to_nchw
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, MRLAResNet, MRLAViT, ViT
+from mrla_mm.backbones.anywhere import WithLayerAttention
 
 from ..attention.stages import assert_same
 
@@ -76,6 +83,35 @@ def resnet_by_hand(backbone, plain, image):
             shortcut = x if block.downsample is None else block.downsample(x)
             x, *memory = ours.mrla(block(x), shortcut, *memory)
         outs.append(x)
+    return outs
+
+
+def regnet_by_hand(backbone, plain, image):
+    """As for ResNet, but the shortcut is a block's input, if it has the output's shape.
+
+    A stage of one block has no layer attention.
+    """
+    x, outs = plain.relu(plain.norm1(plain.conv1(image))), []
+    for name in plain.res_layers:
+        memory = ()
+        stage = getattr(plain, name)
+        for block, ours in zip(stage, getattr(backbone, name), strict=True):
+            out = block(x)
+            shortcut = x if x.shape == out.shape else None
+            x, *memory = ours.mrla(out, shortcut, *memory) if len(stage) > 1 else (out,)
+        outs.append(x)
+    return outs
+
+
+def swin_by_hand(backbone, plain, image):
+    (x, grid), outs = plain.patch_embed(image), []
+    for index, (stage, our_stage) in enumerate(zip(plain.stages, backbone.stages, strict=True)):
+        memory = ()
+        for block, ours in zip(stage.blocks, our_stage.blocks, strict=True):
+            x, *memory = ours.mrla(block(x, grid), x, grid, *memory)
+        outs.append(nlc_to_nchw(getattr(plain, f"norm{index}")(x), grid))
+        if stage.downsample is not None:
+            x, grid = stage.downsample(x, grid)
     return outs
 
 
@@ -151,7 +187,8 @@ class OwnAttention(nn.Module):
         self.scale = nn.Parameter(torch.ones(channels, 1, 1))
 
     def forward(self, x, shortcut, memory=()):
-        out = self.scale * torch.tanh(x) - shortcut / 2
+        out = self.scale * torch.tanh(x)
+        out = out if shortcut is None else out - shortcut / 2
         out = out + memory[0] / 4 if memory else out
         return out, (out,)
 
@@ -171,6 +208,8 @@ ARCH = dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=48)
 VIT = dict(arch=ARCH, img_size=64, out_type="featmap", out_indices=(1, 5))
 CEIT = dict(VIT, stem_channels=8)
 EFFICIENTNET = dict(arch="b1", out_indices=(1, 2, 4))
+REGNET = dict(w0=8, wa=6.0, wm=1.9, group_w=8, depth=8, bot_mul=1.0)  # 1, 2, 3, 2 blocks
+SWIN = dict(embed_dims=16, depths=(2, 2, 3, 2), num_heads=(1, 1, 2, 2), drop_path_rate=0.0)
 STAGES = ("layers.0.", "layers.1.")
 TOKENS = ("cls_token", "pos_embed", "patch_embed.", *STAGES)
 
@@ -183,6 +222,10 @@ def resnet(depth: int) -> Family:
 def transformer(plain: type, build: type, options: dict, frozen: tuple[str, ...]) -> Family:
     build = partial(build, stage_blocks=2, **options)
     return Family(partial(plain, **options), build, vit_by_hand, 16, frozen)
+
+
+def anywhere(host: str, **options: object) -> Callable[..., nn.Module]:
+    return partial(WithLayerAttention, f"mmdet.{host}", **options)
 
 
 FAMILIES = {
@@ -203,6 +246,22 @@ FAMILIES = {
         efficientnet_by_hand,
         head_channels=8,
         frozen=STAGES,
+    ),
+    "regnet": Family(
+        partial(RegNet, REGNET, norm_eval=False, zero_init_residual=False),
+        anywhere("RegNet", arch=REGNET, norm_eval=False, zero_init_residual=False),
+        regnet_by_hand,
+        head_channels=8,
+        frozen=RESNET_FROZEN,
+        drop_path="attention_drop_path",
+    ),
+    "swin": Family(
+        partial(SwinTransformer, **SWIN),
+        anywhere("SwinTransformer", **SWIN),
+        swin_by_hand,
+        head_channels=16,
+        frozen=("patch_embed.", "stages.0.", "stages.1.", "norm0.", "norm1."),
+        drop_path="attention_drop_path",
     ),
 }
 # By family and size: width of the classifier of 1000 classes, and the parameters with it of the

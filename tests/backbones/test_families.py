@@ -95,10 +95,10 @@ def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_st
 
 def test_checkpointing_gives_the_same_gradients_to_every_parameter(family, variant):
     options = {family.drop_path: 0.5}
-    saving = randomize_zero_init(family.mrla(variant, **options)).train()
-    recomputing = family.mrla(variant, with_cp=True, **options).train()
+    saving = randomize_zero_init(family.mrla(variant, **options)).double().train()
+    recomputing = family.mrla(variant, with_cp=True, **options).double().train()
     recomputing.load_state_dict(saving.state_dict())
-    image, found = torch.randn(2, 3, 64, 64), []
+    image, found = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
     for backbone in (saving, recomputing):
         torch.manual_seed(1)
         found.append(gradients(backbone, image))

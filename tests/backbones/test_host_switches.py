@@ -76,7 +76,8 @@ def test_reentrant_checkpointing_of_blocks_branches_stages_and_all(name, variant
     levels, gradients = outputs_and_gradients(backbone)
     blocks = names_of(backbone, "downsample") or names_of(backbone, "mrla")
     parts = [name for name, module in backbone.named_modules() if module in branches(backbone)]
-    for modules in (blocks, parts, stage_names(backbone), [""]):
+    whole = [""] if name != "swin" else []  # it returns a list, which reentrant checkpoints lose
+    for modules in (blocks, parts, stage_names(backbone), whole):
         wrapped = nn.ModuleDict(dict(whole=copy.deepcopy(backbone)))
         names = [f"whole.{name}".removesuffix(".") for name in modules]
         turn_on_activation_checkpointing(wrapped, names)
@@ -158,7 +159,7 @@ def test_pruning_the_shared_cell_of_dia_is_refused():
 def test_minus_one_freezes_nothing(name):
     backbone = FAMILIES[name].mrla(frozen_stages=-1).train()
     assert all(p.requires_grad for p in backbone.parameters())
-    assert backbone.layers[0].training if hasattr(backbone, "layers") else backbone.layer1.training
+    assert all(module.training for module in backbone.modules())
 
 
 def test_minus_one_freezes_nothing_of_a_plain_transformer():
