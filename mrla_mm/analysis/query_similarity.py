@@ -52,9 +52,6 @@ class QueryRecorder(BranchRecorder):
 
         With `skip_first`, as in the paper, the pair with a stage's first layer is left out: it
         attends only to itself.
-
-        Raises:
-            InputError: no stage has a pair left.
         """
         start = 2 if skip_first else 1
         found = []

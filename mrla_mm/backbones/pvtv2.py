@@ -8,7 +8,6 @@ from torch import Tensor
 
 from mrla_mm.attention import TokenAttentionResidual
 from mrla_mm.backbones.checkpointing import run_checkpointed
-from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -20,8 +19,7 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         arch: "b0" to "b5".
         with_cp: recompute each block in the backward pass instead of saving its activations.
         frozen_stages: number of stages, from the first, to freeze and keep in evaluation mode.
-        **kwargs: those of mmdet's ``PyramidVisionTransformerV2``; they take precedence over the
-            arch's.
+        **kwargs: those of mmdet, which take precedence over the arch's.
     """
 
     key_layout = "pvtv2"  # the layout of published weight files, see mrla_mm.weights
@@ -37,23 +35,14 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     def __init__(
         self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object
     ) -> None:
-        if arch not in self.arch_settings:
-            raise InputError(f"arch={arch!r} must be one of {', '.join(self.arch_settings)}")
         super().__init__(**{**self.arch_settings[arch], **kwargs})
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
-        self.freeze_stages()
+        self._freeze_stages()
 
-    def freeze_stages(self) -> None:
-        """Exclude the frozen stages from learning and put them in evaluation mode."""
+    def _freeze_stages(self) -> None:
         for stage in self.layers[: max(self.frozen_stages, 0)]:
             stage.eval().requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "PVTv2":
-        """Switch mode, except for frozen stages."""
-        super().train(mode)
-        self.freeze_stages()
-        return self
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the maps of `out_indices`: (B, 3, height, width) -> (B, C, H, W) each."""
@@ -90,7 +79,6 @@ class MRLAPVTv2(PVTv2):
             head_channels=16)``.
         zero_init_attention: start each branch as an exact identity, so that plain PVTv2 weights
             keep their outputs.
-        **kwargs: those of `PVTv2`.
     """
 
     def __init__(
@@ -112,7 +100,7 @@ class MRLAPVTv2(PVTv2):
                     zero_init=zero_init_attention,
                     first_in_stage=index == 0,
                 )
-        self.freeze_stages()
+        self._freeze_stages()
 
     def init_random(self) -> None:
         """Initialise as mmdet does, then restore the identity start that it overwrites."""
