@@ -13,8 +13,6 @@ import torch
 
 from .conftest import ROOT, tiny_options
 
-REAL_COCO = ROOT.parent / "shared/data/coco_tiny"
-
 
 def config_path(name):
     return ROOT / "configs" / f"{name}.py"
@@ -86,23 +84,6 @@ def test_train_test_resume(name, coco_root, tmp_path, run_tool):
     assert [line["epoch"] for line in scalars(work_dir) if "loss" in line] == [1, 1, 2, 2]
     resumed = torch.load(work_dir / "epoch_2.pth")
     assert (resumed["meta"]["epoch"], resumed["meta"]["iter"]) == (2, 4)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL_COCO.is_dir(), reason="no images at ../shared/data/coco_tiny")
-@pytest.mark.parametrize("backbone", ["r50", "pvtv2_b0"])
-def test_real_coco_images(backbone, tmp_path, run_tool):
-    """Mask R-CNN trains and evaluates on real COCO images, with polygons and crowds."""
-    name = f"mask_rcnn_{backbone}_mrla_light_1x"
-    options = tiny_options(name, REAL_COCO, "train_cfg.max_epochs=1")
-    options += ["train_dataloader.dataset.indices=4", "val_dataloader.dataset.indices=2"]
-    options += ["train_dataloader.dataset.pipeline.2.scale=(160,120)"]
-    argv = [config_path(name), "--work-dir", tmp_path, "--cfg-options", *options]
-    code, errors = run_tool("train", *argv)
-    assert code == 0, errors
-    losses = [line["loss_mask"] for line in scalars(tmp_path) if "loss_mask" in line]
-    assert len(losses) == 2 and all(0 < loss < 100 for loss in losses)
-    assert (tmp_path / "epoch_1.pth").is_file() and val_figures(tmp_path)
 
 
 @pytest.mark.slow

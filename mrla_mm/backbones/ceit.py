@@ -97,7 +97,7 @@ class CeiT(ViT):
 
     def __init__(
         self,
-        arch: str | dict = "ceit-tiny",
+        arch: str | dict,
         *,
         img_size: int | tuple[int, int] = 224,
         in_channels: int = 3,
@@ -204,8 +204,3 @@ class MRLACeiT(MRLAViT, CeiT):
     Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
     takes the class tokens after each block's layer attention.
     """
-
-    def __init__(
-        self, arch: str | dict = "ceit-tiny", layer_attention: dict | None = None, **kwargs: object
-    ) -> None:
-        super().__init__(arch, layer_attention, **kwargs)

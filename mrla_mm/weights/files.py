@@ -13,7 +13,6 @@ import torch
 from mmengine.dist import barrier, get_local_rank
 from mmengine.runner.checkpoint import (
     CheckpointLoader,
-    get_deprecated_model_names,
     get_external_models,
     get_mmcls_models,
     get_torchvision_models,
@@ -58,7 +57,7 @@ def locate(location: str | Path) -> Path | None:
     scheme, separator, name = str(location).partition("://")
     url = str(location)
     if separator and scheme in CATALOGUES:
-        url = CATALOGUES[scheme]().get(get_deprecated_model_names().get(name, name))
+        url = CATALOGUES[scheme]().get(name)
         if url is None:
             raise InputError(f"{scheme}:// has no weights {name!r}")
     if url.startswith(("http://", "https://")):

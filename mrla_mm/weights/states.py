@@ -28,10 +28,11 @@ class Source(NamedTuple):
 def find_state(
     checkpoint: Mapping, *, entry: str | None = None, prefix: str | None = None
 ) -> Source:
-    """Find a state dict in a checkpoint: the checkpoint itself, or what an entry of it holds.
+    """Find a state dict in a checkpoint.
 
     Args:
-        entry: take the state dict under this entry, by default the first of `ENTRIES`.
+        checkpoint: a state dict, or a mapping with one under an entry of `ENTRIES`.
+        entry: take the state dict under this entry, whatever its name.
         prefix: take the keys below this prefix; an empty one takes all; by default those below
             `backbone.` if there are any, else all.
 
