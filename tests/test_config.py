@@ -50,11 +50,6 @@ def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nea
     assert "\n" not in said[0]
 
 
-def test_an_option_below_an_existing_dictionary_is_named(with_decay):
-    _, said = read(with_decay, optim_wrapper__paramwise_cfg__norm_decay=0.0)
-    assert len(said) == 1 and "norm_decay_mult" in said[0]
-
-
 def test_options_that_are_read_say_nothing(with_decay):
     """Keys that the config has, those of items of lists, and top-level ones that mmengine takes."""
     right = {

@@ -69,20 +69,31 @@ def run_tool(name, *arguments, log_file):
 def draw(cfg, checkpoint, work_dir):
     """Write a sheet of pictures, ground truth beside prediction, and the training curves."""
     import mmcv
-    from mmdet.apis import init_detector
+    from matplotlib.figure import Figure
+    from mmdet.apis import inference_detector, init_detector
     from mmdet.registry import DATASETS
+    from mmdet.structures.bbox import get_box_tensor
     from mmdet.utils import register_all_modules
+    from mmdet.visualization import DetLocalVisualizer
 
     from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
-    from mrla_mm.analysis.gallery import contact_sheet, predict_and_compare
 
     register_all_modules()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     model = init_detector(cfg, str(checkpoint), device="cpu")
-    indices = range(min(PICTURES, len(dataset)))
-    compared = predict_and_compare(model, dataset, indices, score_thr=0.5)
-    sheet = contact_sheet([picture[..., ::-1] for picture in compared], width=480)
-    mmcv.imwrite(sheet, str(work_dir / "gallery.jpg"))
+    visualizer = DetLocalVisualizer()
+    visualizer.dataset_meta = dataset.metainfo
+    figure = Figure(figsize=(12, 18), layout="compressed")
+    for index, axes in enumerate(figure.subplots(-(-PICTURES // 2), 2).flat):
+        axes.set_axis_off()
+        if index < len(dataset):
+            sample = dataset[index]["data_samples"]
+            sample.gt_instances.bboxes = get_box_tensor(sample.gt_instances.bboxes)
+            sample.pred_instances = inference_detector(model, sample.img_path).pred_instances
+            image = mmcv.imread(sample.img_path, channel_order="rgb")
+            visualizer.add_datasample("", image, sample, pred_score_thr=0.5)
+            axes.imshow(visualizer.get_image())
+    figure.savefig(work_dir / "gallery.jpg", dpi=100)
     curves = draw_training_curves(*read_scalars(training_logs(work_dir / "train")))
     curves.savefig(work_dir / "curves.jpg", dpi=100)
 

@@ -7,11 +7,14 @@ Writes histograms.png (a row for each model, a panel for each stage) and similar
 layer and head).
 """
 
+import csv
 import sys
 
+import numpy as np
 import torch
 
 from mrla_mm import cli, inference
+from mrla_mm.analysis.query_similarity import QueryRecorder
 
 
 def parse_args(argv):
@@ -22,21 +25,55 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
+def plot_histograms(models, out_file):
+    """Draw a row of histograms for each named model, a panel for each stage, on the same axes."""
+    from matplotlib.figure import Figure
+
+    columns = max(stage.number for _, stages in models for stage in stages)
+    figure = Figure(figsize=(2.7 * columns + 0.9, 2.2 * len(models) + 0.8), layout="constrained")
+    grid = figure.subplots(len(models), columns, squeeze=False, sharex=True, sharey=True)
+    for row, (name, stages) in enumerate(models):
+        grid[row, 0].set_ylabel(f"{name}\n% of pairs", fontsize=8)
+        for stage in stages:
+            axes, values = grid[row, stage.number - 1], stage.values.flatten().numpy()
+            share, median = np.full(len(values), 100 / len(values)), np.median(values)
+            axes.hist(values, bins=25, range=(0, 1), weights=share, color=f"C{row}", alpha=0.8)
+            axes.axvline(median, color="black", linewidth=1, linestyle="--")
+            title = f"stage {stage.number}: {len(values)} pairs, median {median:.2f}"
+            axes.set_title(title, fontsize=8)
+    figure.supxlabel("|cosine similarity| of a head's queries in consecutive layers", fontsize=10)
+    figure.savefig(out_file, dpi=130)
+
+
+def write_csv(models, out_file):
+    """Write the mean, minimum and maximum over the images for each model, stage, layer and head."""
+    with out_file.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        place = "model", "stage", "layer", "layer_name", "head"
+        writer.writerow([*place, "images", "mean", "min", "max"])
+        for name, stages in models:
+            for stage in stages:
+                for index, head in np.ndindex(*stage.values.shape[1:]):
+                    values = stage.values[:, index, head]
+                    place = stage.number, stage.first + index, stage.layers[index], head + 1
+                    figures = values.mean(), values.min(), values.max()
+                    row = [name, *place, len(values), *(f"{value:.6g}" for value in figures)]
+                    writer.writerow(row)
+
+
 def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
-    from mrla_mm.analysis import query_similarity
-
     images = inference.chosen_images(args)
     found = []
     for loaded in inference.load_models(args):
-        with torch.no_grad(), query_similarity.QueryRecorder(loaded.model) as recorder:
+        with torch.no_grad(), QueryRecorder(loaded.model) as recorder:
             for path in images:
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
                 print(loaded.name, path.name, flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
-    query_similarity.plot_histograms(found, args.out_dir / "histograms.png")
-    query_similarity.write_csv(found, args.out_dir / "similarities.csv")
+    plot_histograms(found, args.out_dir / "histograms.png")
+    write_csv(found, args.out_dir / "similarities.csv")
     print(f"{len(images)} image(s), written: {args.out_dir}")
 
 

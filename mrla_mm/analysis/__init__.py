@@ -1,1 +1,1 @@
-"""What a training did and what a model finds: curves and pictures."""
+"""What a model costs, what its layers attend to, what it looks at, and how it trained."""

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 from mrla_mm.errors import InputError
 
-METRICS = {  # label, line, colour
-    "bbox_mAP": ("box AP", "o--", "tab:blue"),
-    "bbox_mAP_50": ("box AP50", "o-", "tab:blue"),
-    "segm_mAP": ("mask AP", "o--", "tab:orange"),
-    "segm_mAP_50": ("mask AP50", "o-", "tab:orange"),
+METRICS = {  # label, colour and line
+    "bbox_mAP": ("box AP", "C0o--"),
+    "bbox_mAP_50": ("box AP50", "C0o-"),
+    "segm_mAP": ("mask AP", "C1o--"),
+    "segm_mAP_50": ("mask AP50", "C1o-"),
 }
 
 
@@ -30,11 +30,7 @@ def training_logs(work_dir: str | Path) -> list[Path]:
 def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict]]:
     """Return the training and validation records of a run, each sorted by step.
 
-    Training records have a "loss" (which may be NaN) and are by iteration; validation records are
-    by epoch.
-
-    Raises:
-        InputError: no log has a training record.
+    Training records have a "loss" and are by iteration; validation records are by epoch.
     """
     train: dict[int, dict] = {}
     val: dict[int, dict] = {}
@@ -63,20 +59,16 @@ def draw_training_curves(train: list[dict], val: list[dict]) -> Figure:
         values = [record.get(term, np.nan) for record in train]
         losses.plot(steps, values, linewidth=1, alpha=0.8, label=term)
     total = [record["loss"] for record in train]
-    losses.plot(steps, total, color="black", linewidth=1.8, label="loss (sum)")
+    losses.plot(steps, total, color="black", label="loss (sum)")
     losses.set(title="training loss", xlabel="iteration", yscale="log")
     rate.plot(steps, [record.get("lr", np.nan) for record in train], color="tab:gray")
     rate.set(title="learning rate", xlabel="iteration", ylim=(0, None))
-    rate.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
     precision.set(title="validation", xlabel="epoch", ylim=(0, 1))
     precision.xaxis.get_major_locator().set_params(integer=True)
-    for metric, (label, style, colour) in METRICS.items():
-        known = [record for record in val if f"coco/{metric}" in record]
-        if known:
-            epochs, scores = zip(*((r["step"], r[f"coco/{metric}"]) for r in known), strict=True)
-            precision.plot(epochs, scores, style, color=colour, markersize=4, label=label)
-    for axes in (losses, precision):
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=8, frameon=False)
+    for metric, (label, style) in METRICS.items():
+        scores = {r["step"]: r[f"coco/{metric}"] for r in val if f"coco/{metric}" in r}
+        if scores:
+            precision.plot(scores.keys(), scores.values(), style, markersize=4, label=label)
+            precision.legend()
+    losses.legend(fontsize=8)
     return figure

@@ -58,11 +58,6 @@ class Layer(NamedTuple):
 class BranchRecorder(ExitStack):
     """Context manager that records what `on_forward` returns for each layer attention of a model.
 
-    Attributes:
-        branches: the residual branches, by name.
-        stage_names: names of the branches of each stage, in the order in which they ran.
-        values: what was recorded of each branch, by name, an entry (B, ...) for each batch.
-
     Raises:
         InputError: the model has no layer attention, or one that cannot be recorded.
     """
@@ -77,8 +72,8 @@ class BranchRecorder(ExitStack):
             if not self.supports(branch.attention):
                 kind = type(branch.attention).__name__
                 raise InputError(f"{type(self).__name__} cannot record {kind} at {name}")
-        self.stage_names: list[list[str]] = []
-        self.values: dict[str, list[Tensor]] = defaultdict(list)
+        self.stage_names: list[list[str]] = []  # branches of each stage, in the order they ran in
+        self.values: dict[str, list[Tensor]] = defaultdict(list)  # of a branch, (B, ...) a batch
 
     def __enter__(self) -> "BranchRecorder":
         """Register the hooks."""
@@ -106,15 +101,11 @@ class BranchRecorder(ExitStack):
 
 
 class LayerAttentionRecorder(BranchRecorder):
-    """Record the weights that each layer gives the layers of its stage.
-
-    Attributes:
-        last: a layer's weights for the last batch, by branch name: one tensor for each layer up to
-            this one, broadcastable to (B, C, H, W).
-    """
+    """Record the weights that each layer gives the layers of its stage."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
+        # By branch, for the last batch: a weight, broadcastable to (B, C, H, W), for each layer.
         self.last: dict[str, list[Tensor]] = {}
         self._stage: list[Layer] = []
         self._history_tokens: Tensor | None = None
@@ -217,16 +208,11 @@ def norm_scale(norm: nn.Module, x: Tensor) -> Tensor:
     """Return what a norm multiplies x by after it subtracts the mean, broadcastable to x.
 
     Raises:
-        InputError: neither LayerNorm, GroupNorm nor a batch norm in eval mode.
+        InputError: neither LayerNorm nor a batch norm in eval mode.
     """
     if isinstance(norm, nn.LayerNorm):  # tokens (B, N, C)
         return torch.rsqrt(x.var(-1, keepdim=True, correction=0) + norm.eps) * norm.weight
-    if isinstance(norm, nn.GroupNorm):
-        variance = x.unflatten(1, (norm.num_groups, -1)).var((2, 3, 4), correction=0)  # (B, groups)
-        variance = variance.repeat_interleave(norm.num_channels // norm.num_groups, 1)  # (B, C)
-    elif isinstance(norm, nn.modules.batchnorm._BatchNorm) and not norm.training:
-        variance = norm.running_var[None]  # (1, C)
-    else:
-        known = "layer norm, group norm, or batch norm in eval mode"
+    if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.training:
+        known = "layer norm, or batch norm in eval mode"
         raise InputError(f"the scale of {type(norm).__name__} is not known; use {known}")
-    return (torch.rsqrt(variance + norm.eps) * norm.weight)[:, :, None, None]
+    return (torch.rsqrt(norm.running_var + norm.eps) * norm.weight)[None, :, None, None]

@@ -25,14 +25,6 @@ class LocallyEnhancedFeedForward(BaseModule):
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
     after the last norm.
-
-    Args:
-        channels: C of the tokens.
-        hidden: channels between the two linear layers.
-        extra_tokens: number of tokens before the patches.
-        drop: probability of dropping an element of the patches in training.
-        drop_path: probability of dropping the layer for a sample in training.
-        norm_cfg: config of the batch norms.
     """
 
     def __init__(
@@ -92,15 +84,10 @@ class CeiT(ViT):
         in_channels: channels of the images.
         stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M
             parameters.
-        out_type: see `ViT`.
         out_indices: see `ViT`; a class token comes from the last block alone.
         batch_norm_cfg: config of the batch norms of stem and feed-forward, by default
             ``dict(type="BN")``.
         norm_eval: keep the batch norms in evaluation mode during training.
-        **kwargs: those of `ViT`.
-
-    Raises:
-        InputError: for the class token of another block than the last.
     """
 
     arch_zoo = {
@@ -110,7 +97,7 @@ class CeiT(ViT):
 
     def __init__(
         self,
-        arch: str | dict = "ceit-tiny",
+        arch: str | dict,
         *,
         img_size: int | tuple[int, int] = 224,
         in_channels: int = 3,
@@ -217,8 +204,3 @@ class MRLACeiT(MRLAViT, CeiT):
     Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
     takes the class tokens after each block's layer attention.
     """
-
-    def __init__(
-        self, arch: str | dict = "ceit-tiny", layer_attention: dict | None = None, **kwargs: object
-    ) -> None:
-        super().__init__(arch, layer_attention, **kwargs)

@@ -18,10 +18,6 @@ class MRLAMBConv(BaseModule):
 
     A block without a shortcut starts a stage: it has no layer attention and returns no memory. The
     block's modules keep their names, so plain EfficientNet weights load.
-
-    Args:
-        block: the block of mmdet.
-        mrla: the residual branch, None for a block without a shortcut.
     """
 
     def __init__(
@@ -86,7 +82,6 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
         arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not
             have.
         frozen_stages: number of layers, from the first, to freeze; 0 or -1 freezes nothing.
-        **kwargs: those of mmdet's ``EfficientNet``.
     """
 
     key_layout = "efficientnet"  # the layout of published weight files, see mrla_mm.weights
@@ -118,7 +113,6 @@ class MRLAEfficientNet(PlainEfficientNet):
             head_channels=8)``.
         zero_init_attention: start each branch as an exact identity, so that plain weights keep
             their outputs.
-        **kwargs: those of mmdet's ``EfficientNet``.
     """
 
     def __init__(

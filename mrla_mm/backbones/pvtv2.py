@@ -20,8 +20,7 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         arch: "b0" to "b5".
         with_cp: recompute each block in the backward pass instead of saving its activations.
         frozen_stages: number of stages, from the first, to freeze and keep in evaluation mode.
-        **kwargs: those of mmdet's ``PyramidVisionTransformerV2``; they take precedence over the
-            arch's.
+        **kwargs: those of mmdet, which take precedence over the arch's.
     """
 
     key_layout = "pvtv2"  # the layout of published weight files, see mrla_mm.weights
@@ -42,18 +41,11 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         super().__init__(**{**self.arch_settings[arch], **kwargs})
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
-        self.freeze_stages()
+        self._freeze_stages()
 
-    def freeze_stages(self) -> None:
-        """Exclude the frozen stages from learning and put them in evaluation mode."""
+    def _freeze_stages(self) -> None:
         for stage in self.layers[: max(self.frozen_stages, 0)]:
             stage.eval().requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "PVTv2":
-        """Switch mode, except for frozen stages."""
-        super().train(mode)
-        self.freeze_stages()
-        return self
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the maps of `out_indices`: (B, 3, height, width) -> (B, C, H, W) each."""
@@ -90,7 +82,6 @@ class MRLAPVTv2(PVTv2):
             head_channels=16)``.
         zero_init_attention: start each branch as an exact identity, so that plain PVTv2 weights
             keep their outputs.
-        **kwargs: those of `PVTv2`.
     """
 
     def __init__(
@@ -112,7 +103,7 @@ class MRLAPVTv2(PVTv2):
                     zero_init=zero_init_attention,
                     first_in_stage=index == 0,
                 )
-        self.freeze_stages()
+        self._freeze_stages()
 
     def init_random(self) -> None:
         """Initialise as mmdet does, then restore the identity start that it overwrites."""

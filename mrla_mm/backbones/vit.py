@@ -37,7 +37,6 @@ class ViT(PretrainedBackbone, VisionTransformer):
             nothing.
         out_indices: blocks whose output is returned, in ascending order; negative ones count from
             the end.
-        **kwargs: those of mmpretrain's ``VisionTransformer``.
     """
 
     key_layout = "deit"  # the layout of published weight files, see mrla_mm.weights
@@ -128,12 +127,6 @@ class ViT(PretrainedBackbone, VisionTransformer):
             if self.dist_token is not None:
                 self.dist_token.requires_grad = False
 
-    def train(self, mode: bool = True) -> "ViT":
-        """Switch mode, except for frozen blocks."""
-        super().train(mode)
-        self._freeze_stages()
-        return self
-
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Return a parameter's depth for layer-wise learning rate decay, and the number of depths.
 
@@ -168,13 +161,9 @@ class MRLAViT(ViT):
         layer_attention: config of the variant, by default ``dict(type="MRLALight",
             head_channels=16)``.
         stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
-            the stages' numbers.
+            the stages' numbers, which add up to the model's blocks.
         zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep
             their outputs.
-        **kwargs: those of `ViT`.
-
-    Raises:
-        InputError: if the stages do not add up to the model's blocks.
     """
 
     def __init__(

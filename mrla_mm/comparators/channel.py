@@ -2,7 +2,7 @@
 
 All but BA go into the blocks of mmdet's ResNet and of MRLAResNet by mmcv's mechanism,
 ``plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]``: behind the last convolution and
-before the shortcut.
+before the shortcut. The block sets `in_channels`, C of the map.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,6 @@ class SE(nn.Module):
     """Squeeze and excitation, x sigmoid(W2 relu(W1 GAP(x))) without biases (Hu et al., CVPR 2018).
 
     Args:
-        in_channels: C of the map; set by the block.
         reduction: W1 projects C to C // reduction channels.
     """
 
@@ -54,7 +53,6 @@ class ECA(nn.Module):
     """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) (Wang et al., CVPR 2020).
 
     Args:
-        in_channels: C of the map; set by the block.
         kernel_size: of the convolution, odd; by default that of `eca_kernel_size`.
     """
 
@@ -75,7 +73,6 @@ class CBAM(nn.Module):
     the mean and the maximum over the channels.
 
     Args:
-        in_channels: C of the map; set by the block.
         reduction: the MLP's inner layer has C // reduction channels.
         kernel_size: of the convolution over pixels, odd.
     """
@@ -106,7 +103,6 @@ class BA(nn.Module):
     alone, whose blocks pass the earlier outputs on.
 
     Args:
-        in_channels: C of the map; set by the block.
         reduction: the W_i project to C // reduction channels.
     """
 

@@ -16,7 +16,6 @@ class A2(nn.Module):
     x + W (A softmax_pixels(B)^T) softmax_descriptors(V) with 1x1 convolutions A, B, V of x.
 
     Args:
-        in_channels: C of the map; set by the block.
         reduction: A has C // reduction channels, and there are as many descriptors. 2 gives a
             ResNet-50 of 32.9 M, with blocks 0 and 2 of the second stage and 0, 2 and 4 of the
             third.
@@ -48,13 +47,11 @@ class AA(nn.Module):
     stage_with_dcn=(False, True, True, True)``.
 
     Args:
-        in_channels, out_channels, kernel_size, stride: of the convolution; set by the block.
         heads: number of heads.
         key_ratio: channels of all keys, as a share of the output's; a head has at least 20.
         value_ratio: channels of all values, which take the place of as many channels of the
             convolution.
         max_grid: largest height and width of the output.
-        **conv: further arguments of the convolution; set by the block.
     """
 
     def __init__(
@@ -73,8 +70,6 @@ class AA(nn.Module):
         super().__init__()
         keys = max(20, int(key_ratio * out_channels / heads))
         values = heads * max(1, int(value_ratio * out_channels / heads))
-        if values >= out_channels:
-            raise InputError(f"value_ratio={value_ratio} leaves {out_channels} channels no conv")
         self.heads, self.stride, self.max_grid = heads, stride, max_grid
         self.sizes = (heads * keys, heads * keys, values)
         self.conv = nn.Conv2d(in_channels, out_channels - values, kernel_size, stride, **conv)

@@ -27,13 +27,10 @@ class SimpleFeaturePyramid(BaseModule):
     Args:
         in_channels: C of the map.
         out_channels: channels of every level.
-        strides: strides of the levels in pixels of the image, each twice the one before.
+        strides: strides of the levels in pixels of the image, each twice the one before, and the
+            first between in_stride / 4 and 2 in_stride.
         in_stride: stride of the map: the patch size of the backbone.
         norm_cfg: config of the norms, by default over the channels of each pixel; None for none.
-
-    Raises:
-        InputError: for strides that do not double, or do not start between in_stride / 4 and 2
-            in_stride.
 
     Example:
         >>> import torch

@@ -24,13 +24,9 @@ class PretrainedBackbone:
     State dicts in the layout of published files (torchvision's, timm's, the authors') are renamed
     as they are loaded, whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint``
     or torch's ``load_state_dict``.
-
-    Attributes:
-        key_layout: name of that layout, a key of `mrla_mm.weights.layouts.LAYOUTS`; None if there
-            is none but ours.
     """
 
-    key_layout: str | None = None
+    key_layout: str | None = None  # that layout's name in `layouts.LAYOUTS`; None: ours alone
 
     def init_random(self) -> None:
         """Initialise as the host does where no file is named; subclasses add to it."""
@@ -67,8 +63,10 @@ class PretrainedBackbone:
         self.is_init = False  # until the files are loaded
 
     def train(self, mode: bool = True) -> "PretrainedBackbone":
-        """Switch mode as the host does, and return the module, which some of mmdet's do not."""
+        """Switch mode, except for what is frozen; some of mmdet's modules do not return self."""
         super().train(mode)
+        if hasattr(self, "_freeze_stages"):
+            self._freeze_stages()
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:

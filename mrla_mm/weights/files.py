@@ -1,7 +1,6 @@
 """Weight files: fetched, looked at from outside, and read without executing anything in them."""
 
 import argparse
-import difflib
 import hashlib
 import re
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ import torch
 from mmengine.dist import barrier, get_local_rank
 from mmengine.runner.checkpoint import (
     CheckpointLoader,
-    get_deprecated_model_names,
     get_external_models,
     get_mmcls_models,
     get_torchvision_models,
@@ -57,19 +55,14 @@ def read_checkpoint(location: str | Path) -> Mapping:
 def locate(location: str | Path) -> Path | None:
     """Return the local path of a weight file, fetched if need be; None for mmengine's backends."""
     scheme, separator, name = str(location).partition("://")
-    url = from_catalogue(scheme, name) if separator and scheme in CATALOGUES else str(location)
+    url = str(location)
+    if separator and scheme in CATALOGUES:
+        url = CATALOGUES[scheme]().get(name)
+        if url is None:
+            raise InputError(f"{scheme}:// has no weights {name!r}")
     if url.startswith(("http://", "https://")):
         return fetch(url)
     return None if "://" in url else Path(url).expanduser()
-
-
-def from_catalogue(scheme: str, name: str) -> str:
-    """Return the URL behind `scheme://name`, or raise InputError with the nearest names."""
-    table, name = CATALOGUES[scheme](), get_deprecated_model_names().get(name, name)
-    if name not in table:
-        nearest = ", ".join(difflib.get_close_matches(name, table))
-        raise InputError(f"{scheme}:// has no weights {name!r}; nearest: {nearest or 'none'}")
-    return table[name]
 
 
 def fetch(url: str) -> Path:
@@ -116,8 +109,14 @@ def read_file(path: Path) -> Mapping:
     """Read a local checkpoint; `read_checkpoint` has what it raises."""
     check_file(path)
     try:
-        loaded = load_file(path)
-    except InputError:
+        if path.suffix == SAFETENSORS:
+            from safetensors.torch import load_file
+
+            loaded = load_file(path)
+        else:
+            with safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
+                loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except ImportError:  # of safetensors
         raise
     except Exception as error:  # a broken file can make the unpickler raise anything
         called = re.search(r"(?:GLOBAL|function|class) ([\w.]+)", str(error))
@@ -132,15 +131,3 @@ def read_file(path: Path) -> Mapping:
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")
     return loaded
-
-
-def load_file(path: Path) -> object:
-    """Load with torch's restricted unpickler, or with the safetensors package."""
-    if path.suffix != SAFETENSORS:
-        with safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
-            return torch.load(path, map_location="cpu", weights_only=True)
-    try:
-        import safetensors.torch as safetensors
-    except ImportError as error:
-        raise InputError(f"to read weights {path}: pip install safetensors") from error
-    return safetensors.load_file(path)

@@ -22,10 +22,6 @@ class CheckpointCheckHook(Hook):
     checkpoint may have other heads, but its backbone must match; plain weights for a backbone with
     layer attention do. A training whose backbone starts from random weights and keeps part of them
     gets a warning.
-
-    Raises:
-        InputError: before anything is loaded; names the first keys that do not match, or says why
-            the file is not a checkpoint.
     """
 
     def before_run(self, runner: Runner) -> None:

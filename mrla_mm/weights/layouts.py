@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-EDGE_RESIDUAL = 1  # kind of a block in mmdet's layer_setting, the last entry of its row
 # Parts of a block of torchvision's EfficientNet by mmdet's names, in their order.
 CONVOLUTION = {"0.": "conv.", "1.": "bn."}
 SQUEEZE = {"fc1.": "conv1.conv.", "fc2.": "conv2.conv."}
@@ -98,15 +97,13 @@ def layout_of(module: nn.Module) -> KeyLayout:
 
 
 def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
-    """Return torchvision's key prefixes with mmdet's; none for the EdgeTPU models, which it lacks.
+    """Return torchvision's key prefixes with mmdet's.
 
     torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where
     the width changes at the same resolution, a layer holds two stages, so the names of its later
     blocks depend on how deep the first is. A row of mmdet's `layer_setting` is a block's kernel
     size, channels, squeeze ratio, stride, expansion and kind.
     """
-    if any(row[-1] == EDGE_RESIDUAL for rows in layer_setting for row in rows):
-        return {}
     names = with_prefixes("features.0.", "layers.0.", CONVOLUTION)
     stage = block = 0
     for layer, rows in enumerate(layer_setting[1:-1], start=1):

@@ -45,10 +45,7 @@ def pack(state: Mapping[str, Tensor], checkpoint: Mapping) -> dict:
 
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
-    """Write a checkpoint whole or not at all, and return its path, `<stem>-<hash>.pth`.
-
-    The hash is the first eight digits of the file's SHA-256.
-    """
+    """Write `<stem>-<first digits of its SHA-256>.pth` whole or not at all; return its path."""
     buffer = io.BytesIO()  # torch.save stores a file's name in it, which would change the hash
     torch.save(dict(checkpoint), buffer)
     path = Path(folder) / f"{stem}-{hashlib.sha256(buffer.getbuffer()).hexdigest()[:8]}.pth"

@@ -6,14 +6,13 @@ from mrla_mm.backbones import MRLAResNet, MRLAViT
 from tests.backbones.common import randomize_zero_init
 
 
-def resnet(variant, norm="BN", depth=18, **arguments):
+def resnet(variant, **arguments):
     """Return a narrow ResNet of two stages."""
-    norm_cfg = dict(type="GN", num_groups=4) if norm == "GN" else dict(type="BN")
     attention = dict(type=variant, head_channels=4, **arguments)
     torch.manual_seed(0)
     stages = dict(num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
     widths = dict(base_channels=8, stem_channels=8)
-    model = MRLAResNet(depth, attention, norm_cfg=norm_cfg, norm_eval=False, **widths, **stages)
+    model = MRLAResNet(18, attention, norm_eval=False, **widths, **stages)
     for key, statistics in model.named_buffers():
         if key.endswith("running_var"):
             statistics.uniform_(0.5, 2)

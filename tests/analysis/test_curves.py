@@ -3,8 +3,6 @@
 import json
 import math
 
-import cv2
-import numpy as np
 import pytest
 
 from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
@@ -44,11 +42,10 @@ def test_a_resumed_run_reads_as_one(tmp_path):
 
 
 def test_the_picture_holds_curves(tmp_path):
-    log = [train_record(10, 3.0), train_record(20, math.nan), train_record(30, 1)]
-    log += [val_record(1, 0.2), val_record(2, 0.6)]
-    write_log(tmp_path, "20260101_000000", log)
-    draw_training_curves(*read_scalars(training_logs(tmp_path))).savefig(tmp_path / "curves.png")
-    picture = cv2.imread(str(tmp_path / "curves.png")).astype(int)
-    validation = picture[:, int(0.7 * picture.shape[1]) :]
-    for colour in ((180, 119, 31), (14, 127, 255)):  # BGR, box AP and mask AP
-        assert (np.abs(validation - colour).max(-1) < 12).sum() > 50
+    train = [train_record(10, 3.0), train_record(20, math.nan), train_record(30, 1)]
+    figure = draw_training_curves(train, [val_record(1, 0.2), val_record(2, 0.6)])
+    figure.savefig(tmp_path / "curves.png")
+    losses, rate, precision = figure.axes
+    assert {line.get_label() for line in losses.lines} == {"loss_bbox", "loss_cls", "loss (sum)"}
+    curves = {line.get_label(): line.get_xydata().tolist() for line in precision.lines}
+    assert curves["mask AP50"] == [[1, 0.1], [2, 0.5]] and len(curves) == 3 and len(rate.lines) == 1

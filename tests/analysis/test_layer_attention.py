@@ -101,19 +101,6 @@ def test_implied_weights_through_the_shortcut_of_a_vit(picture):
 
 
 @torch.no_grad()
-def test_group_norm_passes_on_with_its_own_statistics(picture):
-    recorder, branches, _, outs = record(resnet("MRLALight", norm="GN"), picture)
-    first, second = recorder.stages()[0].layers
-    norm, out = branches[first].norm, outs[first][1]
-    plain = nn.GroupNorm(norm.num_groups, norm.num_channels, affine=False).double()(out)
-    groups = out.unflatten(1, (norm.num_groups, -1))
-    centred = (groups - groups.mean((2, 3, 4), keepdim=True)).flatten(1, 2)
-    slope = (plain / centred).mean((2, 3)) * norm.weight * branches[second].attention.history_scale
-    expected = slope[:, :, None, None] * recorder.last[first][0]
-    torch.testing.assert_close(recorder.last[second][0], expected)
-
-
-@torch.no_grad()
 def test_means_over_images(picture):
     model = resnet("MRLABase")
     alone = []
@@ -139,3 +126,8 @@ def test_a_variant_whose_weights_are_unknown_is_refused():
 
     with pytest.raises(InputError, match="Own"):
         LayerAttentionRecorder(nn.ModuleList([resnet(Own), resnet("MLA")]))
+
+
+def test_statistics_of_the_batch_are_refused(picture):
+    with pytest.raises(InputError, match="BatchNorm2d"):
+        record(resnet("MRLALight").train(), picture)

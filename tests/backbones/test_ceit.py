@@ -7,7 +7,7 @@ from torch import nn
 
 from mrla_mm.backbones import CeiT, MRLACeiT
 
-from .common import assert_same_with_gradients, branches, gradients, randomize
+from .common import assert_same_with_gradients, gradients, randomize
 
 ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=24)
 SMALL = dict(arch=ARCH, img_size=64, stem_channels=8)
@@ -94,7 +94,12 @@ def test_the_whole_model_agrees_with_the_paper(size, variant):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(), dict(out_type="featmap"), dict(out_type="avg_featmap"), dict(final_norm=False)],
+    [
+        dict(),
+        dict(final_norm=False),
+        dict(out_type="avg_featmap"),
+        dict(out_type="featmap", with_cls_token=False),
+    ],
     ids=str,
 )
 def test_every_parameter_learns_whatever_is_returned(options):
@@ -102,13 +107,6 @@ def test_every_parameter_learns_whatever_is_returned(options):
     found = gradients(backbone, torch.randn(2, 3, 32, 48))
     assert not [name for name, gradient in found.items() if gradient is None]
     assert (backbone.lca is None) is ("out_type" in options)
-
-
-def test_a_model_without_a_class_token_returns_maps():
-    backbone = MRLACeiT(with_cls_token=False, out_type="featmap", **SMALL).eval()
-    assert backbone.cls_token is None
-    assert {branch.extra_tokens for branch in branches(backbone)} == {0}
-    assert backbone(torch.randn(1, 3, 48, 112))[0].shape == (1, 32, 3, 7)
 
 
 def test_layer_attention_and_feed_forward_share_the_blocks_drop_path_probability():

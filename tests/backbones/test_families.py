@@ -59,8 +59,8 @@ def test_parameters(name, size, monkeypatch):
 
 @pytest.mark.parametrize(("name", "head_channels"), HEAD_CHANNELS.items())
 def test_the_root_registry_builds_the_light_variant_by_default(name, head_channels):
-    size = dict(ResNet=dict(depth=50), ViT=dict(arch="deit-tiny")).get(name, {})
-    for branch in branches(MODELS.build(dict(type=f"MRLA{name}", **size))):
+    sizes = dict(ResNet=dict(depth=50), ViT=dict(arch="deit-tiny"), CeiT=dict(arch="ceit-tiny"))
+    for branch in branches(MODELS.build(dict(type=f"MRLA{name}", **sizes.get(name, {})))):
         attention = branch.attention
         assert type(attention).__name__ == "MRLALight" and attention.previous == "shortcut"
         assert attention.channels // attention.heads == head_channels

@@ -11,7 +11,6 @@ from mmengine.runner.activation_checkpointing import turn_on_activation_checkpoi
 from torch import nn
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from mrla_mm.backbones import PVTv2
 from mrla_mm.errors import InputError
 
 from .common import FAMILIES, VARIANTS, branches, randomize
@@ -160,7 +159,3 @@ def test_minus_one_freezes_nothing(name):
     backbone = FAMILIES[name].mrla(frozen_stages=-1).train()
     assert all(p.requires_grad for p in backbone.parameters())
     assert all(module.training for module in backbone.modules())
-
-
-def test_minus_one_freezes_nothing_of_a_plain_transformer():
-    assert all(p.requires_grad for p in PVTv2("b0", frozen_stages=-1).parameters())

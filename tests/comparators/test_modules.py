@@ -121,7 +121,6 @@ WRONG = {
     "reduction=9": lambda: SE(8, reduction=9),
     "kernel_size=4": lambda: ECA(8, kernel_size=4),
     "kernel_size=6": lambda: CBAM(8, reduction=2, kernel_size=6),
-    "value_ratio=1.0": lambda: AA(8, 8, 3, value_ratio=1.0),
     "max_grid=4": lambda: AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5)),
 }
 
