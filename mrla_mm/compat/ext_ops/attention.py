@@ -7,16 +7,14 @@ from functools import partial
 
 from torch import Tensor
 
-from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
+from mrla_mm.compat.ext_ops.common import compute, write_gradients
 
 
 def ms_deform_attn_forward(
     value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor, weights: Tensor, **rest: int
 ) -> Tensor:
     """Return the attended values, (B, queries, heads * channels)."""
-    dtype = compute_dtype(value)
-    attended = _attend(shapes, *(each.to(dtype) for each in (value, locations, weights)))
-    return attended.to(value.dtype)
+    return compute(partial(_attend, shapes), value, locations, weights).to(value.dtype)
 
 
 def ms_deform_attn_backward(
@@ -30,8 +28,8 @@ def ms_deform_attn_backward(
     **rest: int,
 ) -> None:
     """Write the gradients of value, sampling locations and attention weights."""
-    attend = partial(_attend, shapes)
-    write_gradients(attend, (value, locations, weights), grad_inputs, grad_output)
+    inputs = (value, locations, weights)
+    write_gradients(partial(_attend, shapes), inputs, grad_inputs, grad_output)
 
 
 def _attend(shapes: Tensor, value: Tensor, *more: Tensor) -> Tensor:

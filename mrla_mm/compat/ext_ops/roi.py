@@ -1,9 +1,9 @@
 """RoIAlign (He et al., ICCV 2017): a sparse product on a CPU, torchvision's operator elsewhere.
 
-The average of a bin is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as (B * H *
-W, C). Its backward is the product with the transpose, where torchvision's is one scalar thread. The
-samples of a bin form a grid and bilinear weights are separable, so that a row of the matrix is the
-outer product of a few weights per axis.
+The average of a bin is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as
+(B * H * W, C). Its backward is the product with the transpose, where torchvision's is one scalar
+thread. The samples of a bin form a grid and bilinear weights are separable, so that a row of the
+matrix is the outer product of a few weights per axis.
 """
 
 from typing import NamedTuple
