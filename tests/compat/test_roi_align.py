@@ -2,10 +2,8 @@ import math
 
 import pytest
 import torch
-import torchvision
 from mmcv.ops import roi_align
 from torch.nn.functional import avg_pool2d, grid_sample
-from torch.testing import assert_close
 
 from mrla_mm.compat.ext_ops import roi
 
@@ -80,23 +78,6 @@ def test_no_rois_and_no_maximum(device):
     assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
     with pytest.raises(NotImplementedError, match="max"):
         roi_align(x, x.new_zeros(1, 5), (3, 2), 0.5, 0, "max", True)
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 1e-12)], ids=str
-)
-@pytest.mark.parametrize("ratio", [0, 2])
-def test_sparse_product_equals_torchvision(sparse, ratio, dtype, tolerance, layout):
-    x = torch.randn(3, 5, 40, 61, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
-    corners = (torch.rand(60, 2, 2, dtype=dtype) * torch.tensor([244, 160])).sort(1).values
-    rois = torch.cat([torch.randint(3, (60, 1)), corners.flatten(1)], 1)
-    out = roi_align(x, rois, (14, 7), 0.25, ratio, "avg", True)
-    expected = torchvision.ops.roi_align(x, rois, (14, 7), 0.25, ratio, True)
-    assert_close(out, expected, atol=tolerance, rtol=tolerance)
-    grad = torch.randn_like(out)
-    found, wanted = (torch.autograd.grad(each, x, grad)[0] for each in (out, expected))
-    assert_close(found, wanted, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize(
