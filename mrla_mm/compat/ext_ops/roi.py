@@ -57,7 +57,7 @@ def roi_align_forward(
         raise NotImplementedError("RoIAlign with pool_mode='max' exists only in compiled mmcv")
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
-    if bins := _sparse_bins(input, rois, output, *FORWARD, geometry):
+    if bins := _sparse_bins(input, rois, output, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
         pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
         pooled = pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2)
@@ -80,7 +80,7 @@ def roi_align_backward(
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(grad_input))
     grad = grad_output.to(rois.dtype)
-    bins = _sparse_bins(grad_input, rois, grad_output, *BACKWARD, geometry)
+    bins = _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry)
     if not bins:
         torchvision_ops()
         scale, height, width, *sampling = geometry
@@ -95,14 +95,10 @@ def roi_align_backward(
 
 
 def _sparse_bins(
-    maps: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    min_numel: int,
-    cells_per_bin: int,
-    geometry: Geometry,
+    maps: Tensor, rois: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
 ) -> Bins | None:
     """Return the bins for a sparse product, or None where torchvision's operator is to run."""
+    min_numel, cells_per_bin = limits
     batch, _, height, width = maps.shape
     small = min(maps.numel(), output.numel()) < min_numel
     few_bins = len(rois) * output.shape[2:].numel() * cells_per_bin < batch * height * width

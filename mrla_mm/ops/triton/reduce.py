@@ -193,11 +193,6 @@ def span_tiling(
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
 
 
-def is_last(x: Tensor) -> bool:
-    """Whether a dense map is channels-last."""
-    return not x.is_contiguous()
-
-
 def pool(x: Tensor) -> Tensor:
     """What each span of the grid adds to the average: (B, C, H, W) -> (spans, B, C), float32."""
     return add_relu(x, None, out=None, pool=True)
@@ -207,7 +202,7 @@ def add_relu(
     c: Tensor, shortcut: Tensor | None, *, out: Tensor | None, pool: bool
 ) -> Tensor | None:
     """See `cpu.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
-    span, blocks, grid = span_tiling(c.shape, is_last(c), PROGRAMS)
+    span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), PROGRAMS)
     batch, channels, height, width = c.shape
     averages = None
     if pool:
@@ -219,7 +214,7 @@ def add_relu(
 
 def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
     """See `cpu.weighted_sum`; partial sums of deep stages are in float32."""
-    blocks, grid = tiling(out.shape, is_last(out))
+    blocks, grid = tiling(out.shape, not out.is_contiguous())
     _, channels, height, width = out.shape
     depth = len(values)
     sizes = channels, channels // state.scores.shape[2], depth, height * width // blocks[0]
@@ -243,7 +238,7 @@ def weighted_sum_backward(
     grad: Tensor, state: State, values: Sequence[Tensor], grads: Sequence[Tensor], *, fresh: bool
 ) -> Tensor:
     """See `cpu.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C)."""
-    span, blocks, grid = span_tiling(grad.shape, is_last(grad), PROGRAMS)
+    span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     batch, channels, height, width = grad.shape
     depth = len(values)
     heads, units = state.scores.shape[2], height * width // blocks[0]
