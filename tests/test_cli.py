@@ -78,13 +78,13 @@ def save(path, age=0):
     return path
 
 
-def test_resuming_without_a_checkpoint_starts_from_scratch(plan):
+def test_resume_takes_the_newest_intact_checkpoint(plan, tmp_path):
+    """The recorded one, wherever its folder was copied to; else the newest intact, not the best.
+
+    Without one the run starts from scratch.
+    """
     cfg = plan("train", "--resume", "--work-dir", "empty", "--cfg-options", "load_from=start.pth")
     assert cfg.resume is False and cfg.load_from == "start.pth"
-
-
-def test_resume_takes_the_newest_intact_checkpoint(plan, tmp_path):
-    """The recorded one, wherever its folder was copied to; else the newest intact, not the best."""
 
     def resumed(record=None):
         if record is not None:

@@ -75,12 +75,6 @@ def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     assert cfg.val_dataloader.dataset.data_root == "/new/other"
 
 
-def test_packed_configs_are_found_from_any_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert read(FASTER)[0].model.type == "FasterRCNN"
-    assert read("mmdet::retinanet/retinanet_r50_fpn_1x_coco.py")[0].model.type == "RetinaNet"
-
-
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [

@@ -101,7 +101,6 @@ FAULTS = {
     "no area": (without("annotations", "area"), "'area'"),
     "no box": (each_annotation(bbox=[]), "COCO's format"),
     "no width": (without("images", "width"), "'width'"),
-    "no categories": (lambda content: content.pop("categories"), "'categories'"),
     "crowds alone": (each_annotation(iscrowd=1), "no training image"),
     "tiny": (each_annotation(bbox=[5, 5, 0.5, 9]), "no training image"),
     "outside": (each_annotation(bbox=[500, 5, 9, 9]), "no training image"),

@@ -109,10 +109,7 @@ FAULTS = {
     "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
     "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
     "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
-    "uninitialised output": (
-        "apply",
-        lambda maps: maps["out"].copy_(torch.empty_like(maps["out"])),
-    ),
+    "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
     "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
 }
 

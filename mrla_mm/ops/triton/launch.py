@@ -1,6 +1,7 @@
 """How the Triton kernels are launched, and what their grids share."""
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +14,7 @@ MAX_KNOWN = 4096  # then all are dropped: images of many sizes make many grids
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
 
 
-def launch(
-    kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object
-) -> None:
+def launch(kernel, grid: tuple[int, int, int], tensors: Sequence[Tensor | None], *rest) -> None:
     """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
 
     A second launch with arguments like an earlier one's goes straight to the compiled kernel:

@@ -184,9 +184,7 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
 
 
 @cache
-def span_tiling(
-    shape: torch.Size, last: bool, programs: int
-) -> tuple[int, tuple[object, ...], tuple[int, int, int]]:
+def span_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[int, tuple, tuple]:
     """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
     blocks, (batch, rows, tiles) = tiling(shape, last)
     per_program = max(1, tiles * batch * rows // programs)
