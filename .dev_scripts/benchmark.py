@@ -37,7 +37,7 @@ from comparators import comparators
 from mrla_mm import cli
 from mrla_mm.analysis.complexity import OperationCounter
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.compat.ext_ops import roi_average
+from mrla_mm.compat.ext_ops import roi
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from steps import (
@@ -176,11 +176,11 @@ def roi_align(args):
     step = Step(build_detector(read_config(args.config, {}), plain=False), args, detector=True)
     limits = {
         "torchvision": ((math.inf, 0),) * 2,
-        "sparse": (roi_average.FORWARD, roi_average.BACKWARD),
+        "sparse": (roi.FORWARD, roi.BACKWARD),
     }
 
     def run(name, what=step):
-        roi_average.FORWARD, roi_average.BACKWARD = limits[name]
+        roi.FORWARD, roi.BACKWARD = limits[name]
         torch.manual_seed(0)  # the same RoIs in each step
         return what()
 

@@ -10,12 +10,10 @@ import importlib
 from functools import partial
 from importlib.util import find_spec
 
-if missing := [
-    name for name in ("torch", "mmengine", "mmcv", "mmdet", "mmpretrain") if find_spec(name) is None
-]:
-    wanted = (
-        "mrla_mm[lite]" if "mmcv" in missing else " ".join(missing)
-    )  # mmcv-lite never goes beside another mmcv
+HOSTS = "torch mmengine mmcv mmdet mmpretrain"
+if missing := [name for name in HOSTS.split() if find_spec(name) is None]:
+    # mmcv-lite never goes beside another mmcv
+    wanted = "mrla_mm[lite]" if "mmcv" in missing else " ".join(missing)
     raise ImportError(f"mrla_mm needs {', '.join(missing)}: pip install {wanted}")
 
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402

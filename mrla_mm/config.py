@@ -60,10 +60,9 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
 
 
 def move_data_root(cfg: Config, root: str) -> None:
-    """Point every data set and evaluator to another folder.
+    """Point every data set and evaluator, which have `data_root` filled in, to another folder.
 
-    A config is plain values once it is read, so overriding its variable `data_root` alone would
-    change nothing. Raises InputError if they have several folders, not all below `data_root`.
+    Raises InputError if they have several folders, not all below `data_root`.
     """
     data = {key: cfg[key] for key in cfg if key.endswith(("_dataloader", "_evaluator"))}
     texts = list(walk_strings(data))

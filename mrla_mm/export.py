@@ -236,9 +236,6 @@ def make_graph(
     """Return the graph of a model, for one image of a shape (height, width), or for any batch.
 
     A backbone takes normalised images (B, 3, H, W); other models take images as OpenCV reads them.
-
-    Raises:
-        InputError: the model is neither a classifier nor a detector of a known kind.
     """
     batch, *size = (1, *shape) if shape else (2, *EXAMPLE_SIZE)
     if backbone_only:
@@ -283,12 +280,9 @@ def onnx_runner(path: str | Path) -> Callable[[Tensor], list[Tensor]]:
 
 
 def check_same(graph: Graph, run: Callable, image: Tensor) -> str:
-    """Return how close `run` comes to the graph's own module, as a line for the user.
+    """Return how close `run` comes to the graph's own module, or raise InputError if it does not.
 
     Detections are matched, since near ties may order them differently.
-
-    Raises:
-        InputError: the two compute different things.
     """
     with torch.no_grad():
         expected, found = as_tuple(graph.module(image)), as_tuple(run(image))

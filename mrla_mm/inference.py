@@ -58,11 +58,8 @@ def load_model(
 ) -> LoadedModel:
     """Return a config's model with all the weights of a checkpoint, by default on a GPU if any.
 
-    Classes are those of the checkpoint, or of the test data set. `options` override config values
-    by their dotted names.
-
-    Raises:
-        InputError: there is no such config, or the file is not a checkpoint of its model.
+    Classes are those of the checkpoint, or of the test data set. Raises InputError if there is no
+    such config, or the file is not a checkpoint of its model.
     """
     cfg = read_config(config, options or {})
     model = build_model(cfg)
@@ -91,10 +88,7 @@ def get_test_dataset(cfg: Config) -> dict:
 
 
 def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
-    """Return the parser of a tool that runs models over images; its results lie in work_dirs.
-
-    With `compare` the tool takes further models.
-    """
+    """Return the parser of a tool that runs a model, or several to compare, over images."""
     kind = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(f"{name}.py", description=description, formatter_class=kind)
     parser.add_argument("config", help="config file, or package::name of a packed one")
@@ -116,8 +110,7 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
 def chosen_images(args: argparse.Namespace) -> list[Path]:
     """Return the image or the images of the folder that the arguments name; make `out_dir`.
 
-    Raises:
-        InputError: no image, or `out_dir` is their folder, where results could replace them.
+    Raises InputError if it is their folder, where results could replace them.
     """
     source = Path(args.input)
     found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)

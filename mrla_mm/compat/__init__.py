@@ -6,12 +6,7 @@ __all__ = ["checkpoint", "config_scope", "ext", "install"]
 
 
 def install() -> None:
-    """Put every compatibility measure in place; calling it again changes nothing.
-
-    A stand-in for ``mmcv._ext`` where the compiled one is absent, the types of mmengine's
-    checkpoints in torch's list for ``weights_only`` loading, and the ``mrla_mm::`` scope of config
-    files.
-    """
+    """Put every compatibility measure in place; calling it again changes nothing."""
     ext.install()
     checkpoint.allow_mmengine_checkpoints()
     config_scope.install()

@@ -30,22 +30,13 @@ def allow_mmengine_checkpoints() -> None:
 
 
 class _LogHistory(HistoryBuffer):
-    """A HistoryBuffer being unpickled: takes numbers alone and turns into a plain one."""
+    """A HistoryBuffer being unpickled: takes its history alone and turns into a plain one."""
 
     def __setstate__(self, state: dict) -> None:
-        log = state.get("_log_history")
-        count = state.get("_count_history")
-        length = state.get("max_length")
-        numbers = _is_numbers(log) and _is_numbers(count) and log.shape == count.shape
-        if not numbers or type(length) is not int:
-            raise UnpicklingError("the checkpoint holds a log history that is not made of numbers")
         self.__class__ = HistoryBuffer
-        self.__init__(max_length=length)
-        self._log_history, self._count_history = log, count
-
-
-def _is_numbers(values) -> bool:
-    return isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "biuf"
+        self.__init__(max_length=state["max_length"])
+        self._log_history = state["_log_history"]
+        self._count_history = state["_count_history"]
 
 
 def _statistic(owner: type, name: str) -> str:

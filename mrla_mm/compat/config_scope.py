@@ -9,31 +9,18 @@ from mmengine.config import Config
 
 from mrla_mm.errors import InputError
 
-PREFIX = "mrla_mm::"
-
-
-def config_path(name: str) -> str:
-    """Return the file of a config of this package, for example ``retinanet_r50_mrla_light_1x.py``.
-
-    Args:
-        name: path below the configs folder, with or without the prefix ``mrla_mm::`` and the suffix
-            ``.py``.
-
-    Raises:
-        InputError: there is no such config; names the nearest.
-    """
-    return str(find_config(f"{PREFIX}{name.removeprefix(PREFIX).removesuffix('.py')}.py"))
-
 
 def find_config(name: str) -> Path:
-    """Return the file of a config given by path, or by `package::name` if a package holds it.
+    """Return the file of a config given by path or by `package::name`.
 
-    Raises:
-        InputError: there is no such package or file; names the nearest files.
+    Raises InputError with the nearest files if there is no such package or file.
     """
     package, separator, relative = name.partition("::")
     searched = package if separator else "mrla_mm"
-    folder = packed_configs(searched)
+    spec = find_spec(searched) if searched.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"config {name}: there is no installed package {package!r}")
+    folder = Path(spec.submodule_search_locations[0]) / ".mim/configs"
     path = folder / relative if separator else Path(name)
     if path.is_file():
         return path
@@ -44,14 +31,6 @@ def find_config(name: str) -> Path:
     near = [known[stem] for stem in difflib.get_close_matches(path.stem, known)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"packed configs are in {folder}"
     raise InputError(f"config {name} does not exist; {hint}")
-
-
-def packed_configs(package: str) -> Path:
-    """Return the folder of a package's configs; InputError if no such package is installed."""
-    spec = find_spec(package) if package.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"config {package}::...: there is no installed package {package!r}")
-    return Path(spec.submodule_search_locations[0]) / ".mim/configs"
 
 
 def install() -> None:
@@ -67,8 +46,8 @@ def install() -> None:
 
     @functools.wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
-        if cfg_path.startswith(PREFIX):
-            return config_path(cfg_path), None
+        if cfg_path.startswith("mrla_mm::"):
+            return str(find_config(cfg_path)), None
         return original(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(get_cfg_path)

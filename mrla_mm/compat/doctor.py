@@ -127,28 +127,24 @@ def check_paths(report: Report) -> None:
     import torch
     from torch.utils.collect_env import get_nvidia_driver_version, run
 
-    report.ok(f"Triton {version('triton') or 'is not installed'}")
-    report.ok(f"GPU driver {get_nvidia_driver_version(run) or 'not found'}")
-    report_path(report, torch.zeros(1, 32, 8, 8))
-    for index in range(torch.cuda.device_count()):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            x = torch.zeros(1, 32, 8, 8, device=f"cuda:{index}", dtype=dtype)
-            report_path(report, x)
-            report_path(report, x.to(memory_format=torch.channels_last))
-
-
-def report_path(report: Report, x) -> None:
-    """Print which path a map takes, why, and how far Triton was off in its self-check."""
     from mrla_mm.ops import choose_path
     from mrla_mm.ops.dispatch import OUTCOMES
 
-    path, reason = choose_path(x)
-    last = x.stride(1) == 1
-    layout = "channels-last" if last else "contiguous"
-    text = f"{x.device}, {x.dtype}, {layout}: {path} ({reason})"
-    if outcome := OUTCOMES.get((x.device, x.dtype, last)):
-        text += f"; largest difference in the self-check {outcome.difference:.1e}"
-    report.ok(text)
+    report.ok(f"Triton {version('triton') or 'is not installed'}")
+    report.ok(f"GPU driver {get_nvidia_driver_version(run) or 'not found'}")
+    maps = [torch.zeros(1, 32, 8, 8)]
+    for index in range(torch.cuda.device_count()):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            x = torch.zeros(1, 32, 8, 8, device=f"cuda:{index}", dtype=dtype)
+            maps += [x, x.to(memory_format=torch.channels_last)]
+    for x in maps:
+        path, reason = choose_path(x)
+        last = x.stride(1) == 1
+        layout = "channels-last" if last else "contiguous"
+        text = f"{x.device}, {x.dtype}, {layout}: {path} ({reason})"
+        if outcome := OUTCOMES.get((x.device, x.dtype, last)):
+            text += f"; largest difference in the self-check {outcome.difference:.1e}"
+        report.ok(text)
 
 
 def version(distribution: str) -> str | None:

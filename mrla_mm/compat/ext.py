@@ -26,7 +26,12 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> Callable:
         if name.startswith("__"):  # Python's own look-ups must not find an op
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
-        return _stub(name)
+
+        def missing(*args, **kwargs):
+            problem = f"the mmcv op {name!r} exists only in compiled mmcv"
+            raise NotImplementedError(f"{problem}: {REMEDY}")
+
+        return missing
 
 
 def is_stand_in() -> bool:
@@ -45,11 +50,3 @@ def install() -> None:
     module.__dict__.update(OPS)
     sys.modules[NAME] = module
     sys.modules["mmcv"]._ext = module
-
-
-def _stub(name: str) -> Callable:
-    def missing(*args, **kwargs):
-        raise NotImplementedError(f"the mmcv op {name!r} exists only in compiled mmcv: {REMEDY}")
-
-    missing.__name__ = missing.__qualname__ = name
-    return missing

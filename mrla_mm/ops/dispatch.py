@@ -5,8 +5,8 @@
     triton   the same passes as Triton kernels
 
 CUDA tensors take Triton where its self-check passes, all others the fused path. The environment
-variable MRLA_OPS forces one of the three. Under tracers and compilers the naive path runs:
-torch.compile does its own fusing.
+variable MRLA_OPS forces one of the three, and InputError is raised where that one cannot run. Under
+tracers and compilers the naive path runs: torch.compile does its own fusing.
 """
 
 import os
@@ -81,11 +81,7 @@ def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> st
 
 
 def choose_path(x: Tensor) -> Choice:
-    """Choose the implementation for a feature map (B, C, H, W).
-
-    Raises:
-        InputError: MRLA_OPS names no path, or one that cannot run here.
-    """
+    """Choose the implementation for a feature map (B, C, H, W); see the module for MRLA_OPS."""
     if forced := os.environ.get(ENVIRONMENT):
         return forced_path(forced, x)
     if obstacle := why_not_fused(x):
@@ -100,9 +96,7 @@ def choose_path(x: Tensor) -> Choice:
 def forced_path(path: str, x: Tensor) -> Choice:
     """The path that MRLA_OPS asks for."""
     if path not in PATHS:
-        raise InputError(
-            f"{ENVIRONMENT}={path!r} is unknown; use one of {', '.join(PATHS)}, or unset it"
-        )
+        raise InputError(f"{ENVIRONMENT}={path!r} is unknown; use one of {', '.join(PATHS)}")
     obstacle = "" if path == "naive" else why_not_fused(x)
     if path == "triton" and not obstacle:
         obstacle = why_not_triton(x)

@@ -17,14 +17,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops.coefficients import (
-    Layer,
-    Parameters,
-    State,
-    cat_chunks,
-    sum_chunks,
-    take,
-)
+from mrla_mm.ops.coefficients import Layer, Parameters, State, cat_chunks, sum_chunks, take
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.reference import FrozenNorm, Weights, without_autocast
 
@@ -50,11 +43,7 @@ def dense_format(x: Tensor) -> torch.memory_format:
 
 
 def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
-    """Tensor in the precision and layout of x; itself if it has both already.
-
-    Raises:
-        InputError: it is of another shape than x.
-    """
+    """Tensor in the precision and layout of x; InputError if it is of another shape."""
     if tensor.shape != x.shape:
         raise InputError(
             f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}"
@@ -189,20 +178,11 @@ def light_fused(
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
 ) -> Tensor:
-    """MRLA-light by a fused path; see the module for the equations.
+    """MRLA-light by a fused path: (B, C, H, W); see the module for the equations.
 
-    Args:
-        path: "fused" or "triton".
-        c: x itself or, with add_relu, the block's output before the sum.
-        shortcut: the history p and, with add_relu, what is added to c; None where there is neither.
-        weights: parameters of the layer.
-        heads: G.
-        has_history: whether there is a history.
-        add_relu: whether x = relu(c + shortcut).
-        norm: frozen norm and drop path of the residual branch, with which the residual is added.
-
-    Shapes:
-        c and shortcut (B, C, H, W) -> (B, C, H, W).
+    c is x itself or, with add_relu, the block's output before the sum. The shortcut is the history
+    and, with add_relu, what is added to c; None where there is neither. With a norm, which stands
+    for frozen norm and drop path of the branch, the residual is added.
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if has_history or add_relu else None

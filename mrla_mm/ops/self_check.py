@@ -47,11 +47,8 @@ def self_check(device: torch.device, dtype: torch.dtype, last: bool) -> Outcome:
     if difference <= TOLERANCE[dtype]:
         return Outcome("", difference)
     failure = f"the self-check on {device} in {dtype} failed: {failure}"
-    warnings.warn(
-        f"layer attention runs without Triton: {failure}. Please report this with what "
-        "`python -m mrla_mm doctor` prints",
-        stacklevel=2,
-    )
+    wish = "Please report this with what `python -m mrla_mm doctor` prints"
+    warnings.warn(f"layer attention runs without Triton: {failure}. {wish}", stacklevel=2)
     return Outcome(failure, difference)
 
 

@@ -63,11 +63,11 @@ def test_checkpoints_written_under_either_numpy_load(trained, tmp_path):
 
 @pytest.mark.parametrize("kind", ["bool", "uint16", "int64", "float32"])
 def test_numpy_numbers_load(tmp_path, kind):
-    values = {"scalar": np.ones(1, kind)[0], "array": np.arange(2).astype(kind)}
-    torch.save(values, tmp_path / "numbers.pth")
-    loaded = torch.load(tmp_path / "numbers.pth")
-    assert loaded["scalar"] == values["scalar"] and loaded["scalar"].dtype == np.dtype(kind)
-    np.testing.assert_array_equal(loaded["array"], values["array"], strict=True)
+    values = np.arange(2).astype(kind)
+    torch.save([values, values[1]], tmp_path / "numbers.pth")
+    array, scalar = torch.load(tmp_path / "numbers.pth")
+    np.testing.assert_array_equal(array, values, strict=True)
+    assert scalar == values[1] and scalar.dtype == values.dtype
 
 
 def wrapped_in_history(payload):

@@ -3,8 +3,6 @@
 import pytest
 from mmengine.config import Config
 
-from mrla_mm.compat.config_scope import config_path
-
 NAME = "mask_rcnn_r50_mrla_light_1x.py"
 
 
@@ -33,8 +31,3 @@ def test_other_packages_go_to_mmengine_unchanged(parse):
     assert config.model.type == "RetinaNet" and config.detector._scope_ == "mmdet"
     with pytest.raises(AssertionError, match="nobody"):
         parse("_base_ = 'nobody::a/b.py'")
-
-
-@pytest.mark.parametrize("name", [NAME, NAME.removesuffix(".py"), f"mrla_mm::{NAME}"])
-def test_config_path(name):
-    assert Config.fromfile(config_path(name)).model.type == "MaskRCNN"

@@ -35,10 +35,9 @@ def test_sigmoid(device, gamma, weighted, dtype):
 
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sigmoid_is_stable_far_out(device, dtype, gamma):
+def test_sigmoid_is_stable_far_out(device, gamma):
     """There the loss is alpha |x| where the sign is wrong, else zero."""
-    options = dict(device=device, dtype=dtype)
+    options = dict(device=device, dtype=torch.bfloat16)
     logits = torch.tensor([[-200.0, 200.0], [200.0, -200.0]], **options, requires_grad=True)
     target = torch.tensor([0, 0], device=device)
     loss = sigmoid_focal_loss(logits, target, gamma, 0.25, None, "none")

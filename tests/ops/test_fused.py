@@ -149,22 +149,6 @@ def test_nan_is_not_hidden(path):
 
 
 @pytest.mark.parametrize(
-    "frozen", [("c",), ("shortcut",), ("query", "key", "value", "history_scale")], ids=str
-)
-def test_only_the_gradients_that_are_needed(frozen):
-    constant = CONSTANT.union(frozen)
-    gradients = {}
-    for path in ("naive", "fused"):
-        tensors = draw((2, 12, 3, 4), "block end")
-        leaves = {name: t.requires_grad_(name not in constant) for name, t in tensors.items()}
-        light(leaves, "block end", path).pow(2).sum().backward()
-        gradients[path] = {name: leaf.grad for name, leaf in leaves.items()}
-    for name, expected in gradients["naive"].items():
-        assert (expected is None) == (name in constant)
-        torch.testing.assert_close(gradients["fused"][name], expected, msg=name)
-
-
-@pytest.mark.parametrize(
     ("path", "dtype"),  # the interpreter does not round to bfloat16 as a GPU does
     [
         ("fused", torch.bfloat16),
@@ -200,21 +184,6 @@ def test_maps_of_other_strides_and_precision_are_taken_and_other_shapes_refused(
 
 
 @pytest.mark.parametrize("function", [light, base_joined])
-def test_gradcheck(function):
-    tensors = draw(
-        (2, 4, 2, 3), "block end", depth=function is base_joined, history=function is light
-    )
-    names = [name for name in tensors if name not in CONSTANT]
-    fixed = {name: tensor for name, tensor in tensors.items() if name in CONSTANT}
-
-    def call(*values):
-        return function(dict(zip(names, values, strict=True)) | fixed, "block end", "fused")
-
-    leaves = tuple(tensors[name].requires_grad_() for name in names)
-    assert torch.autograd.gradcheck(call, leaves, check_undefined_grad=False)
-
-
-@pytest.mark.parametrize("function", [light, base_joined])
 def test_a_second_derivative_raises(function):
     """It would be zero without a word where another route leads to the input."""
     tensors = draw((1, 4, 2, 3), "branch", history=function is light)
@@ -237,8 +206,6 @@ def test_light_saves_two_maps():
     tensors = draw((2, 20, 9, 8), "branch")
     c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
     assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}
-    tensors = draw((2, 20, 9, 8), "block end")
-    c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
     _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made
     assert len(saved) == 2 and shortcut in saved and c not in saved
 
@@ -336,6 +303,9 @@ def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.setattr(dispatch, "why_triton_fails", lambda device, dtype, last: why[last])
     assert choose_path(gpu).path == "triton"
     assert choose_path(gpu.double()).path == "fused"
+    huge = torch.empty(1, 64, 5800, 5800, dtype=torch.float16, device="meta").as_subclass(OnGpu)
+    assert choose_path(huge).path == "fused", "kernels count a sample in 32 bits"
+    assert choose_path(huge[:, :32]).path == "triton"
     last = gpu.half().contiguous(memory_format=torch.channels_last)
     assert choose_path(last) == ("fused", "channels-last fails")
     capturing.append(True)

@@ -25,9 +25,8 @@ from mrla_mm.ops import (
     light_fused,
     self_check,
 )
-from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import GridSums, Layer
 
+from . import cases
 from .cases import DEVICE, INTERPRETED, base_joined, draw, light, needs_triton
 from .test_fused import assert_same, poisoned
 
@@ -78,63 +77,24 @@ def test_triton_rows_of_several_tiles(shape, layout):
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("batch", "channels", "heads", "kernel", "absent"),
+    ("shape", "width", "kernel", "absent"),
     [
-        (19, 40, 2, 3, ()),
-        (1, 33, 3, 9, ("keep",)),
-        (2, 12, 12, 1, ("history_scale", "weight")),
-        (17, 6, 1, 5, ("mean", "keep")),
-        (2, 34, 2, 5, ("value", "bias")),
+        ((19, 40, 1, 2), 20, 3, ()),
+        ((1, 33, 2, 1), 11, 9, ("keep",)),
+        ((2, 12, 1, 3), 1, 1, ("history_scale", "weight")),
+        ((17, 6, 1, 2), 6, 5, ("mean", "keep")),
+        ((2, 34, 2, 2), 17, 5, ("bias",)),
     ],
 )
-@pytest.mark.parametrize("depth", [0, 1, 4])
-def test_triton_states_and_their_gradients(depth, batch, channels, heads, kernel, absent):
-    """Of light with depth 0; else of base. The kernels add up the two spans of the sums."""
-    from mrla_mm.ops.triton import gate as kernels
-
-    torch.manual_seed(0)
-
-    def random(name, *shape):
-        return None if name in absent else torch.randn(shape, device=DEVICE)
-
-    def sums(planes):
-        return random("sums", 2, batch, planes, channels)
-
-    value = random("own value" if depth else "value", channels, 1, 3, 3)
-    weights = Weights(random("query", 1, 1, kernel), random("key", 1, 1, kernel), value,
-                      None if depth else random("history_scale", channels))  # fmt: skip
-    variance = torch.rand(channels, device=DEVICE) + 0.1
-    affine = (random(name, channels) for name in ("weight", "bias", "mean"))
-    norm = FrozenNorm(*affine, variance, random("keep", batch))
-    norm = None if "mean" in absent else norm
-    has_history = not depth and "history_scale" not in absent
-    partial = random("pooled", 2, batch, channels)
-    x = torch.ones(batch, channels, 3, 5, device=DEVICE)
-    earlier = random("earlier", batch, depth - 1, channels) if depth > 1 else None
-    grad_keys = random("keys", batch, depth, channels) if depth > 2 else None
-    layer = Layer(weights, norm, heads, has_history)
-    spans = sums(11 if value is not None else 3)
-    value_spans = sums(depth + 1) if depth else None
-    total = spans.sum(0)
-    total = GridSums(total[:, :-2].mT, total[:, -2] if has_history else None, total[:, -1])
-    value_total = value_spans.sum(0) if depth else None
-    found = []
-    for way, pooled, grid, of_values in (
-        (plain, partial.sum(0), total, value_total),
-        (kernels, partial, spans, value_spans),
-    ):
-        if depth:
-            state = way.base_state(pooled, layer, earlier)
-            results = way.base_backward(x, state, layer, grid, of_values, grad_keys)
-        else:
-            state = way.light_state(x, pooled, layer)
-            results = (*way.light_backward(x, state, layer, grid), None)
-        grad_pixel, gradients, grad_earlier = results
-        found.append([*state, grad_pixel, *gradients, grad_earlier])
-    for index, (wanted, ours) in enumerate(zip(*found, strict=True)):
-        assert (ours is None) == (wanted is None), index
-        if ours is not None:
-            torch.testing.assert_close(ours.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("depth", [0, 4])
+def test_triton_gates(depth, shape, width, kernel, absent, monkeypatch):
+    """Several blocks of samples and channels, odd heads and kernels; light with depth 0."""
+    monkeypatch.setattr(cases, "HEAD_CHANNELS", width)
+    tensors = draw(shape, "branch", depth=max(depth - 1, 0), history=not depth)
+    tensors |= {name: torch.randn(1, 1, kernel).double() for name in ("query", "key")}
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in absent}
+    function = functools.partial(base_joined if depth else light, extent="branch")
+    assert_same(function, tensors, path="triton", dtype=torch.float32)
 
 
 @pytest.fixture
@@ -149,10 +109,7 @@ FAULTS = {
     "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
     "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
     "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
-    "uninitialised output": (
-        "apply",
-        lambda maps: maps["out"].copy_(torch.empty_like(maps["out"])),
-    ),
+    "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
     "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
 }
 
@@ -342,16 +299,3 @@ def test_a_second_launch_passes_what_triton_passes(monkeypatch):
     for first, second in zip(through_triton, cached, strict=True):
         assert first is second or first == second
     assert len(launched) == 4 and len(launch.KNOWN) == 1
-
-
-def test_maps_beyond_32_bits_take_the_fused_path(monkeypatch):
-    monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
-
-    class OnGpu(torch.Tensor):
-        device = torch.device("cuda")
-
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    x = torch.empty(1, 64, 5800, 5800, dtype=torch.float16, device="meta").as_subclass(OnGpu)
-    assert choose_path(x).path == "fused"
-    assert choose_path(x[:, :32]).path == "triton"

@@ -41,7 +41,6 @@ HEADS = {
 # Standard deviations of weights: scores far apart but not saturated, boxes near their anchors.
 SPREAD = {"rpn_cls.weight": 0.1, "fc_cls.weight": 0.02, "retina_cls.weight": 0.004}
 SPREAD |= {"_reg.weight": 0.01, "retina_reg.weight": 0.002, "conv_logits.weight": 0.5}
-PIXELS = 1e-3
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def assert_same(expected, boxes, scores, labels):
     assert (labels[count:] == -1).all() and (boxes[count:] == 0).all()
     boxes, scores, labels = (np.asarray(each)[:count] for each in (boxes, scores, labels))
     pixels = np.abs(expected.bboxes.numpy()[:, None] - boxes).max(-1)
-    same = pixels < PIXELS
+    same = pixels < 1e-3
     same &= np.abs(expected.scores.numpy()[:, None] - scores) < 1e-4
     same &= expected.labels.numpy()[:, None] == labels
     assert same.any(0).all() and same.any(1).all(), pixels.min(1)

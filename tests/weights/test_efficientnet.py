@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import init_default_scope
 
 from mrla_mm.backbones import MRLAEfficientNet, PlainEfficientNet
-from mrla_mm.compat.config_scope import config_path
+from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
@@ -36,7 +36,8 @@ def path(original, tmp_path):
 @pytest.mark.parametrize("suffix", ["", "_mrla_light"])
 def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
     """As the configs build them: all of the backbone matches, the last convolution has no use."""
-    cfg = Config.fromfile(config_path(f"retinanet_efficientnet_b0{suffix}_1x")).model.backbone
+    cfg = Config.fromfile(find_config(f"mrla_mm::retinanet_efficientnet_b0{suffix}_1x.py"))
+    cfg = cfg.model.backbone
     cfg.init_cfg.checkpoint = str(path)
     init_default_scope("mmdet")
     backbone = MODELS.build(cfg)

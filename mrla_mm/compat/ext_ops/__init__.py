@@ -29,11 +29,6 @@ OPS = {
         masked_conv.masked_col2im_forward,
     )
 }
-
-
-def compiled_by() -> str:
-    """Return what mmengine prints as mmcv's compiler and CUDA version at the start of a run."""
-    return "none (stand-in ops of mrla_mm)"
-
-
-OPS.update(get_compiler_version=compiled_by, get_compiling_cuda_version=compiled_by)
+# What mmengine prints as mmcv's compiler and CUDA version at the start of a run.
+for name in ("get_compiler_version", "get_compiling_cuda_version"):
+    OPS[name] = lambda: "none (stand-in ops of mrla_mm)"

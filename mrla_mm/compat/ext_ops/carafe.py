@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import unfold
 
-from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
+from mrla_mm.compat.ext_ops.common import compute, write_gradients
 
 
 def carafe_forward(
@@ -18,7 +18,7 @@ def carafe_forward(
     per channel group.
     """
     rfeatures.copy_(features)
-    buffers[-1].copy_(_reassemble(features, masks, **geometry))
+    buffers[-1].copy_(compute(partial(_reassemble, **geometry), features, masks))
 
 
 def carafe_backward(
@@ -33,11 +33,10 @@ def _reassemble(
 ) -> Tensor:
     """Each output cell is a weighted sum of the cells around its source cell."""
     batch, channels, height, width = features.shape
-    dtype = compute_dtype(features)
     taps = kernel_size**2
-    patches = unfold(features.to(dtype), kernel_size, padding=kernel_size // 2)
+    patches = unfold(features, kernel_size, padding=kernel_size // 2)
     patches = patches.view(batch, group_size, channels // group_size, taps, height, width)
     cells = (height, scale_factor, width, scale_factor)
-    kernels = masks.to(dtype).view(batch, group_size, taps, *cells)
+    kernels = masks.view(batch, group_size, taps, *cells)
     out = torch.einsum("bgcthw,bgthiwj->bgchiwj", patches, kernels)
     return out.reshape(batch, channels, height * scale_factor, width * scale_factor)

@@ -11,6 +11,11 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def compute(run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """Run ``run(*inputs)`` in the dtype to compute in."""
+    return run(*(tensor.to(compute_dtype(tensor)) for tensor in inputs))
+
+
 def write_gradients(
     run: Callable[..., Tensor],
     inputs: Sequence[Tensor],

@@ -14,15 +14,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops, write_gradients
+from mrla_mm.compat.ext_ops.common import compute, torchvision_ops, write_gradients
 
 
 def deform_conv_forward(
     input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, *buffers: Tensor, **geometry: int
 ) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out)."""
-    convolve = _plain_convolution(output, **geometry)
-    output.copy_(convolve(input, offset, weight))
+    output.copy_(compute(_plain_convolution(output, **geometry), input, offset, weight))
 
 
 def deform_conv_backward_input(
@@ -70,7 +69,7 @@ def modulated_deform_conv_forward(
     """Write the convolution into ``output``; ``bias`` counts if ``with_bias``."""
     convolve = _modulated_convolution(output, **geometry)
     bias = bias if with_bias else weight.new_zeros(len(weight))
-    output.copy_(convolve(input, offset, weight, mask, bias))
+    output.copy_(compute(convolve, input, offset, weight, mask, bias))
 
 
 def modulated_deform_conv_backward(
@@ -121,12 +120,9 @@ def _convolution(output: Tensor, *geometry: tuple[int, int]) -> Callable[..., Te
         return tensor.flatten(1)[:, :elements].unflatten(1, (-1, *size))
 
     def convolve(input, offset, weight, mask=None, bias=None) -> Tensor:
-        dtype = compute_dtype(input)
         if mask is not None:
             offset = to_grid(offset)
-            mask = to_grid(mask).to(dtype)
-            bias = bias.to(dtype)
-        tensors = (input.to(dtype), offset.to(dtype), weight.to(dtype), bias)
-        return torchvision_ops().deform_conv2d(*tensors, *geometry, mask=mask)
+            mask = to_grid(mask)
+        return torchvision_ops().deform_conv2d(input, offset, weight, bias, *geometry, mask=mask)
 
     return convolve

@@ -13,8 +13,6 @@ def masked_im2col_forward(
     col.copy_(patches[:, rows * width + columns])
 
 
-def masked_col2im_forward(
-    col: Tensor, rows: Tensor, columns: Tensor, im: Tensor, **size: int
-) -> None:
+def masked_col2im_forward(col: Tensor, rows: Tensor, columns: Tensor, im: Tensor, **_) -> None:
     """Write ``col`` (C, n) to the given cells of ``im`` (1, C, H, W)."""
     im[0, :, rows, columns] = col

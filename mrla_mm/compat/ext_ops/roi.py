@@ -1,53 +1,70 @@
-"""RoIAlign (He et al., ICCV 2017) with mmcv's signature: the average or the maximum of each bin."""
+"""RoIAlign (He et al., ICCV 2017): a sparse product on a CPU, torchvision's operator elsewhere.
 
-from collections.abc import Iterator
+The average of a bin is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as
+(B * H * W, C). Its backward is the product with the transpose, where torchvision's is one scalar
+thread. The samples of a bin form a grid and bilinear weights are separable, so that a row of the
+matrix is the outer product of a few weights per axis.
+"""
 
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
-from mrla_mm.compat.ext_ops.common import compute_dtype
-from mrla_mm.compat.ext_ops.roi_average import (
-    Bins,
-    Geometry,
-    average,
-    average_backward,
-    roi_align,
-    roi_align_gradient,
-)
+from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
 
-MAX, AVG = range(2)  # mmcv's numbering
-CHUNK = 1 << 23  # samples that the maximum computes at a time, which bounds its memory
+AVG = 1  # mmcv's number of the average
+# A sparse product is faster where map and output have at least so many elements, and the map so
+# many cells per bin at most.
+FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
+
+
+class Geometry(NamedTuple):
+    """mmcv's arguments in torchvision's order."""
+
+    spatial_scale: float
+    aligned_height: int  # bins of a RoI
+    aligned_width: int
+    sampling_ratio: int
+    aligned: bool
+
+
+class Bins(NamedTuple):
+    """The bins of K RoIs; each tensor is (K, 2), for y and x, in map coordinates."""
+
+    start: Tensor  # of the first bin
+    size: Tensor
+    samples: Tensor  # per bin
+
+    @classmethod
+    def of(cls, rois: Tensor, geometry: Geometry) -> "Bins":
+        """Return the bins of the ``rois`` (K, 5)."""
+        corners = rois[:, 1:] * geometry.spatial_scale - (0.5 if geometry.aligned else 0.0)
+        start, end = corners[:, [1, 0]], corners[:, [3, 2]]
+        extent = end - start if geometry.aligned else (end - start).clamp(min=1)
+        size = extent / extent.new_tensor([geometry.aligned_height, geometry.aligned_width])
+        ratio = geometry.sampling_ratio
+        return cls(start, size, torch.full_like(size, ratio) if ratio > 0 else size.ceil())
 
 
 def roi_align_forward(
-    input: Tensor,
-    rois: Tensor,
-    output: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    pool_mode: int,
-    **options,
+    input: Tensor, rois: Tensor, output: Tensor, *argmax: Tensor, pool_mode: int, **options
 ) -> None:
-    """Pool the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW).
-
-    ``argmax_y`` and ``argmax_x`` (the shape of ``output``; used by the maximum only) receive the
-    row and column of the winning sample in its bin's grid. mmcv stores coordinates there, which
-    half precision would round; only :func:`roi_align_backward` reads them.
-    """
-    dtype = compute_dtype(input)
-    rois = rois.to(dtype)
+    """Average the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW)."""
+    if pool_mode != AVG:
+        raise NotImplementedError("RoIAlign with pool_mode='max' exists only in compiled mmcv")
     geometry = Geometry(**options)
-    if pool_mode == AVG:
-        average(input, rois, output, geometry)
-        return
-    maps = input.to(dtype)
-    for part, fine, (rows, columns) in _equal_grids(rois, output, geometry):
-        samples = roi_align(maps, rois[part], fine).unflatten(3, (-1, columns))
-        samples = samples.unflatten(2, (-1, rows)).transpose(3, 4).flatten(4)
-        best, winner = samples.max(4)  # (k, C, PH, PW)
-        output[part] = best.to(output.dtype)
-        argmax_y[part] = (winner // columns).to(argmax_y.dtype)
-        argmax_x[part] = (winner % columns).to(argmax_x.dtype)
+    rois = rois.to(compute_dtype(input))
+    if bins := _sparse_bins(input, rois, output, FORWARD, geometry):
+        cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
+        pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
+        pooled = pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2)
+    else:
+        torchvision_ops()
+        pooled = torch.ops.torchvision.roi_align(input.to(rois.dtype), rois, *geometry)
+    output.copy_(pooled)
 
 
 def roi_align_backward(
@@ -60,36 +77,97 @@ def roi_align_backward(
     **options,
 ) -> None:
     """Write the gradient of :func:`roi_align_forward` into ``grad_input`` (B, C, H, W)."""
-    dtype = compute_dtype(grad_input)
-    rois = rois.to(dtype)
     geometry = Geometry(**options)
-    if pool_mode == AVG:
-        average_backward(grad_output, rois, grad_input, geometry)
+    rois = rois.to(compute_dtype(grad_input))
+    grad = grad_output.to(rois.dtype)
+    bins = _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry)
+    if not bins:
+        torchvision_ops()
+        scale, height, width, *sampling = geometry
+        backward = torch.ops.torchvision._roi_align_backward
+        grad_input.copy_(backward(grad, rois, scale, height, width, *grad_input.shape, *sampling))
         return
-    grad = torch.zeros_like(grad_input, dtype=dtype)
-    for part, fine, (rows, columns) in _equal_grids(rois, grad_output, geometry):
-        winner = argmax_y[part].long() * columns + argmax_x[part].long()
-        samples = grad.new_zeros(*winner.shape, rows * columns)
-        samples.scatter_(4, winner[..., None], grad_output[part].to(dtype)[..., None])
-        samples = samples.unflatten(4, (rows, columns)).transpose(3, 4)
-        samples = samples.flatten(4).flatten(2, 3)  # (k, C, PH * rows, PW * columns)
-        grad += roi_align_gradient(samples, rois[part], grad.shape, fine)
-    grad_input.copy_(grad)
+    grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
+    grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
+    images = grad.view(len(grad_input), -1, grad.shape[1])
+    for image, cells in zip(grad_input.flatten(2), images, strict=True):
+        image.copy_(cells.T)  # five times as fast as one permuted copy
 
 
-def _equal_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
-    """Yield indices of RoIs with the same grid of samples in a bin, and its rows and columns.
+def _sparse_bins(
+    maps: Tensor, rois: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
+) -> Bins | None:
+    """Return the bins for a sparse product, or None where torchvision's operator is to run."""
+    min_numel, cells_per_bin = limits
+    batch, _, height, width = maps.shape
+    small = min(maps.numel(), output.numel()) < min_numel
+    few_bins = len(rois) * output.shape[2:].numel() * cells_per_bin < batch * height * width
+    if maps.device.type != "cpu" or small or few_bins:
+        return None
+    bins = Bins.of(rois, geometry)
+    # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
+    return bins if bool((bins.samples <= rois.new_tensor([height, width])).all()) else None
 
-    Between them is the geometry in which each sample is a bin. A bin without samples remains 0.
+
+def _product(matrix, dense: Tensor) -> Tensor:
+    """Multiply a SciPy CSR matrix and a dense one: a bag of weighted rows per row of the first."""
+    columns, ends, weights = map(torch.from_numpy, (matrix.indices, matrix.indptr, matrix.data))
+    return embedding_bag(
+        columns, dense, ends, per_sample_weights=weights, mode="sum", include_last_offset=True
+    )
+
+
+def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
+    """Return the averages of the bins as a SciPy CSR matrix (K * PH * PW, B * H * W)."""
+    from scipy.sparse import csr_matrix  # mmdet requires and imports it
+
+    batch, _, height, width = maps.shape
+    rows, columns = output.shape[2:]
+    y, weight_y, ranges_y = _axis_weights(bins, 0, rows, height)
+    x, weight_x, ranges_x = _axis_weights(bins, 1, columns, width)
+    # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
+    shape = (2, len(rois), rows, columns)
+    start_y, count_y = np.broadcast_to(ranges_y[:, :, :, None], shape).reshape(2, -1)
+    start_x, count_x = np.broadcast_to(ranges_x[:, :, None, :], shape).reshape(2, -1)
+    row, at_y = _concatenate_ranges(start_y, count_y)  # one element per line of cells in a bin
+    line, at_x = _concatenate_ranges(start_x[row], count_x[row])  # one per cell
+    image = rois[:, 0].long().numpy()[row // (rows * columns)]
+    first = (image * height + y[at_y]) * width
+    ends = np.concatenate([[0], np.cumsum(count_y * count_x)])
+    weight = weight_y[at_y][line] * weight_x[at_x]
+    return csr_matrix(
+        (weight, first[line] + x[at_x], ends), (len(ends) - 1, batch * height * width)
+    )
+
+
+def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> tuple[np.ndarray, ...]:
+    """Return cells and weights of all bins along one axis, and each bin's range of them.
+
+    A range is a bin's first cell and their number, (2, K, P).
     """
-    grids = Bins.of(rois, geometry).samples.int()  # (K, 2)
-    for rows, columns in grids.unique(dim=0).clamp(min=0).tolist():
-        size = dict(
-            aligned_height=rows * geometry.aligned_height,
-            aligned_width=columns * geometry.aligned_width,
-        )
-        samples = rows * columns * output[0].numel()
-        if samples:
-            same = (grids == grids.new_tensor([rows, columns])).all(1)
-            for part in same.nonzero().squeeze(1).split(max(1, CHUNK // samples)):
-                yield part, geometry._replace(**size, sampling_ratio=1), (rows, columns)
+    from scipy.sparse import csr_matrix
+
+    start, bin_size, samples = (each[:, axis, None, None] for each in bins)  # (K, 1, 1)
+    index = torch.arange(max(int(samples.max()), 1))[:, None]
+    divisor = samples.clamp(min=1)
+    # in the order of torchvision and mmcv, so that coordinates round as theirs do
+    position = start + torch.arange(count) * bin_size + (index + 0.5) * bin_size / divisor
+    share = (index < samples) / divisor  # (K, samples, 1)
+    share = share * ((position >= -1) & (position <= size))  # (K, samples, P)
+    position = position.clamp(0, size - 1)
+    low = position.floor()
+    fraction = position - low
+    cell = torch.stack([low, (low + 1).clamp(max=size - 1)]).long()
+    weight = torch.stack([(1 - fraction) * share, fraction * share])
+    row = torch.arange(len(start) * count).view(-1, 1, count).expand_as(cell)
+    weight, row, cell = (each.flatten().numpy() for each in (weight, row, cell))
+    matrix = csr_matrix((weight, (row, cell)), (row[-1] + 1, size))  # sums the weights of a cell
+    matrix.eliminate_zeros()
+    ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, -1, count)
+    return matrix.indices, matrix.data, ranges
+
+
+def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Concatenate ranges of ``count`` numbers from ``start``; return owners and numbers."""
+    owner = np.repeat(np.arange(len(count)), count)
+    return owner, np.arange(len(owner)) + (start + count - np.cumsum(count))[owner]

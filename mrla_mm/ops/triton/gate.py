@@ -281,57 +281,45 @@ def contiguous(state: State) -> State:
     return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
 
 
-def new_state(pooled: Tensor, layer: Layer, depth: int, has_gain: bool) -> State:
-    """Room for the state of a layer at a depth in its stage."""
-    _, batch, channels = pooled.shape
-    size, new = (batch, channels), pooled.new_empty
-    return State(
-        pooled=new(size),
-        query=new(size),
-        keys=new(batch, depth, channels),
-        scores=new(batch, depth, layer.heads),
-        gain=new(size) if has_gain else None,
-        slope=new(size) if layer.has_history else None,
-        shift=None if layer.norm is None else new(size),
-    )
-
-
 def light_state(x: Tensor, pooled: Tensor | None, layer: Layer) -> State:
     """See `coefficients.light_state`; pooled channels are averages of each span (spans, B, C)."""
-    weights, norm, heads, _ = layer
-    if not supports(weights):
-        total = None if pooled is None else pooled.sum(0)
-        return contiguous(plain.light_state(x, total, layer))
-    spans, batch, channels = pooled.shape
-    width = channels // heads
-    state = new_state(pooled, layer, 1, True)
-    of_norm, eps = norm_tensors(norm)
-    launch(
-        state_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, None, *state),
-        batch, channels, width, 1, spans, width**-0.5, eps,
-        weights.query.shape[-1], False, next_power_of_2(width), 1,
-    )  # fmt: skip
-    return state
+    if supports(layer.weights):
+        return launch_state(pooled, layer, None, softmax=False)
+    total = None if pooled is None else pooled.sum(0)
+    return contiguous(plain.light_state(x, total, layer))
 
 
 def base_state(pooled: Tensor, layer: Layer, earlier: Tensor | None) -> State:
     """See `coefficients.base_state`; pooled channels are averages of each span (spans, B, C)."""
-    weights, norm, heads, _ = layer
-    if not supports(weights):
+    if not supports(layer.weights):
         return contiguous(plain.base_state(pooled.sum(0), layer, earlier))
-    spans, batch, channels = pooled.shape
-    width, depth = channels // heads, 1
     if earlier is not None:
-        depth += earlier.shape[1]
         earlier = earlier.float().contiguous()
-    state = new_state(pooled, layer, depth, norm is not None)
+    return launch_state(pooled, layer, earlier, softmax=True)
+
+
+def launch_state(pooled: Tensor, layer: Layer, earlier: Tensor | None, *, softmax: bool) -> State:
+    """Launch the kernel of a state, with softmax that of base."""
+    weights, norm, heads, has_history = layer
+    spans, batch, channels = pooled.shape
+    width = channels // heads
+    depth = 1 if earlier is None else 1 + earlier.shape[1]
+    size, new = (batch, channels), pooled.new_empty
+    state = State(
+        pooled=new(size),
+        query=new(size),
+        keys=new(batch, depth, channels),
+        scores=new(batch, depth, heads),
+        gain=None if softmax and norm is None else new(size),
+        slope=new(size) if has_history else None,
+        shift=None if norm is None else new(size),
+    )
     of_norm, eps = norm_tensors(norm)
     launch(
         state_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, None, *of_norm, earlier, *state),
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
         batch, channels, width, depth, spans, width**-0.5, eps,
-        weights.query.shape[-1], True, next_power_of_2(width), next_power_of_2(depth),
+        weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
     return state
 

@@ -1,6 +1,7 @@
 """How the Triton kernels are launched, and what their grids share."""
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,29 +14,18 @@ MAX_KNOWN = 4096  # then all are dropped: images of many sizes make many grids
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
 
 
-def launch(
-    kernel, grid: tuple[int, int, int], tensors: tuple[Tensor | None, ...], *rest: object
-) -> None:
+def launch(kernel, grid: tuple[int, int, int], tensors: Sequence[Tensor | None], *rest) -> None:
     """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
 
     A second launch with arguments like an earlier one's goes straight to the compiled kernel:
-    finding it takes Triton several times as long on the host as the launch itself.
-
-    Args:
-        kernel: function under triton.jit, whose parameters are tensors, then numbers, then
-            constants.
-        grid: number of programs along each side.
-        tensors: in the order of the kernel's parameters; None for what is absent.
-        *rest: numbers and constants.
+    finding it takes Triton several times as long on the host as the launch itself. The kernel's
+    parameters are tensors, None for what is absent, then numbers, then constants.
     """
     key = [kernel.__name__, tensors[0].get_device(), grid, rest]
     bits = 0
     for tensor in tensors:
-        if tensor is None:
-            key.append(None)
-        else:
-            key.append(tensor.dtype)
-            bits |= tensor.data_ptr()
+        key.append(tensor if tensor is None else tensor.dtype)
+        bits |= 0 if tensor is None else tensor.data_ptr()
     # Triton compiles another kernel for addresses that are not aligned.
     key = None if bits % 16 else tuple(key)
     with torch.cuda.device_of(tensors[0]):

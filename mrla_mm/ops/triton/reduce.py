@@ -184,18 +184,11 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
 
 
 @cache
-def span_tiling(
-    shape: torch.Size, last: bool, programs: int
-) -> tuple[int, tuple[object, ...], tuple[int, int, int]]:
+def span_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[int, tuple, tuple]:
     """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
     blocks, (batch, rows, tiles) = tiling(shape, last)
     per_program = max(1, tiles * batch * rows // programs)
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
-
-
-def is_last(x: Tensor) -> bool:
-    """Whether a dense map is channels-last."""
-    return not x.is_contiguous()
 
 
 def pool(x: Tensor) -> Tensor:
@@ -207,7 +200,7 @@ def add_relu(
     c: Tensor, shortcut: Tensor | None, *, out: Tensor | None, pool: bool
 ) -> Tensor | None:
     """See `cpu.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
-    span, blocks, grid = span_tiling(c.shape, is_last(c), PROGRAMS)
+    span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), PROGRAMS)
     batch, channels, height, width = c.shape
     averages = None
     if pool:
@@ -219,7 +212,7 @@ def add_relu(
 
 def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
     """See `cpu.weighted_sum`; partial sums of deep stages are in float32."""
-    blocks, grid = tiling(out.shape, is_last(out))
+    blocks, grid = tiling(out.shape, not out.is_contiguous())
     _, channels, height, width = out.shape
     depth = len(values)
     sizes = channels, channels // state.scores.shape[2], depth, height * width // blocks[0]
@@ -243,7 +236,7 @@ def weighted_sum_backward(
     grad: Tensor, state: State, values: Sequence[Tensor], grads: Sequence[Tensor], *, fresh: bool
 ) -> Tensor:
     """See `cpu.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C)."""
-    span, blocks, grid = span_tiling(grad.shape, is_last(grad), PROGRAMS)
+    span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     batch, channels, height, width = grad.shape
     depth = len(values)
     heads, units = state.scores.shape[2], height * width // blocks[0]

@@ -31,10 +31,9 @@ TILE = 512  # elements of a tile, four to a thread
 def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
     """Place of a program's tile.
 
-    Returns:
-        Its channels and which of them exist; which of its elements are in the map, have a left, and
-        a right neighbour; their offsets in the sample's first row; the sample, its offset; the
-        first row, and the one after the last.
+    Returns its channels and which of them exist; which of its elements are in the map, have a left
+    and a right neighbour; their offsets in the sample's first row; the sample and its offset; the
+    first row, and the one after the last.
     """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
