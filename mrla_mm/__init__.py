@@ -34,9 +34,9 @@ BUILT_LATER = [
     (
         MODELS,
         "backbones",
-        "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT",
+        "CeiT MRLACeiT MRLAEfficientNet MRLAPVTv2 MRLAResNet MRLAViT PVTv2 PlainEfficientNet ViT "
+        "WithLayerAttention",
     ),
-    (MODELS, "backbones.anywhere", "WithLayerAttention"),
     (MODELS, "comparators.resnet", "ComparatorResNet"),
     (MODELS, "comparators.rla", "RLAResNet"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),

@@ -36,11 +36,7 @@ def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nea
     assert "\n" not in said[0]
 
 
-<<<<<<< HEAD
-def test_options_that_are_read_say_nothing(with_decay):
-=======
 def test_options_that_are_read_say_nothing():
->>>>>>> dieta
     """Keys that the config has, those of items of lists, and top-level ones that mmengine takes."""
     right = {
         "model.backbone.init_cfg": None,

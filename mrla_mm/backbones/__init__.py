@@ -1,5 +1,6 @@
 """Backbones with layer attention, in the root registry so that every OpenMMLab scope finds them."""
 
+from mrla_mm.backbones.anywhere import WithLayerAttention
 from mrla_mm.backbones.ceit import CeiT, MRLACeiT
 from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet
 from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2

@@ -63,10 +63,24 @@ class _MRLABlock:
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
-    """Basic block of ResNet-18 and -34 with layer attention."""
+    """Basic block of ResNet-18 and -34 with layer attention; it takes plugins, unlike mmdet's."""
 
     num_convs = 2
-    plugins = None  # mmdet's basic block refuses them
+    make_block_plugins = Bottleneck.make_block_plugins
+    forward_plugin = Bottleneck.forward_plugin
+
+    def __init__(self, *args: object, plugins: list[dict] | None = None, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.plugins = plugins or []
+        if any(plugin["position"] == "after_conv3" for plugin in self.plugins):
+            raise InputError(
+                "position='after_conv3': the blocks of ResNet-18 and -34 have two convolutions, "
+                "use after_conv2"
+            )
+        for position in ("after_conv1", "after_conv2", "after_conv3"):
+            chosen = [plugin["cfg"] for plugin in self.plugins if plugin["position"] == position]
+            names = self.make_block_plugins(self.conv2.out_channels, chosen)
+            setattr(self, f"{position}_plugin_names", names)
 
 
 class MRLABottleneck(_MRLABlock, Bottleneck):

@@ -1,17 +1,16 @@
 """ResNet for the comparators: plugins, gates by the contract of layer attention, strict weights."""
 
-from mmdet.models.backbones.resnet import ResNet
+from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.backbones.resnet import MRLABottleneck, MRLAResLayer
+from mrla_mm.backbones.resnet import MRLABasicBlock, MRLABottleneck, MRLAResLayer
 from mrla_mm.comparators.channel import BA
-from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
-class GatedBottleneck(MRLABottleneck):
-    """Bottleneck whose layer attention, if any, acts before the shortcut is added."""
+class _Gated:
+    """Mixin of a block whose layer attention, if any, acts before the shortcut is added."""
 
     mrla: nn.Module | None
 
@@ -31,34 +30,37 @@ class GatedBottleneck(MRLABottleneck):
         return x
 
 
+class GatedBasicBlock(_Gated, MRLABasicBlock):
+    """Basic block with a gate and plugins."""
+
+
+class GatedBottleneck(_Gated, MRLABottleneck):
+    """Bottleneck with a gate and plugins."""
+
+
 @MODELS.register_module(force=True)
 class ComparatorResNet(PretrainedBackbone, ResNet):
-    """mmdet's ResNet of bottlenecks, as fast and as strict as MRLAResNet, for other attention.
+    """mmdet's ResNet, as fast and as strict as MRLAResNet, for other attention.
 
     Args:
-        depth: 50, 101 or 152.
+        depth: 18, 34, 50, 101 or 152; `plugins` work in all of them.
         layer_attention: config of a gate with the contract of layer attention, such as
             ``dict(type="DIA")``. It gets a block's last convolution, and the block adds the
             shortcut to what it returns.
         **kwargs: those of mmdet's ``ResNet``.
-
-    Raises:
-        InputError: the depth has no bottlenecks.
     """
 
     key_layout = "resnet"
+    block_classes = {BasicBlock: GatedBasicBlock, Bottleneck: GatedBottleneck}
 
     def __init__(self, depth: int, layer_attention: dict | None = None, **kwargs: object) -> None:
-        if depth not in (50, 101, 152):
-            raise InputError(
-                f"depth={depth!r} must be 50, 101 or 152: other ResNets have no bottlenecks"
-            )
         self.layer_attention = layer_attention
         super().__init__(depth, **kwargs)
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        return MRLAResLayer(make_branch=self.make_gate, **{**kwargs, "block": GatedBottleneck})
+        block = self.block_classes[kwargs["block"]]
+        return MRLAResLayer(make_branch=self.make_gate, **{**kwargs, "block": block})
 
     def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module | None:
         """Build the gate of a block."""

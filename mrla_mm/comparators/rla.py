@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from mrla_mm.backbones.resnet import keep_chosen
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
+from mrla_mm.errors import InputError
 
 
 class RLABottleneck(GatedBottleneck):
@@ -110,6 +111,8 @@ class RLAResNet(ComparatorResNet):
     def __init__(
         self, depth: int, hidden_channels: int = 32, *, out_hidden: bool = False, **kwargs: object
     ) -> None:
+        if depth not in (50, 101, 152):
+            raise InputError(f"depth={depth!r} must be 50, 101 or 152: others have no bottlenecks")
         self.hidden_channels, self.out_hidden = hidden_channels, out_hidden
         super().__init__(depth, None, **kwargs)
         if out_hidden:

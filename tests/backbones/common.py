@@ -17,8 +17,16 @@ from mmdet.models.layers import nlc_to_nchw
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import CeiT, MRLACeiT, MRLAEfficientNet, MRLAPVTv2, MRLAResNet, MRLAViT, ViT
-from mrla_mm.backbones.anywhere import WithLayerAttention
+from mrla_mm.backbones import (
+    CeiT,
+    MRLACeiT,
+    MRLAEfficientNet,
+    MRLAPVTv2,
+    MRLAResNet,
+    MRLAViT,
+    ViT,
+    WithLayerAttention,
+)
 
 from ..attention.stages import assert_same
 

@@ -9,6 +9,7 @@ from mmengine.model import convert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
+from mrla_mm.backbones.anywhere import find_runs
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
@@ -43,7 +44,7 @@ HOSTS = {
     "mmdet.CSPDarknet": (CSP, 6),
     "mmdet.CSPNeXt": (CSP, 6),
     "mmdet.MobileNetV2": (dict(widen_factor=0.5), 15),
-    "mmdet.SwinTransformer": (dict(embed_dims=24), 12),
+    "mmdet.SwinTransformer": (dict(embed_dims=48), 12),
     "mmdet.EfficientNet": (dict(arch="b0"), 14),
     "mmpretrain.ConvNeXt": (CONVNEXT, 12),
     "mmpretrain.ConvNeXt V2": (dict(CONVNEXT, use_grn=True, layer_scale_init_value=0.0), 12),
@@ -93,12 +94,11 @@ def test_starts_as_an_identity_with_plain_weights_and_trains_every_branch(host, 
     plain.init_weights()
     state = randomize(plain).state_dict() if "Trident" in name else plain.state_dict()
     torch.save(dict(state_dict=state), tmp_path / "plain.pth")
-    random_state = torch.random.get_rng_state()
-    pretrained = dict(type="Pretrained", checkpoint=str(tmp_path / "plain.pth"))
-    ours = build(name, **arguments, init_cfg=pretrained)
+    ours = build(name, **arguments)
     assert isinstance(ours, type(plain)) and len(branches(ours)) == blocks
     ours.init_weights()
-    assert plain.state_dict().keys() == {k for k in ours.state_dict() if ".mrla." not in k}
+    load_weights(ours, tmp_path / "plain.pth")
+    assert state.keys() == {key for key in ours.state_dict() if ".mrla." not in key}
     for backbone in (plain, ours):
         backbone.train(False)
     with torch.no_grad():
@@ -111,4 +111,74 @@ def test_starts_as_an_identity_with_plain_weights_and_trains_every_branch(host, 
     sum(level.float().square().mean() for level in levels(ours)).backward()
     unused = {key for key, parameter in ours.named_parameters() if parameter.grad is None}
     assert not [key for key in unused if ".mrla." in key]
-    assert random_state is not None
+
+
+def test_looking_for_runs_changes_nothing():
+    backbone = MODELS.build(dict(type="mmdet.CSPNeXt", **CSP))
+    state = copy.deepcopy(backbone.state_dict())
+    random_state = torch.get_rng_state()
+    runs = find_runs(backbone, 3)
+    assert {run.container: run.channels for run in runs} == {
+        "stem": 8,
+        "stage2.1.blocks": 32,
+        "stage3.1.blocks": 64,
+    }
+    assert torch.equal(torch.get_rng_state(), random_state) and backbone.training
+    assert_equal(backbone.state_dict().values(), state.values())
+    assert not any(module._forward_hooks for module in backbone.modules())
+
+
+def test_stages_choose_and_frozen_ones_stay_frozen():
+    backbone = build("mmdet.CSPNeXt", stages="stage.*", frozen_stages=2, **CSP)
+    assert len(branches(backbone)) == 4
+    names = [key for key, parameter in backbone.named_parameters() if parameter.requires_grad]
+    assert {key.split(".")[0] for key in names if ".mrla." in key} == {"stage3"}
+
+
+def test_sync_bn_reaches_the_branches():
+    """With frozen statistics the converted model computes the same; others need a GPU."""
+    backbone = randomize(build("mmdet.CSPNeXt", norm_eval=True, **CSP)).double().train()
+    expected = levels(backbone, IMAGE.double())
+    converted = convert_sync_batchnorm(backbone, "torch").train()
+    assert not [m for m in converted.modules() if type(m) is nn.BatchNorm2d]
+    torch.testing.assert_close(levels(converted, IMAGE.double()), expected)
+
+
+OFFICIAL = (("layers.", "stages."), (".mlp.fc1.", ".ffn.layers.0.0."), (".attn.", ".attn.w_msa."))
+OFFICIAL += ((".mlp.fc2.", ".ffn.layers.1."), ("patch_embed.proj.", "patch_embed.projection."))
+
+
+def test_the_file_of_a_swin_classifier_loads(tmp_path):
+    """By its authors' names, without the norms of a detector's levels."""
+    options = dict(embed_dims=48, depths=(2, 2, 2, 2))
+    plain = randomize(MODELS.build(dict(type="mmdet.SwinTransformer", **options)))
+    state = {"head.weight": torch.ones(2, 2), "layers.0.blocks.1.attn_mask": torch.ones(2, 2)}
+    for key, value in plain.state_dict().items():
+        if not key.startswith("norm"):
+            for theirs, ours in OFFICIAL:
+                key = key.replace(ours, theirs)
+            state[key] = value
+    torch.save(dict(model=state), tmp_path / "swin.pth")
+    checkpoint = dict(type="Pretrained", checkpoint=str(tmp_path / "swin.pth"))
+    backbone = build("mmdet.SwinTransformer", **options, init_cfg=checkpoint, convert_weights=True)
+    backbone.init_weights()
+    found = backbone.state_dict()
+    for key, value in plain.state_dict().items():
+        if not key.startswith("norm") and "downsample" not in key:  # mmdet orders these anew
+            assert torch.equal(found[key], value), key
+
+
+FAULTS = {
+    "no run": (dict(backbone="mmpretrain.DenseNet", arch="121"), "DenseNet has no run"),
+    "no class": (dict(backbone="mmdet.ResNeXt50"), "ResNeXt50"),
+    "not plain": (dict(backbone="PVTv2Layout"), "PVTv2Layout"),
+    "stages": (dict(backbone="mmdet.CSPNeXt", stages="layer1", **CSP), "stem, stage2.1.blocks"),
+    "feature pyramid": (dict(backbone="mmdet.DetectoRS_ResNet", rfp_inplanes=256), "rfp_backbone"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_work_is_refused(fault):
+    arguments, words = FAULTS[fault]
+    with pytest.raises(InputError, match=words):
+        build(arguments.pop("backbone"), **arguments)
