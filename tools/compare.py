@@ -9,7 +9,6 @@ of a seed see the same images, and start from the same weights where the first c
 
 import argparse
 import csv
-import functools
 import itertools
 import json
 import math
@@ -39,24 +38,18 @@ from mrla_mm.engine.stopping import TERMINATED
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-TOOLS = Path(__file__).resolve().parent
-SPAWN = multiprocessing.get_context("spawn")
-COSTS = ("parameters", "multiply-adds, G", "seconds an iteration", "peak memory, MiB")
+COSTS = ("parameters", "seconds an iteration", "peak memory, MiB", "multiply-adds, G")
 
 
 def parse_args(argv):
     """Parse the command line."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("compare.py", description=__doc__, formatter_class=kind)
-    names = "config file, or package::name of a packed one; the others are compared with the first"
-    parser.add_argument("configs", nargs="+", metavar="config", help=names)
+    parser = argparse.ArgumentParser("compare.py", description=__doc__.partition("\n")[0])
+    parser.add_argument("configs", nargs="+", help="files, or package::name; the first is the base")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each config (default: 5)")
-    jobs = "runs at a time: on GPUs at most one each (default: all), on a CPU they share its cores"
-    parser.add_argument("--jobs", type=int, help=jobs)
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: 1, or one on each GPU)")
     parser.add_argument("--metric", help="e.g. coco/bbox_mAP (default: the first of the test)")
     parser.add_argument("--out", type=Path, default="work_dirs/compare", help="for all results")
-    own = "let configs draw their initial weights on their own"
-    parser.add_argument("--independent", action="store_true", help=own)
+    parser.add_argument("--independent", action="store_true", help="share no initial weights")
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
@@ -73,18 +66,6 @@ def initial_weights(cfg, seed):
     return state, {key for key in state if not torch.equal(state[key], other[key])}
 
 
-def multiply_adds(cfg):
-    """Return the 10^9 multiply-adds of a model for an image of the usual size, NaN if unknown."""
-    from mrla_mm.analysis.complexity import measure  # imports mmdet: --help should not wait for it
-
-    shape = (800, 1280) if cfg.default_scope == "mmdet" else (224, 224)
-    try:
-        return measure(build_model(cfg), shape).total / 1e9
-    except Exception as error:  # of a model that needs more than images
-        print(f"multiply-adds are not counted: {type(error).__name__}: {error}")
-        return math.nan
-
-
 class ComparedRunHook(Hook):
     """Shared initial weights, random numbers that a resumed run repeats, progress and costs."""
 
@@ -92,7 +73,6 @@ class ComparedRunHook(Hook):
 
     def __init__(self, progress):
         self.progress = progress
-        self.costs = {}
 
     def before_run(self, runner):
         """Let a new run draw the weights of the first config; `load_from` comes later and wins."""
@@ -125,32 +105,37 @@ class ComparedRunHook(Hook):
         """Note what the run has cost; the memory is the GPU's if there is one."""
         parameters = sum(p.numel() for p in runner.model.parameters())
         seconds, _ = runner.message_hub.get_scalar("train/time").data
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peak /= 2**20 if sys.platform == "darwin" else 2**10
+        unit = 2**20 if sys.platform == "darwin" else 2**10
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
         if torch.cuda.is_available():
             peak = torch.cuda.max_memory_allocated() / 2**20
-        costs = parameters, multiply_adds(runner.cfg), float(statistics.median(seconds)), peak
-        self.costs = dict(zip(COSTS, costs, strict=True))
+        numbers = parameters, float(statistics.median(seconds)), peak, math.nan
+        costs = json.dumps(dict(zip(COSTS, numbers, strict=True)))
+        write_atomically(Path(runner.work_dir) / "trained.json", costs.encode())
 
 
 def train_and_test(folder, progress):
     """Train and test with the tools; write the result."""
+    paths = [Path(__file__).with_name(f"{tool}.py") for tool in ("train", "test", "get_flops")]
+    train, test, flops = (runpy.run_path(str(path)) for path in paths)
     name, seed = folder.parent.name, folder.name.removeprefix("seed_")
     config, options = str(folder.with_name(f"{name}.py")), [f"randomness.seed={seed}"]
-    train, test = (runpy.run_path(str(TOOLS / f"{tool}.py")) for tool in ("train", "test"))
-    trained = folder / "trained.json"
-    if not trained.is_file():
-        hook = ComparedRunHook(progress)
+    if not (folder / "trained.json").is_file():
         argv = [config, "--work-dir", str(folder), "--resume", "--cfg-options", *options]
-        train["main"](argv, [hook])
-        write_atomically(trained, json.dumps(hook.costs).encode())
+        train["main"](argv, [ComparedRunHook(progress)])
     argv = [config, str(train["newest_checkpoint"](folder)), "--work-dir", str(folder / "test")]
     options.append("visualizer=None")  # mmengine would take the training's, which is closed
     found = test["main"]([*argv, "--cfg-options", *options])
     metrics = {key: float(value) for key, value in found.items() if isinstance(value, Number)}
     if not metrics:
         raise InputError("the test returns no metric; mmdet does so if nothing is detected")
-    result = dict(config=name, seed=int(seed)) | metrics | json.loads(trained.read_text())
+    costs = json.loads((folder / "trained.json").read_text())
+    try:
+        options = argparse.Namespace(shape=None, cfg_options={}, device="meta")
+        costs[COSTS[-1]] = flops["count"](config, options).total / 1e9
+    except Exception as error:  # of a model that needs more than images
+        print(f"multiply-adds are not counted: {type(error).__name__}: {error}")
+    result = dict(config=name, seed=int(seed)) | metrics | costs
     write_atomically(folder / "result.json", json.dumps(result, indent=1).encode())
 
 
@@ -169,19 +154,20 @@ def work(folder, progress):
     sys.exit(cli.run(lambda _: train_and_test(folder, progress)))
 
 
-def write_config(name, args, first):
-    """Write the config that the runs read; raise InputError if there are runs of another one."""
+def write_config(name, args, files):
+    """Write the config that runs read, after those of other configs; return its path."""
     cfg = read_config(name, args.cfg_options)
     file = args.out / Path(name).stem / f"{Path(name).stem}.py"
-    shared = None if args.independent else str(first or file)
+    if file in files:
+        raise InputError(f"there are two configs of this name, and results in {file.parent}")
+    shared = None if args.independent else str([*files, file][0])
     own = {"compare.weights_shared_with": shared, "randomness.seed": 0}
     own["train_dataloader.persistent_workers"] = False  # a resumed one would draw other numbers
     own["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
     own["default_hooks.checkpoint.max_keep_ckpts"] = 1
     cfg.merge_from_dict(own)
     text = cfg.pretty_text
-    same = file.is_file() and file.read_text() == text
-    if not same and any(file.parent.glob("seed_*/last_checkpoint")):
+    if any(file.parent.glob("seed_*/last_checkpoint")) and file.read_text() != text:
         raise InputError(f"{file.parent} has runs of another config: delete it, or change --out")
     write_atomically(file, text.encode())
     return file
@@ -200,15 +186,15 @@ def find_slots(jobs):
 def run_all(folders, slots, faults, update):
     """Run all, as many at a time as there are slots; after each note a fault and call `update`."""
     waiting, running, begin = list(folders), {}, time.monotonic()
-    # Shares of the trainings that were done by earlier calls, and that are done now.
-    progress = {folder: SPAWN.Array("d", 2) for folder in folders}
+    spawn = multiprocessing.get_context("spawn")
+    progress = {folder: spawn.Array("d", 2) for folder in folders}  # by earlier calls, and now
     try:
         while waiting or running:
             while waiting and slots:
                 folder, slot = waiting.pop(0), slots.pop()
                 write_atomically(folder / "run.log", b"")
                 os.environ.update(slot)
-                process = SPAWN.Process(target=work, args=(folder, progress[folder]))
+                process = spawn.Process(target=work, args=(folder, progress[folder]))
                 process.start()
                 running[process.sentinel] = folder, process, slot
             passed = time.monotonic() - begin
@@ -251,7 +237,7 @@ def make_table(values, rows, metric):
         line = [name, str(len(own)), describe([*own.values()]), describe(gains)]
         for cost in COSTS:
             found = [row[cost] for row in rows if row["config"] == name]
-            value = statistics.median(found) if found else math.nan
+            value = statistics.median(found or [math.nan])
             line.append(f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
         table.append(line)
     return "".join(f"| {' | '.join(line)} |\n" for line in table).replace(" nan ", " ")
@@ -259,8 +245,7 @@ def make_table(values, rows, metric):
 
 def draw(values, metric):
     """Plot every run as a dot, the runs of a seed joined, and the mean of a config as a bar."""
-    figure = Figure(figsize=(2 + 1.2 * len(values), 3.6), layout="constrained")
-    axes = figure.subplots()
+    axes = Figure(figsize=(2 + 1.2 * len(values), 3.6), layout="constrained").subplots()
     for seed in set().union(*values.values()):
         points = [own.get(seed, math.nan) for own in values.values()]
         axes.plot([*values], points, "o-", color="tab:blue", lw=0.4, ms=4)
@@ -268,10 +253,10 @@ def draw(values, metric):
     axes.plot([*values], means, "_", color="tab:red", ms=24, mew=2)
     axes.tick_params("x", rotation=15)
     axes.set_ylabel(metric)
-    return figure
+    return axes.figure
 
 
-def write_results(args, names, folders, faults):
+def write_results(args, folders, faults):
     """Write runs.csv, table.md and the plots of what is finished; return the table."""
     files = [folder / "result.json" for folder in folders]
     rows = [json.loads(file.read_text()) for file in files if file.is_file()]
@@ -279,7 +264,7 @@ def write_results(args, names, folders, faults):
     if rows:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         metric = args.metric or columns[2]
-        values = {name: {} for name in names}
+        values = {Path(config).stem: {} for config in args.configs}
         for row in rows:
             if metric not in row:
                 raise InputError(f"--metric {metric}: the tests return {', '.join(columns[2:])}")
@@ -291,7 +276,7 @@ def write_results(args, names, folders, faults):
             writer.writerows(rows)
         for suffix in ("svg", "png"):
             draw(values, metric).savefig(args.out / f"runs.{suffix}", dpi=150)
-    (args.out / "table.md").write_text(text)
+    write_atomically(args.out / "table.md", text.encode())
     return text
 
 
@@ -299,13 +284,10 @@ def main(argv=None):
     """Run what is missing; write and print what was found."""
     args = parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    names = [Path(config).stem for config in args.configs]
-    if len(set(names)) < len(names):
-        raise InputError(f"each config needs a name of its own: {', '.join(names)}")
     files, faults = [], []
     for config in args.configs:
         try:
-            files.append(write_config(config, args, files[0] if files else None))
+            files.append(write_config(config, args, files))
         except Exception as error:  # whatever a config does
             faults.append(f"{config} fails: {type(error).__name__}: {error}")
             print(faults[-1])
@@ -314,9 +296,8 @@ def main(argv=None):
     todo = [folder for folder in folders if not (folder / "result.json").is_file()]
     begun = sum((folder / "last_checkpoint").is_file() for folder in todo)
     print(f"{len(folders)} runs: {len(folders) - len(todo)} finished, {begun} broken off")
-    update = functools.partial(write_results, args, names, folders, faults)
-    run_all(todo, find_slots(args.jobs), faults, update)
-    print(update(), end="")
+    run_all(todo, find_slots(args.jobs), faults, lambda: write_results(args, folders, faults))
+    print(write_results(args, folders, faults), end="")
     if faults:
         raise SystemExit(1)
 
