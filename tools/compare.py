@@ -9,7 +9,6 @@ of a seed see the same images, and start from the same weights where the first c
 
 import argparse
 import csv
-import itertools
 import json
 import math
 import multiprocessing
@@ -22,6 +21,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from itertools import product
 from multiprocessing.connection import wait
 from numbers import Number
 from pathlib import Path
@@ -224,7 +224,8 @@ def describe(values):
     if len(values) < 2:
         return "".join(f"{value:.4g}" for value in values)
     error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.4g} ± {error:.2g}"
+    digits = max(0, 1 - math.floor(math.log10(error or 0.001)))  # two of the error
+    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
 
 
 def make_table(values, rows, metric):
@@ -291,8 +292,7 @@ def main(argv=None):
         except Exception as error:  # whatever a config does
             faults.append(f"{config} fails: {type(error).__name__}: {error}")
             print(faults[-1])
-    pairs = itertools.product(range(args.seeds), files)
-    folders = [file.with_name(f"seed_{seed}") for seed, file in pairs]
+    folders = [file.with_name(f"seed_{n}") for n, file in product(range(args.seeds), files)]
     todo = [folder for folder in folders if not (folder / "result.json").is_file()]
     begun = sum((folder / "last_checkpoint").is_file() for folder in todo)
     print(f"{len(folders)} runs: {len(folders) - len(todo)} finished, {begun} broken off")

@@ -27,13 +27,13 @@ def configs(tmp_path):
 
 
 def test_what_both_models_draw_at_random_starts_the_same(configs):
-    compare, seed = load_tool("compare"), 3
+    compare = load_tool("compare")
     first, second = (read_config(config, {}) for config in configs[:2])
     second.update(compare=dict(weights_shared_with=configs[0]), resume=False)
-    runner = SimpleNamespace(cfg=second, model=build_model(second), seed=seed)
+    runner = SimpleNamespace(cfg=second, model=build_model(second), seed=3)
     compare.ComparedRunHook(None).before_run(runner)
     runner.model.init_weights()
-    found, (expected, drawn) = runner.model.state_dict(), compare.initial_weights(first, seed)
+    found, (expected, drawn) = runner.model.state_dict(), compare.initial_weights(first, 3)
     others = {key for key in drawn if not torch.equal(found[key], expected[key])}
     assert others and all(found[key].shape != expected[key].shape for key in others)
 
@@ -52,8 +52,8 @@ def test_a_killed_comparison_goes_on_to_the_same_figures(configs, coco_root, tmp
         time.sleep(0.1)
     killed.kill()
     assert start("2").wait() == start("1").wait() == 1
-    files = [tmp_path / f"{seeds}/stem/seed_0/result.json" for seeds in (2, 1)]
-    resumed, whole = (json.loads(file.read_text()) for file in files)
+    paths = ("2/stem/seed_0/result.json", "1/stem/seed_0/result.json")
+    resumed, whole = (json.loads((tmp_path / path).read_text()) for path in paths)
     assert all(resumed[key] == whole[key] for key in whole if key.startswith("coco/"))
     table = (tmp_path / "2/table.md").read_text()
-    assert "| stem | 2 |" in table and "| broken | 0 |" in table and "broken/seed_1 fails" in table
+    assert "| stem | 2 |" in table and "| broken | 0 |" in table and "seed_1 fails" in table
