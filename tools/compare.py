@@ -27,7 +27,6 @@ from numbers import Number
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from mmengine.hooks import Hook
 from mmengine.runner import set_random_seed
 
@@ -62,8 +61,7 @@ def initial_weights(cfg, seed):
         model = build_model(cfg)
         model.init_weights()
         states.append(model.state_dict())
-    state, other = states
-    return state, {key for key in state if not torch.equal(state[key], other[key])}
+    return states[0], {key for key in states[0] if not states[0][key].equal(states[1][key])}
 
 
 class ComparedRunHook(Hook):
@@ -246,6 +244,8 @@ def make_table(values, rows, metric):
 
 def draw(values, metric):
     """Plot every run as a dot, the runs of a seed joined, and the mean of a config as a bar."""
+    from matplotlib.figure import Figure  # --help should not wait for it
+
     axes = Figure(figsize=(2 + 1.2 * len(values), 3.6), layout="constrained").subplots()
     for seed in set().union(*values.values()):
         points = [own.get(seed, math.nan) for own in values.values()]

@@ -38,18 +38,18 @@ def test_what_both_models_draw_at_random_starts_the_same(configs):
 
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on_to_the_same_figures(configs, coco_root, tmp_path):
-    options = tiny_options("rcnn", coco_root, "train_cfg.max_epochs=2")
+    tiny = ["--cfg-options", *tiny_options("rcnn", coco_root, "train_cfg.max_epochs=2")]
 
-    def start(seeds):
-        command = [sys.executable, ROOT / "tools/compare.py", *configs, "--seeds", seeds]
-        command += ["--out", tmp_path / seeds, "--metric", "coco/AR@100", "--cfg-options", *options]
+    def start(out, *configs):
+        command = [sys.executable, ROOT / "tools/compare.py", *configs, "--out", tmp_path / out]
+        command += ["--metric", "coco/AR@100", "--seeds", out, "--jobs", "2", *tiny]
         return subprocess.Popen(command, env=dict(os.environ, PYTHONPATH=str(ROOT)))
 
-    killed = start("2")
+    killed = start("2", *configs)
     while not (tmp_path / "2/stem/seed_0/last_checkpoint").is_file():
         time.sleep(0.1)
     killed.kill()
-    assert start("2").wait() == start("1").wait() == 1
+    assert start("2", *configs).wait() == 1 and start("1", *configs[:2]).wait() == 0
     files = [tmp_path / n / "stem/seed_0/result.json" for n in "21"]
     resumed, whole = (json.loads(file.read_text()) for file in files)
     assert all(resumed[key] == whole[key] for key in whole if key.startswith("coco/"))
