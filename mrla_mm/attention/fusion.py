@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.attention.light import MRLALight
-from mrla_mm.attention.softmax import MRLABase
+from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused
 
 
@@ -90,13 +90,30 @@ def run_base(
     return out, (keys, *values)
 
 
+def run_mla(
+    attention: MLA,
+    path: str,
+    c: Tensor,
+    shortcut: Tensor | None,
+    memory: Memory,
+    add_relu: bool = False,
+    norm: FrozenNorm | None = None,
+) -> tuple[Tensor, Memory]:
+    """Run MLA fused; the arguments are those of `FusedVariant.run`."""
+    keys = attention.project_keys(memory[0]).flatten(2) if memory else None
+    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
+    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm, project_last=True)
+    out, pooled, maps = base_fused(path, c, shortcut, weights, (keys, memory[1:]), **options)
+    return out, (attention.averages(pooled, memory), *maps)
+
+
 def light_obstacle(attention: MRLALight) -> str:
     """Return why an MRLA-light has no fused path, or an empty string."""
     return "its value has a GELU" if attention.value_gelu else ""
 
 
-def base_obstacle(attention: MRLABase) -> str:
-    """Return why an MRLA-base has no fused path, or an empty string."""
+def base_obstacle(attention: MRLABase | MLA) -> str:
+    """Return why an MRLA-base or MLA has no fused path, or an empty string."""
     if attention.value is None or attention.value_gelu:
         return "its value is not a convolution alone"
     return ""
@@ -110,6 +127,7 @@ def light_supports_branch(attention: MRLALight) -> bool:
 FUSED = {
     MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
+    MLA: FusedVariant(run_mla, base_obstacle),
 }
 
 
