@@ -173,7 +173,10 @@ def why_not_as_built(attention: LayerAttention) -> str:
     """Return what of an attention is not exactly what its class builds, or an empty string."""
     if has_hooks(attention):
         return "the attention has a hook, or its forward was replaced"
-    for name, part in attention.named_children():
+    for name in ("query", "key", "value"):
+        part = getattr(attention, name, None)
+        if part is None:
+            continue
         if has_hooks(part):
             return f"{name} has a hook, or its forward was replaced"
         if not (is_depthwise(part) or is_projection(part)):

@@ -36,6 +36,7 @@ VARIANTS = {
     "MLA": MLA,
     "MLA, identity value": dict(MLA, value="identity"),
     "MLA, GELU": dict(MLA, value="dwconv_gelu"),
+    "DLA": dict(type="DLALight", head_channels=4, reduction=2),
 }
 NORMS = {
     "frozen": dict(type="BN"),
@@ -201,6 +202,8 @@ def extent(branch, **options):
         ("MLA", "frozen", "branch"),
         ("MLA", "batch statistics", "attention"),
         ("MLA, GELU", "frozen", "nothing"),
+        ("DLA", "frozen", "branch"),
+        ("DLA", "batch statistics", "attention"),
     ],
 )
 def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
