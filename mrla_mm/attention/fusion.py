@@ -221,6 +221,8 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
     if not is_frozen_bn(branch.norm):
         return "the norm is not a BatchNorm2d with frozen statistics"
+    if branch.activation is not None:
+        return "an activation follows the norm"
     if not variant.supports_branch(branch.attention):
         return "the attention's output is needed as its memory"
     if type(branch.drop_path) not in (DropPath, nn.Identity):

@@ -61,6 +61,12 @@ def test_operators(module, shapes, expected):
         dict(type="MRLAEfficientNet", arch="b0"),
         dict(type="MRLAResNet", depth=18, layer_attention=dict(type="LinearRLA", head_channels=16)),
         dict(type="MRLAResNet", depth=18, layer_attention=dict(type="DLALight")),
+        dict(
+            type="MRLAResNet",
+            depth=18,
+            layer_attention=dict(type="KCLA"),
+            zero_init_attention=False,
+        ),
     ],
     ids=lambda backbone: backbone.get("layer_attention", backbone)["type"],
 )
