@@ -74,7 +74,7 @@ def run_light(
 
 
 def run_base(
-    attention: MRLABase,
+    attention: MRLABase | MLA,
     path: str,
     c: Tensor,
     shortcut: Tensor | None,
@@ -82,29 +82,17 @@ def run_base(
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
 ) -> tuple[Tensor, Memory]:
-    """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
+    """Run MRLA-base or MLA fused; the arguments are those of `FusedVariant.run`."""
+    is_mla = type(attention) is MLA
     keys, *values = memory or (None,)
+    if is_mla and memory:
+        keys = attention.project_keys(memory[0]).flatten(2)
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
-    out, keys, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
-    return out, (keys, *values)
-
-
-def run_mla(
-    attention: MLA,
-    path: str,
-    c: Tensor,
-    shortcut: Tensor | None,
-    memory: Memory,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> tuple[Tensor, Memory]:
-    """Run MLA fused; the arguments are those of `FusedVariant.run`."""
-    keys = attention.project_keys(memory[0]).flatten(2) if memory else None
-    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm, project_last=True)
-    out, pooled, maps = base_fused(path, c, shortcut, weights, (keys, memory[1:]), **options)
-    return out, (attention.averages(pooled, memory), *maps)
+    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm, project_last=is_mla)
+    out, left, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
+    if is_mla:
+        left = attention.averages(left, memory)
+    return out, (left, *values)
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -127,7 +115,7 @@ def light_supports_branch(attention: MRLALight) -> bool:
 FUSED = {
     MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
-    MLA: FusedVariant(run_mla, base_obstacle),
+    MLA: FusedVariant(run_base, base_obstacle),
 }
 
 

@@ -30,6 +30,8 @@ KINDS = {
     "DIA": dict(layer_attention=dict(type="DIA", reduction=4)),
     "RLA": dict(type="RLAResNet"),
     "MRLA": dict(type="MRLAResNet", layer_attention=dict(type="DIA", reduction=4), **SE),
+    "DLA": dict(type="MRLAResNet", layer_attention=dict(type="DLALight", reduction=4)),
+    "KCLA": dict(type="MRLAResNet", layer_attention=dict(type="KCLA"), zero_init_attention=False),
 }
 
 

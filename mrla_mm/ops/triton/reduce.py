@@ -256,9 +256,3 @@ def weighted_sum_backward(
             weighted_sum_backward_kernel, grid, tensors, *sizes, first, len(some), fresh, *blocks
         )
     return sums
-
-
-def take_shift(value_sums: Tensor, sums: Tensor) -> None:
-    """See `cpu.take_shift`."""
-    value_sums[:, :, -1] = 0
-    value_sums[0, :, -1] = sums[:, :, -1].sum(0)
