@@ -29,7 +29,8 @@ NAMES = [name for name in FILES if not name.startswith("_base_")]
 DETECTORS = [name for name in NAMES if "/" not in name]
 QUICKSTARTS = [name for name in NAMES if name.startswith("quickstart/")]
 COMPARED = re.compile(
-    r"(comparators/.*_r50|imagenet/resnet50)_(se|cbam|a2|aa|nl|gc_\w+?|eca|dia|rla_g|ba)_(1x|8xb32)"
+    r"(comparators/.*_r50|imagenet/resnet50)_"
+    r"(se|cbam|a2|aa|nl|gc_\w+?|eca|dia|rla_g|ba|dla_light|kcla)_(1x|8xb32)"
 )
 RECIPES = [name for name in NAMES if name.startswith("imagenet/")]
 CLASSIFIERS = [name for name in RECIPES if not COMPARED.fullmatch(name)]

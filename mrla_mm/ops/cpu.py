@@ -223,3 +223,8 @@ def weighted_sum_backward(
     if state.shift is not None:
         sums[:, -1] = grid_sum(grad)
     return sums
+
+
+def take_shift(value_sums: Tensor, sums: GridSums) -> None:
+    """Write the sum of grad that `grid_sums` found to where `weighted_sum_backward` leaves it."""
+    value_sums[:, -1] = sums.grad

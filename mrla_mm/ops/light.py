@@ -67,6 +67,7 @@ class Options(NamedTuple):
     has_history: bool
     add_relu: bool
     eps: float
+    project_last: bool = False
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""

@@ -5,11 +5,12 @@
     v = depthwise 3x3 convolution of x                          (B, C, H, W), f_V
 
     light   o = sigmoid(q . k / sqrt(D)) v + lambda o'          Eq. 8, Algorithm 3
-    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA)
+    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1
+    MLA     o = f_V^t(sum_{s<=t} softmax_s(q^t . f_K^t(y^s) / sqrt(D)) x^s)             Eq. 4
     linear  o = phi(q) U / (phi(q) Z)                           App. A.3
 
-q and k are cut into G heads of D channels; MLA has another k and v; U = sum phi(k) v, Z = sum
-phi(k).
+q and k are cut into G heads of D channels; U = sum phi(k) v, Z = sum phi(k). Of MLA the paper has
+the sum over f_V^t(x^s), which is the same: f_V is linear, and a score is the same in a channel.
 
 Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is
 computed in at least single precision, autocast or not: it is tiny, and its scores decide about
@@ -230,6 +231,7 @@ def base_layer(
     heads: int,
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
+    project_last: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """What `base_fused` computes, which has the arguments."""
     x = (c + shortcut).relu() if add_relu else c
@@ -237,10 +239,13 @@ def base_layer(
     query, key = query_and_key(x, weights, heads)
     own = key.flatten(1).unsqueeze(1)  # (B, 1, E)
     keys = own if keys is None else torch.cat((keys, own), 1)
-    values = (*values, depthwise_value(x, weights.value))
+    values = (*values, x if project_last else depthwise_value(x, weights.value))
     scores = softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1))
     out = weighted_sum(scores, values)
-    return out if norm is None else norm_residual(x, out, norm), keys, values
+    if project_last:
+        out = depthwise_value(out, weights.value)
+    out = out if norm is None else norm_residual(x, out, norm)
+    return out, global_average(x) if project_last else keys, values
 
 
 def feature_map(pooled: Tensor) -> Tensor:

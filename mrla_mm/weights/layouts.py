@@ -1,9 +1,10 @@
-"""Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name our tensors.
+"""Key layouts: how the authors of MRLA, RLA and PVTv2, torchvision and timm name our tensors.
 
 A backbone's `key_layout` names the layout of its published files. Renaming goes from their names to
 ours and leaves our own names alone.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -82,6 +83,23 @@ class SwinLayout(KeyLayout):
         return {key.removeprefix("backbone."): value for key, value in converted.items()}
 
 
+class RLALayout(KeyLayout):
+    """The layout of RLA's authors: a block's first convolution reads the hidden state last."""
+
+    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state dict with our names, and those convolutions in two."""
+        writes = state.get("conv_outs.0.weight")  # (K, C, 1, 1), K channels of the hidden state
+        renamed = {}
+        for key, tensor in super().renamed(state).items():
+            key = re.sub(r"\.norms\.(\d+)", r".\1.mrla.norm", key)
+            if writes is not None and key.endswith(".conv1.weight"):
+                read = tensor[:, -len(writes) :]
+                renamed[key.replace(".conv1.", ".mrla.read.")] = read.contiguous()
+                tensor = tensor[:, : -len(writes)].contiguous()
+            renamed[key] = tensor
+        return renamed
+
+
 def rename(key: str, names: Mapping[str, str]) -> str:
     """Replace the prefix of a key by its name in a table."""
     return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
@@ -124,12 +142,27 @@ def with_prefixes(theirs: str, ours: str, names: dict[str, str]) -> dict[str, st
     return {f"{theirs}{left}": f"{ours}{right}" for left, right in names.items()}
 
 
+def numbered_stages(theirs: str, ours: str = "") -> dict[str, str]:
+    """Return a table of the names of four stages, which torchvision counts from 1."""
+    return {f"{theirs}.{index}.": f"layer{index + 1}.{ours}" for index in range(4)}
+
+
 LAYOUTS = {
     None: KeyLayout(),
     "resnet": KeyLayout(
         # the release's base models number their stages, its light models do as torchvision's
-        prefixes={f"stages.{index}.": f"layer{index + 1}." for index in range(4)},
+        prefixes=numbered_stages("stages"),
         parts={**PROJECTIONS, ".bn_mrla.": ".mrla.norm."},
+        heads={"fc.": "head.fc."},
+    ),
+    "rla": RLALayout(
+        prefixes={
+            **numbered_stages("stages"),
+            **numbered_stages("stage_bns", "norms."),
+            **numbered_stages("conv_outs", "0.mrla.write."),
+            **numbered_stages("recurrent_convs", "0.mrla.recurrent."),
+            "bn2.": "out_norm.",
+        },
         heads={"fc.": "head.fc."},
     ),
     "deit": KeyLayout(

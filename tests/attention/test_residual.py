@@ -11,14 +11,21 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual, choose_fusion
+from mrla_mm.attention import (
+    LayerAttention,
+    LayerAttentionResidual,
+    TokenAttentionResidual,
+    choose_fusion,
+    softmax,
+)
 from mrla_mm.attention.softmax import MRLABase
 from mrla_mm.errors import InputError
+from mrla_mm.ops import softmax_scores, weighted_sum
 
 from ..backbones.common import OwnAttention
 from .stages import assert_same
 
-LIGHT, BASE = (dict(type=name, head_channels=4) for name in ("MRLALight", "MRLABase"))
+LIGHT, BASE, MLA = (dict(type=f, head_channels=4) for f in ("MRLALight", "MRLABase", "MLA"))
 VARIANTS = {
     "light": LIGHT,
     "light, last output": dict(LIGHT, previous="output"),
@@ -26,7 +33,10 @@ VARIANTS = {
     "light, GELU": dict(LIGHT, value="dwconv_gelu"),
     "base": BASE,
     "base, identity value": dict(BASE, value="identity"),
-    "MLA": dict(type="MLA", head_channels=4),
+    "MLA": MLA,
+    "MLA, identity value": dict(MLA, value="identity"),
+    "MLA, GELU": dict(MLA, value="dwconv_gelu"),
+    "DLA": dict(type="DLALight", head_channels=4, reduction=2),
 }
 NORMS = {
     "frozen": dict(type="BN"),
@@ -35,7 +45,7 @@ NORMS = {
     "frozen SyncBN": dict(type="SyncBN"),
     "GN": dict(type="GN", num_groups=2),
 }
-LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base"])
+LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base", "MLA"])
 
 
 def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop_path=0.0):
@@ -67,6 +77,10 @@ def call(function, *args):
 
 def recompute(function, *args):
     return checkpoint(function, *args, use_reentrant=False)
+
+
+def reentrant(function, *args):
+    return checkpoint(function, *args, use_reentrant=True)
 
 
 def run(stage, x, shortcut, call=call):
@@ -185,7 +199,11 @@ def extent(branch, **options):
         ("light, last output", "frozen", "attention"),
         ("light, GELU", "frozen", "nothing"),
         ("base, identity value", "frozen", "nothing"),
-        ("MLA", "frozen", "nothing"),
+        ("MLA", "frozen", "branch"),
+        ("MLA", "batch statistics", "attention"),
+        ("MLA, GELU", "frozen", "nothing"),
+        ("DLA", "frozen", "branch"),
+        ("DLA", "batch statistics", "attention"),
     ],
 )
 def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
@@ -234,6 +252,39 @@ def test_a_subclass_of_batch_norm(training):
     x = draw_map().requires_grad_()
     expected = x + branch.norm(branch.attention(x, x)[0])
     assert_same([branch(x, x)[0]], [expected], dict(x=x))
+
+
+class MLAOfEveryMap(LayerAttention):
+    """Eq. 4 as the paper writes it: layer t projects every earlier map."""
+
+    def forward(self, x, shortcut, memory=()):
+        maps = (*memory, x)
+        keys = [self.query_and_key(m)[1] for m in maps]
+        scores = softmax_scores(self.query_and_key(x)[0], keys)
+        return weighted_sum(scores, [self.project_value(m) for m in maps]), maps
+
+
+@pytest.mark.parametrize("value", ["dwconv", "dwconv_gelu", "identity"])
+@pytest.mark.parametrize("norm", ["frozen", "batch statistics"])
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_mla_projects_one_map_in_place_of_all(path, norm, value, monkeypatch):
+    options = dict(head_channels=4, value=value)
+    stages = [
+        make_stage(dict(type=kind, **options), norm, depth=5, drop_path=0.3)
+        for kind in (MLAOfEveryMap, softmax.MLA)
+    ]
+    expected = gradients(stages[0], "naive", monkeypatch)
+    found = gradients(stages[1], path, monkeypatch, reentrant if path == "fused" else call)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("value", "convolutions"), [("dwconv", 1), ("dwconv_gelu", 3)])
+def test_mla_runs_so_many_convolutions_in_its_third_layer(value, convolutions, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    calls, stage = [], make_stage(dict(MLA, value=value))
+    stage[2].attention.value.register_forward_hook(lambda *_: calls.append(1))
+    run(stage, draw_map(), draw_map())
+    assert len(calls) == convolutions
 
 
 class SquaredBase(MRLABase):

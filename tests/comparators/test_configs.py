@@ -9,10 +9,15 @@ from ..test_configs import COMPARED, FILES, build, check_schedule, load, resnet_
 
 
 def read_rows(table, folder):
-    """Config, depth, and millions of parameters, the paper's and ours, of each row."""
+    """Config, depth, and millions of parameters, the paper's and ours, of each row.
+
+    The paper has no figures of what came after it.
+    """
     lines = csv.reader((ROOT / "docs/tables" / table).read_text().splitlines())
     rows = [row for row in lines if row[4] != "ours" and COMPARED.fullmatch(folder + row[1])]
-    return [(folder + row[1], int(row[2] or 50), float(row[3]), float(row[4])) for row in rows]
+    return [
+        (folder + row[1], int(row[2] or 50), float(row[3] or row[4]), float(row[4])) for row in rows
+    ]
 
 
 def millions(parameters):

@@ -20,6 +20,7 @@ from .cases import (
     base_joined,
     draw,
     light,
+    mla_joined,
     needs_triton,
     results,
 )
@@ -107,11 +108,12 @@ def test_light_precisions_and_shapes(shape, extent, layout, path):
         assert_same(function, tensors, path=path, dtype=dtype, layout=layout)
 
 
+@pytest.mark.parametrize("joined", [base_joined, mla_joined], ids=["base", "MLA"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("extent", EXTENTS[::2])
 @pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
-def test_base_precisions_and_shapes(shape, extent, layout, path):
-    function = functools.partial(base_joined, extent=extent)
+def test_base_precisions_and_shapes(shape, extent, layout, path, joined):
+    function = functools.partial(joined, extent=extent)
     first, *others = dtypes_of(path)[: 1 if path == "triton" and shape[2] > 8 else None]
     options = dict(path=path, layout=layout)
     for depth in (0, 2, 10):  # 11 values take the kernels two launches
@@ -125,14 +127,16 @@ def test_base_precisions_and_shapes(shape, extent, layout, path):
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_base_with_linear_projections_and_the_last_layer_of_a_stage(extent):
     tensors = draw((2, 12, 3, 4), extent, depth=2, linear=True, history=False)
-    joined = functools.partial(base_joined, extent=extent)
-    for function in (joined, lambda t, path: base(t, extent, path)[0]):
-        assert_same(function, tensors, path="fused", dtype=torch.float64)
+    for options in ({}, dict(project_last=True)):
+        joined = functools.partial(base_joined, extent=extent, **options)
+        last = functools.partial(base, extent=extent, **options)
+        for function in (joined, lambda t, path, last=last: last(t, path=path)[0]):
+            assert_same(function, tensors, path="fused", dtype=torch.float64)
 
 
 def test_chunks_of_the_batch_are_all_computed(monkeypatch):
     monkeypatch.setattr(cpu, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
-    for function, depth in ((light, 0), (base_joined, 2)):
+    for function, depth in ((light, 0), (base_joined, 2), (mla_joined, 2)):
         tensors = draw((5, 20, 6, 5), "block end", depth=depth, history=not depth)
         assert [s.stop - s.start for s in cpu.chunks(tensors["c"])] == [2, 2, 2]
         bound = functools.partial(function, extent="block end")
@@ -217,6 +221,13 @@ def test_base_saves_one_map_besides_the_values():
     assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
 
+def test_mla_saves_the_maps_alone():
+    tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
+    function = functools.partial(base, project_last=True)
+    (_, _, (_, x)), saved = saved_maps(function, tensors, "block end")
+    assert saved == {tensors["values0"].data_ptr(), x.data_ptr()}
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_gradients_of_others_are_not_written_to(path):
     """The gradient of a sum is that of output and value alike; and backward runs twice."""
@@ -239,10 +250,10 @@ def test_gradients_of_others_are_not_written_to(path):
         torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("function", [light, base_joined])
+@pytest.mark.parametrize("function", [light, base_joined, mla_joined])
 @pytest.mark.parametrize("path", PATHS)
 def test_results_are_the_same_to_the_bit_in_every_run(function, path):
-    depth = 2 if function is base_joined else 0
+    depth = 0 if function is light else 2
     tensors = draw((3, 20, 6, 5), "block end", depth=depth, history=not depth)
     bound = functools.partial(function, extent="block end", path=path)
     first = results(bound, tensors, dtype=torch.float32)

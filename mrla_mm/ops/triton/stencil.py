@@ -324,3 +324,9 @@ def apply_backward(
     tensors = (grad, added, weight, state.gain, slope, state.shift, positive, grad_x, grad_history)
     sizes = grad.shape[1], grad.shape[2], *numbers
     launch(apply_kernel, grid, tensors, *sizes, True, residual, *blocks)
+
+
+def take_shift(value_sums: Tensor, sums: Tensor) -> None:
+    """See `cpu.take_shift`."""
+    value_sums[:, :, -1] = 0
+    value_sums[0, :, -1] = sums[:, :, -1].sum(0)
