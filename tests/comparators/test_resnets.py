@@ -13,7 +13,13 @@ from mmengine.registry import MODELS
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 
-from ..backbones.common import assert_same_levels, assert_same_with_gradients, gradients, load_plain
+from ..backbones.common import (
+    assert_same_levels,
+    assert_same_with_gradients,
+    gradients,
+    load_plain,
+    randomize,
+)
 
 
 def plugin(kind, stages=(True,) * 4, cfg=None, **options):
@@ -165,6 +171,25 @@ def test_plugins_go_into_the_blocks_named(kind):
         build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
     with pytest.raises(InputError, match="depth=18"):
         build("RLA", depth=18)
+
+
+@pytest.mark.parametrize("kind", ["SE", "ECA", "CBAM", "ContextBlock", "NonLocal2d"])
+@torch.no_grad()
+def test_plugins_of_basic_blocks(kind):
+    """mmdet refuses them in ResNet-18 and -34."""
+    entry = plugin(kind, cfg=dict(ratio=1 / 4) if kind == "ContextBlock" else None)
+    with pytest.raises(InputError, match="after_conv2"):
+        build("", depth=18, plugins=[entry])
+    entry["position"] = "after_conv2"
+    net = randomize(build("", depth=18, plugins=[entry])).eval()
+    x = torch.rand(2, 16, 9, 11)
+    block = net.layer1[0]
+    (name,) = block.after_conv2_plugin_names
+    out = block.norm2(block.conv2(block.norm1(block.conv1(x)).relu()))
+    torch.testing.assert_close(block(x)[0], (x + getattr(block, name)(out)).relu())
+    build("", type="MRLAResNet", depth=34, base_channels=32, plugins=[entry])(
+        torch.rand(2, 3, 64, 64)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
