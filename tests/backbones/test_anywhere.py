@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from mmengine.model import convert_sync_batchnorm
+from mmengine.model import BaseModule, convert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
@@ -126,6 +126,58 @@ def test_looking_for_runs_changes_nothing():
     assert torch.equal(torch.get_rng_state(), random_state) and backbone.training
     assert_equal(backbone.state_dict().values(), state.values())
     assert not any(module._forward_hooks for module in backbone.modules())
+
+
+class Block(nn.Module):
+    def __init__(self, taken, returned):
+        super().__init__()
+        self.conv = nn.Conv2d(taken, returned, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).tanh()
+
+
+class Kin(Block):
+    pass
+
+
+class Reversed(nn.Sequential):
+    def forward(self, x):
+        return super().forward(-x)
+
+
+class Network(BaseModule):
+    """Two runs in one container, and what is none: layers, nested containers, own forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
+        self.runs = nn.Sequential(Block(8, 8), Block(8, 8), Kin(8, 16), Kin(16, 16), Block(16, 8))
+        self.nested = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
+        self.own = Reversed(Block(8, 8), Block(8, 8))
+        self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
+
+    def forward(self, x):
+        x = self.own(self.nested(self.runs(self.layers(x))))
+        return self.one_by_one[1](self.one_by_one[0](x))
+
+
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
+def test_runs_are_told_from_what_is_none_and_have_a_memory_each(variant):
+    plain = Network()
+    assert find_runs(plain, 3) == [("runs", range(2), 8, True), ("runs", range(2, 4), 16, False)]
+    network = randomize(build(Network, layer_attention=dict(type=variant))).double()
+    names = {name for name, _ in network.named_modules() if name.endswith(".mrla")}
+    assert names == {f"runs.{index}.mrla" for index in range(4)}
+    found = network.runs(IMAGE.double().new_ones(2, 8, 9, 7))
+    x, memory = IMAGE.double().new_ones(2, 8, 9, 7), ()
+    for index, block in enumerate(network.runs):
+        out = block(x)
+        if index < 4:
+            shortcut = x if index != 2 else None
+            out, *memory = block.mrla(out, shortcut, *(memory if index != 2 else ()))
+        x = out
+    torch.testing.assert_close(found, x)
 
 
 def test_stages_choose_and_frozen_ones_stay_frozen():
