@@ -141,6 +141,15 @@ class Kin(Block):
     pass
 
 
+class Nest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(Block(8, 8), Block(8, 8))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
 class Reversed(nn.Sequential):
     def forward(self, x):
         return super().forward(-x)
@@ -154,21 +163,26 @@ class Network(BaseModule):
         self.layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
         self.runs = nn.Sequential(Block(8, 8), Block(8, 8), Kin(8, 16), Kin(16, 16), Block(16, 8))
         self.nested = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
+        self.outer = nn.Sequential(Nest(), Nest())
         self.own = Reversed(Block(8, 8), Block(8, 8))
         self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
 
     def forward(self, x):
-        x = self.own(self.nested(self.runs(self.layers(x))))
+        x = self.own(self.outer(self.nested(self.runs(self.layers(x)))))
         return self.one_by_one[1](self.one_by_one[0](x))
 
 
 @pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
 def test_runs_are_told_from_what_is_none_and_have_a_memory_each(variant):
     plain = Network()
-    assert find_runs(plain, 3) == [("runs", range(2), 8, True), ("runs", range(2, 4), 16, False)]
+    assert find_runs(plain, 3) == [
+        ("runs", range(2), 8, True),
+        ("runs", range(2, 4), 16, False),
+        ("outer", range(2), 8, True),
+    ]
     network = randomize(build(Network, layer_attention=dict(type=variant))).double()
     names = {name for name, _ in network.named_modules() if name.endswith(".mrla")}
-    assert names == {f"runs.{index}.mrla" for index in range(4)}
+    assert names == {*(f"runs.{index}.mrla" for index in range(4)), "outer.0.mrla", "outer.1.mrla"}
     found = network.runs(IMAGE.double().new_ones(2, 8, 9, 7))
     x, memory = IMAGE.double().new_ones(2, 8, 9, 7), ()
     for index, block in enumerate(network.runs):
@@ -212,8 +226,10 @@ def test_the_file_of_a_swin_classifier_loads(tmp_path):
             state[key] = value
     torch.save(dict(model=state), tmp_path / "swin.pth")
     checkpoint = dict(type="Pretrained", checkpoint=str(tmp_path / "swin.pth"))
-    backbone = build("mmdet.SwinTransformer", **options, init_cfg=checkpoint, convert_weights=True)
+    init_cfg = [dict(type="Constant", layer="LayerNorm", val=1.0), checkpoint]
+    backbone = build("mmdet.SwinTransformer", **options, init_cfg=init_cfg, convert_weights=True)
     backbone.init_weights()
+    assert not any(branch.norm.weight.any() for branch in branches(backbone))
     found = backbone.state_dict()
     for key, value in plain.state_dict().items():
         if not key.startswith("norm") and "downsample" not in key:  # mmdet orders these anew
