@@ -40,6 +40,15 @@ def test_parameters(kind, arguments, wanted):
     assert {name: tuple(tensor.shape) for name, tensor in state.items()} == wanted
 
 
+SIZES = {4: 1, 8: 3, 64: 3, 96: 3, 128: 5, 1280: 5, 2048: 7, 32768: 9}  # 8: 4 / 2 = 2, raised to 3
+
+
+@pytest.mark.parametrize(("channels", "size"), SIZES.items())
+def test_kernel_size_by_the_eca_rule(channels, size):
+    module = attention.MRLALight(channels, head_channels=1)
+    assert module.query.weight.shape == module.key.weight.shape == (1, 1, size)
+
+
 BAD = [
     (dict(head_channels=10), "head_channels=10"),
     (dict(head_channels=0), "head_channels=0"),
