@@ -159,5 +159,8 @@ def test_the_readme_links_every_page_and_nothing_that_is_not_there():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links = set(re.findall(r"\]\(([^)#\s]+)", readme))
     assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
+    for page, anchor in re.findall(r"\]\(([\w/.]+)#([^)]+)\)", readme):
+        slugs = re.sub(r"[^\w \n-]", "", (ROOT / page).read_text(encoding="utf-8").lower())
+        assert f"-{anchor}\n" in slugs.replace(" ", "-"), anchor
     pages_of_site = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     assert pages_of_site - {"docs/index.md", "docs/changelog.md"} <= links

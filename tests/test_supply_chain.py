@@ -21,19 +21,11 @@ def refuse(*arguments, **keywords):
 
 socket.socket.connect = socket.getaddrinfo = refuse
 
-import mrla_mm
-from mmengine.config import Config
-from mmengine.registry import MODELS, init_default_scope
-from mrla_mm import backbones, export
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
 
-backbones.MRLAResNet(18)
-backbones.MRLAViT("deit-tiny")
-backbones.MRLACeiT("ceit-tiny")
-backbones.MRLAPVTv2("b0")
-backbones.MRLAEfficientNet("b0")
-cfg = Config.fromfile("configs/retinanet_r50_mrla_light_1x.py")
-init_default_scope("mmdet")
-MODELS.build(cfg.model)
+for name in ("r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"):
+    build_model(read_config(f"mrla_mm::retinanet_{name}_mrla_light_1x.py", {}))
 """
 
 

@@ -210,17 +210,13 @@ def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
     assert extent(branch) == "nothing"
 
 
-def test_other_activations_and_dtypes_are_not_fused_away():
+def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     branch, x, relu6 = make_stage()[0], draw_map(), nn.ReLU6()
     assert extent(branch, shortcut=x, relu=nn.ReLU()) == "all"
     assert extent(branch, shortcut=x, relu=relu6) == "branch"
     assert extent(branch, shortcut=x.float(), relu=nn.ReLU()) == "branch"
     found = branch.forward_add_relu(x, x, relu6)[0]
     torch.testing.assert_close(found, branch(relu6(x + x), x)[0])
-
-
-def test_another_drop_path_is_not_fused():
-    branch = make_stage(depth=1)[0]
     branch.drop_path = nn.Dropout(0.5)
     assert extent(branch) == "attention"
 
