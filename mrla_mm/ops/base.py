@@ -20,14 +20,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (
-    Parameters,
-    State,
-    cat,
-    cat_chunks,
-    sum_chunks,
-    take,
-)
+from mrla_mm.ops.coefficients import Parameters, State, cat, cat_chunks, sum_chunks, take
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.light import (
     Options,
@@ -65,10 +58,7 @@ class BaseFunction(torch.autograd.Function):
                 c_chunk, x_chunk, shortcut_chunk, y_chunk = take(samples, c, x, shortcut, y)
                 keys_chunk, inner_chunk = take(samples, earlier_keys, inner)
                 values_chunk = take(samples, *values)
-                if options.add_relu:
-                    pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=True)
-                else:
-                    pooled = passes.pool(x_chunk)
+                pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=True)
                 state = passes.base_state(pooled, layer.take(samples), keys_chunk)
                 residual = None if layer.norm is None else x_chunk
                 convolve = partial(passes.apply, weight=layer.weights.value, residual=False)
@@ -186,9 +176,8 @@ def base_fused(
     Args as for `light_fused`, but earlier are keys (B, T - 1, E), None for T = 1, and values (B, C,
     H, W) of the stage's earlier layers; of MLA those keys are by this layer's f_K.
 
-    Shapes:
-        c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values (B,
-        C, H, W); of MLA the average of x (B, C) in place of the keys.
+    Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values
+    (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if add_relu else None

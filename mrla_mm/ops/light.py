@@ -71,7 +71,10 @@ class Options(NamedTuple):
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
-        return Layer.unpack(parameters, self.heads, self.has_history, self.eps)
+        query, key, value, history_scale, *norm = parameters
+        norm = None if parameters.mean is None else FrozenNorm(*norm, self.eps)
+        weights = Weights(query, key, value, history_scale)
+        return Layer(weights, norm, self.heads, self.has_history)
 
 
 class Saved(NamedTuple):
@@ -112,11 +115,8 @@ class LightFunction(torch.autograd.Function):
             for samples in passes.chunks(c):
                 c_chunk, x_chunk, shortcut_chunk, y_chunk = take(samples, c, x, shortcut, y)
                 history = shortcut_chunk if options.has_history else None
-                pooled = None
-                if options.add_relu:
-                    pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=has_gate)
-                elif has_gate:
-                    pooled = passes.pool(x_chunk)
+                added = shortcut_chunk if options.add_relu else None
+                pooled = passes.add_relu(c_chunk, added, out=x_chunk, pool=has_gate)
                 state = passes.light_state(x_chunk, pooled, layer.take(samples))
                 passes.apply(
                     x_chunk, history, layer.weights.value, state, residual=has_norm, out=y_chunk
