@@ -24,9 +24,9 @@ from mrla_mm.ops.coefficients import Parameters, State, cat, cat_chunks, sum_chu
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.light import (
     Options,
-    Saved,
     dense_format,
     disable_autocast,
+    load_saved,
     match_layout,
     refuse_second_derivative,
 )
@@ -71,7 +71,7 @@ class BaseFunction(torch.autograd.Function):
                     passes.weighted_sum(residual, state, values_chunk, out=y_chunk)
                 states.append(state)
         state = cat_chunks(states)
-        Saved(state, parameters, (x, *values)).save(ctx)
+        ctx.save_for_backward(*state, *parameters, x, *values)
         ctx.set_materialize_grads(False)  # nobody asks for keys and values of a stage's last layer
         ctx.options = options
         return y, state.pooled if options.project_last else state.keys, *values
@@ -81,7 +81,7 @@ class BaseFunction(torch.autograd.Function):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         refuse_second_derivative()
         options = ctx.options
-        state, parameters, (x, *values) = Saved.load(ctx)
+        state, parameters, (x, *values) = load_saved(ctx)
         layer = options.layer(parameters)
         passes = passes_of(options.path)
         has_norm = layer.norm is not None
