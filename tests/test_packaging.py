@@ -58,7 +58,7 @@ def test_the_wheel_asks_for_mmpretrain_alone_and_its_readme_has_no_relative_link
     (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     metadata = archive.read(name).decode()
     assert "](https://github.com/us/mrla_mm/raw/HEAD/docs/_static/method.svg)" in metadata
-    assert re.findall("^Requires-Dist: ([^;]*)$", metadata, re.MULTILINE) == ["mmpretrain>=1.0.0"]
+    assert re.findall("^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE) == ["mmpretrain>=1.0.0"]
     assert all("://" in target for target in re.findall(r"\]\(([^)]*)\)", metadata))
 
 
