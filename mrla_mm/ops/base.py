@@ -20,20 +20,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (
-    Parameters,
-    State,
-    cat,
-    cat_chunks,
-    sum_chunks,
-    take,
-)
+from mrla_mm.ops.coefficients import Parameters, State, cat, cat_chunks, sum_chunks, take
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.light import (
     Options,
-    Saved,
     dense_format,
     disable_autocast,
+    load_saved,
     match_layout,
     refuse_second_derivative,
 )
@@ -65,10 +58,7 @@ class BaseFunction(torch.autograd.Function):
                 c_chunk, x_chunk, shortcut_chunk, y_chunk = take(samples, c, x, shortcut, y)
                 keys_chunk, inner_chunk = take(samples, earlier_keys, inner)
                 values_chunk = take(samples, *values)
-                if options.add_relu:
-                    pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=True)
-                else:
-                    pooled = passes.pool(x_chunk)
+                pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=True)
                 state = passes.base_state(pooled, layer.take(samples), keys_chunk)
                 residual = None if layer.norm is None else x_chunk
                 convolve = partial(passes.apply, weight=layer.weights.value, residual=False)
@@ -81,7 +71,7 @@ class BaseFunction(torch.autograd.Function):
                     passes.weighted_sum(residual, state, values_chunk, out=y_chunk)
                 states.append(state)
         state = cat_chunks(states)
-        Saved(state, parameters, (x, *values)).save(ctx)
+        ctx.save_for_backward(*state, *parameters, x, *values)
         ctx.set_materialize_grads(False)  # nobody asks for keys and values of a stage's last layer
         ctx.options = options
         return y, state.pooled if options.project_last else state.keys, *values
@@ -91,7 +81,7 @@ class BaseFunction(torch.autograd.Function):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         refuse_second_derivative()
         options = ctx.options
-        state, parameters, (x, *values) = Saved.load(ctx)
+        state, parameters, (x, *values) = load_saved(ctx)
         layer = options.layer(parameters)
         passes = passes_of(options.path)
         has_norm = layer.norm is not None
@@ -186,9 +176,8 @@ def base_fused(
     Args as for `light_fused`, but earlier are keys (B, T - 1, E), None for T = 1, and values (B, C,
     H, W) of the stage's earlier layers; of MLA those keys are by this layer's f_K.
 
-    Shapes:
-        c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values (B,
-        C, H, W); of MLA the average of x (B, C) in place of the keys.
+    Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, E) and values
+    (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if add_relu else None

@@ -7,6 +7,7 @@ ours and leaves our own names alone.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
 from torch import Tensor, nn
 
@@ -57,30 +58,24 @@ class KeyLayout:
         return renamed
 
 
-class PVTv2Layout(KeyLayout):
-    """The layout of PVTv2's authors, whose queries, keys and values mmdet joins."""
+@dataclass(frozen=True)
+class ConvertedLayout(KeyLayout):
+    """The layout of authors whose tensors mmdet joins or orders anew, as its own backbones do."""
+
+    heads: Mapping[str, str] = field(default_factory=lambda: {"head.": "head.fc."})
+    first: str = ""  # a key that their files alone have
+    converter: str = ""  # module of mmdet.models.backbones and function
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
-        from mmdet.models.backbones.pvt import pvt_convert  # mmdet takes seconds to import
-
-        if "patch_embed1.proj.weight" not in state:
+        if self.first not in state:
             return dict(state)
+        module, function = self.converter.split(".")
+        # imported here, because mmdet takes seconds to import
+        convert = getattr(import_module(f"mmdet.models.backbones.{module}"), function)
+        converted = convert({k: v for k, v in state.items() if not k.endswith("attn_mask")})
         heads = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
-        return pvt_convert(state) | heads  # mmdet drops the classifier
-
-
-class SwinLayout(KeyLayout):
-    """The layout of Swin's authors, whose patch merging mmdet orders anew."""
-
-    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
-        from mmdet.models.backbones.swin import swin_converter
-
-        if "patch_embed.proj.weight" not in state:
-            return dict(state)
-        converted = swin_converter({k: v for k, v in state.items() if not k.endswith("attn_mask")})
-        return {key.removeprefix("backbone."): value for key, value in converted.items()}
+        return {key.removeprefix("backbone."): value for key, value in converted.items()} | heads
 
 
 class RLALayout(KeyLayout):
@@ -179,6 +174,6 @@ LAYOUTS = {
         },
         heads={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
     ),
-    "pvtv2": PVTv2Layout(heads={"head.": "head.fc."}),
-    "swin": SwinLayout(),
+    "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", converter="pvt.pvt_convert"),
+    "swin": ConvertedLayout(first="patch_embed.proj.weight", converter="swin.swin_converter"),
 }

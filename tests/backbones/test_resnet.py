@@ -9,12 +9,10 @@ from mmdet.models import ResNet
 
 from measure import saved_bytes
 from mrla_mm.backbones import MRLAResNet
-from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 
 from .common import (
     assert_same_levels,
-    gradients,
     load_plain,
     randomize,
     randomize_zero_init,
@@ -91,23 +89,6 @@ def test_drop_path_drops_the_branch_alone(norm_eval):
     torch.manual_seed(1)
     assert_same_levels(backbone, plain, image)
     assert not torch.allclose(backbone.eval()(image)[0], plain(image)[0])
-
-
-@pytest.mark.parametrize("drop_path", [0.0, 0.5])
-@pytest.mark.parametrize("attention", [LIGHT, dict(LIGHT, previous="none"), BASE], ids=str)
-@pytest.mark.parametrize("depth", [18, 50])
-def test_the_fused_and_the_naive_path_have_the_same_gradients(
-    depth, attention, drop_path, monkeypatch
-):
-    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
-    options = dict(depth=depth, base_channels=16, attention_drop_path=drop_path)
-    backbone = randomize(MRLAResNet(layer_attention=attention, **options)).double().train()
-    image, found = torch.randn(2, 3, 64, 64, dtype=torch.float64), {}
-    for path in ("fused", "naive"):
-        monkeypatch.setenv("MRLA_OPS", path)
-        torch.manual_seed(1)
-        found[path] = gradients(backbone, image)
-    torch.testing.assert_close(found["fused"], found["naive"])
 
 
 @pytest.mark.parametrize(("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=str)

@@ -1,22 +1,17 @@
 """The comparators' configs: MRLA's recipes, and the parameters in docs/tables."""
 
-import csv
-
 import pytest
 
-from ..conftest import ROOT
-from ..test_configs import COMPARED, FILES, build, check_schedule, load, resnet_recipe
+from ..test_configs import COMPARED, FILES, build, check_schedule, load, read_table, resnet_recipe
 
 
 def read_rows(table, folder):
-    """Config, depth, and millions of parameters, the paper's and ours, of each row.
-
-    The paper has no figures of what came after it.
-    """
-    lines = csv.reader((ROOT / "docs/tables" / table).read_text().splitlines())
-    rows = [row for row in lines if row[4] != "ours" and COMPARED.fullmatch(folder + row[1])]
+    """Rows of comparators; the paper has no figures of what came after it."""
+    rows = [(folder + config, *rest) for config, *rest in read_table(table)]
+    rows = [row for row in rows if COMPARED.fullmatch(row[0])]
     return [
-        (folder + row[1], int(row[2] or 50), float(row[3] or row[4]), float(row[4])) for row in rows
+        (name, int(depth or 50), float(paper or ours), float(ours))
+        for name, depth, paper, ours in rows
     ]
 
 

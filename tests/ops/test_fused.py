@@ -206,26 +206,19 @@ def saved_maps(function, tensors, extent):
     return out, {t.data_ptr() for t in saved if t.numel() >= tensors["c"].numel()}
 
 
-def test_light_saves_two_maps():
+def test_maps_that_are_saved():
+    """By light x and the history, by base x and the values, by MLA the values alone, x included."""
     tensors = draw((2, 20, 9, 8), "branch")
     c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
     assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}
     _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made
     assert len(saved) == 2 and shortcut in saved and c not in saved
-
-
-def test_base_saves_one_map_besides_the_values():
-    tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-    (_, _, (_, value)), saved = saved_maps(base, tensors, "block end")
-    assert len(saved) == 3 and {tensors["values0"].data_ptr(), value.data_ptr()} < saved
-    assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
-
-
-def test_mla_saves_the_maps_alone():
-    tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-    function = functools.partial(base, project_last=True)
-    (_, _, (_, x)), saved = saved_maps(function, tensors, "block end")
-    assert saved == {tensors["values0"].data_ptr(), x.data_ptr()}
+    for project_last in (False, True):
+        tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
+        function = functools.partial(base, project_last=project_last)
+        (_, _, (earlier, own)), saved = saved_maps(function, tensors, "block end")
+        assert len(saved) == 3 - project_last and {earlier.data_ptr(), own.data_ptr()} <= saved
+        assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
 
 @pytest.mark.parametrize("path", PATHS)

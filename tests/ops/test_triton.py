@@ -27,15 +27,7 @@ from mrla_mm.ops import (
 )
 
 from . import cases
-from .cases import (
-    DEVICE,
-    INTERPRETED,
-    base_joined,
-    draw,
-    light,
-    mla_joined,
-    needs_triton,
-)
+from .cases import DEVICE, INTERPRETED, base_joined, draw, light, mla_joined, needs_triton
 from .test_fused import assert_same, poisoned
 
 __all__ = ["poisoned"]  # a fixture of this module too
@@ -118,7 +110,7 @@ FAULTS = {
     "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
     "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
     "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
-    "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
+    "no compiler": ("add_relu", lambda maps: maps["Failed to find C compiler"]),
 }
 
 
@@ -128,14 +120,14 @@ def test_a_wrong_triton_kernel_is_not_used(fault, unchecked, monkeypatch):
     from mrla_mm.ops import triton as passes
 
     name, damage = FAULTS[fault]
-    original = getattr(passes, "add_relu" if name == "pool" else name)
+    original = getattr(passes, name)
 
     def damaged(*args, **maps):
         result = original(*args, **maps)
         damage({name: tensor for name, tensor in maps.items() if tensor is not None})
         return result
 
-    monkeypatch.setattr(passes, "add_relu" if name == "pool" else name, damaged)
+    monkeypatch.setattr(passes, name, damaged)
     tensors = draw((2, 12, 3, 4), "block end")
     x = tensors["c"].float().to(DEVICE)
     with pytest.warns(UserWarning, match="runs without Triton: the self-check .* failed") as caught:
