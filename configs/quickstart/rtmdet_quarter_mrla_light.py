@@ -1,6 +1,6 @@
 # RTMDet on a CSPNeXt of a quarter of the width with MRLA-light, from scratch on images of 320 x 240
 # pixels: it learns a small data set on a CPU in minutes. Set your own classes and files.
-_base_ = "../rtmdet_s_mrla_light_300e.py"
+_base_ = "../anywhere/rtmdet_s_mrla_light_300e.py"
 
 norm_cfg = dict(type="BN")
 model = dict(
@@ -9,7 +9,6 @@ model = dict(
         deepen_factor=0.67,
         widen_factor=0.25,
         norm_cfg=norm_cfg,
-        stages="stage.*",  # not in the stem
         # From scratch, branches that start at zero would cost the first epochs.
         zero_init_attention=False,
         init_cfg=None,

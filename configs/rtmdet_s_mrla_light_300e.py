@@ -1,5 +1,0 @@
-# RTMDet-s with MRLA-light in its CSPNeXt, from CSPNeXt's ImageNet weights.
-_base_ = "mmdet::rtmdet/rtmdet_s_8xb32-300e_coco.py"
-custom_imports = dict(imports=["mrla_mm"], allow_failed_imports=False)
-model = dict(backbone=dict(type="WithLayerAttention", backbone="CSPNeXt"))
-default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))
