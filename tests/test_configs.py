@@ -28,6 +28,7 @@ FILES = {
 }
 NAMES = [name for name in FILES if not name.startswith("_base_")]
 DETECTORS = [name for name in NAMES if "/" not in name]
+ANYWHERE = [name for name in NAMES if name.startswith("anywhere/")]
 QUICKSTARTS = [name for name in NAMES if name.startswith("quickstart/")]
 COMPARED = re.compile(
     r"(comparators/.*_r50|imagenet/resnet50)_"
@@ -138,6 +139,16 @@ def test_quickstart(name):
     model = build(cfg)
     assert cfg.model.backbone.get("init_cfg") is None
     assert all(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_detector_with_a_backbone_of_its_own(name):
+    cfg = load(name)
+    hooks = [hook["type"] for hook in cfg.custom_hooks]
+    assert {"DatasetCheckHook", "CheckpointCheckHook"} <= {*hooks}
+    assert ("EMAHook" in hooks) == ("rtmdet" in name)
+    backbone = build(cfg).backbone
+    assert sum(isinstance(m, LayerAttentionResidual) for m in backbone.modules()) in (4, 12)
 
 
 @pytest.mark.parametrize("name", DETECTORS)

@@ -20,12 +20,12 @@ CHANNELS = [48, 96, 192, 384]
 X50 = dict(type="WithLayerAttention", backbone="ResNeXt", depth=50, init_cfg=None)
 # What makes another config small, by its name
 HOSTS = {
-    "mrla_mm::rtmdet_s_mrla_light_300e.py": dict(
+    "mrla_mm::anywhere/rtmdet_s_mrla_light_300e.py": dict(
         backbone=dict(widen_factor=0.375, **BN),
         neck=dict(in_channels=CHANNELS[1:], out_channels=96, **BN),
         bbox_head=dict(in_channels=96, feat_channels=96, **BN),
     ),
-    "mrla_mm::mask_rcnn_swin_t_mrla_light_1x.py": dict(
+    "mrla_mm::anywhere/mask_rcnn_swin_t_mrla_light_1x.py": dict(
         backbone=dict(embed_dims=48), neck=dict(in_channels=CHANNELS)
     ),
     "mmdet::faster_rcnn/faster-rcnn_x101-32x4d_fpn_1x_coco.py": dict(backbone=X50),
