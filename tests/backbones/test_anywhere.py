@@ -116,7 +116,9 @@ def test_starts_as_an_identity_with_plain_weights_and_trains_every_branch(host, 
 def test_looking_for_runs_changes_nothing():
     backbone = MODELS.build(dict(type="mmdet.CSPNeXt", **CSP))
     state = copy.deepcopy(backbone.state_dict())
+    swin = MODELS.build(dict(type="mmdet.SwinTransformer", embed_dims=48))  # has drop path
     random_state = torch.get_rng_state()
+    assert len(find_runs(swin, 3)) == 4
     runs = find_runs(backbone, 3)
     assert {run.container: run.channels for run in runs} == {
         "stem": 8,
@@ -199,6 +201,14 @@ def test_stages_choose_and_frozen_ones_stay_frozen():
     assert len(branches(backbone)) == 4
     names = [key for key, parameter in backbone.named_parameters() if parameter.requires_grad]
     assert {key.split(".")[0] for key in names if ".mrla." in key} == {"stage3"}
+
+
+def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
+    convnext = build("mmpretrain.ConvNeXt", **CONVNEXT)
+    assert isinstance(branches(convnext)[0].norm, nn.LayerNorm)
+    norms = [dict(type="GN", num_groups=2), dict(type="BN", eps=0.1)]
+    assert isinstance(branches(build(Network, norm_cfg=norms[0]))[0].norm, nn.GroupNorm)
+    assert branches(build("mmdet.CSPNeXt", norm_cfg=norms[1], **CSP))[0].norm.eps == 0.1
 
 
 def test_sync_bn_reaches_the_branches():

@@ -1,7 +1,9 @@
 """The comparators' configs: MRLA's recipes, and the parameters in docs/tables."""
 
 import pytest
+from mmengine.registry import MODELS
 
+from ..backbones.common import count
 from ..test_configs import COMPARED, FILES, build, check_schedule, load, read_table, resnet_recipe
 
 
@@ -39,6 +41,22 @@ def test_classifier(name, depth, paper, ours):
     assert millions(trained) == pytest.approx(ours, abs=0.0051)
     assert name in QUOTED or ours == pytest.approx(paper, abs=0.0501)
     resnet_recipe(cfg, name, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth", "parameters"),
+    [
+        ("DLALight", 50, 28_581_812),
+        ("DLALight", 101, 47_783_006),
+        ("KCLA", 50, 25_728_260),
+        ("KCLA", 101, 44_916_398),
+    ],
+)
+def test_parameters_of_later_methods(kind, depth, parameters):
+    """With a classifier of 1000 classes."""
+    options = dict(layer_attention=dict(type=kind), zero_init_attention=kind != "KCLA")
+    backbone = MODELS.build(dict(type="MRLAResNet", depth=depth, **options))
+    assert count(backbone) + 2049 * 1000 == parameters
 
 
 @pytest.mark.parametrize(("name", "depth", "paper", "ours"), COCO)
