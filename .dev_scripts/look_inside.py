@@ -1,36 +1,47 @@
 #!/usr/bin/env python
-"""Draw what the detectors of evidence.py learnt: detections, layer attention and lambda.
+"""Draw what detectors of blood cells learnt: detections, layer attention and lambda.
 
-`python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that evidence.py left
-over the test images, prints the figures of docs/analysis.md and writes detections.jpg,
-layer_attention.png and inside.png of docs/_static.
+`python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that tools/compare.py
+left of .dev_scripts/bccd over the test images, prints the figures of docs/analysis.md and writes
+detections.jpg, layer_attention.png and inside.png of docs/_static.
 """
 
+import argparse
 import itertools
+import runpy
 import sys
+from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from mmdet.registry import VISUALIZERS
-from mmengine.runner import find_latest_checkpoint, set_random_seed
+from mmengine.runner import find_latest_checkpoint
 from pycocotools.coco import COCO
 
-import evidence
 from measure import as_markdown
 from mrla_mm import cli, inference
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
-KINDS = ("MRLA-base", "MRLA-light")
+KINDS = {"mrla_base": "MRLA-base", "mrla_light": "MRLA-light"}
+COMPARE = Path(__file__).resolve().parents[1] / "tools/compare.py"
+
+
+def parse_args(argv):
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="look_inside.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", type=Path, required=True, help="BCCD in COCO's format")
+    parser.add_argument("--seeds", type=int, default=5, help="two at least")
+    parser.add_argument("--out", type=Path, default=Path("work_dirs/compare"))
+    return parser.parse_args(argv)
 
 
 def load(kind, seed, args):
     """Return a detector with what prepares its images."""
-    folder = args.out / f"{kind}_{seed}"
-    (config,) = folder.glob("*.py")
-    loaded = inference.load_model(str(config), find_latest_checkpoint(folder), device="cpu")
-    return loaded._replace(name=kind, classes=evidence.CLASSES)
+    config = args.out / kind / f"{kind}.py"
+    checkpoint = find_latest_checkpoint(config.with_name(f"seed_{seed}"))
+    return inference.load_model(str(config), checkpoint, device="cpu")
 
 
 def record(loaded, images):
@@ -41,12 +52,9 @@ def record(loaded, images):
     return [stage.weights.numpy() for stage in recorder.stages()]
 
 
-def with_initial_queries(loaded, seed, args):
+def with_initial_queries(loaded, seed):
     """Give the detector the queries and keys that it started with; return it."""
-    set_random_seed(seed)
-    initial = evidence.MODELS.build(evidence.make_config(loaded.name, seed, args).model)
-    evidence.share_initial_weights(initial, evidence.make_config("plain", seed, args))
-    weights = initial.state_dict()
+    weights, _ = runpy.run_path(str(COMPARE))["initial_weights"](loaded.cfg, seed)
     first = {key: weights[key] for key in weights if ".query." in key or ".key." in key}
     loaded.model.load_state_dict(first, strict=False)
     return loaded
@@ -82,7 +90,7 @@ def draw_seeds(maps, models, file):
     grid = figure.add_gridspec(len(maps) + 1, len(models))
     for row, (kind, seeds) in enumerate(maps.items()):
         for seed, stages in enumerate(seeds):
-            draw_map(figure.add_subplot(grid[row, seed]), stages[2], f"{kind}, seed {seed}")
+            draw_map(figure.add_subplot(grid[row, seed]), stages[2], f"{KINDS[kind]}, seed {seed}")
     axes = figure.add_subplot(grid[len(maps), :])
     for seed, loaded in enumerate(models):
         weights = loaded.model.state_dict()
@@ -129,19 +137,19 @@ def draw_detections(loaded, images, file):
 
 def main(argv=None):
     """Draw the pictures and print the figures."""
-    args = evidence.parse_args(argv)
+    args = parse_args(argv)
     dataset = COCO(args.data_root / "annotations/test.json").dataset
     images = [args.data_root / "JPEGImages" / image["file_name"] for image in dataset["images"]]
     models = {kind: [load(kind, seed, args) for seed in range(args.seeds)] for kind in KINDS}
-    draw_detections(models["MRLA-light"][0], images[:3], args.out / "detections.jpg")
-    base = models["MRLA-base"][0]
+    draw_detections(models["mrla_light"][0], images[:3], args.out / "detections.jpg")
+    base = models["mrla_base"][0]
     draw_beside(base.prepare(images[0]), record(base, images[:1]), args.out / "layer_attention.png")
 
     maps = {kind: [record(loaded, images) for loaded in seeds] for kind, seeds in models.items()}
-    draw_seeds(maps, models["MRLA-light"], args.out / "inside.png")
-    trained, first = maps["MRLA-base"], []
-    for seed, loaded in enumerate(models["MRLA-base"]):
-        first.append(record(with_initial_queries(loaded, seed, args), images))
+    draw_seeds(maps, models["mrla_light"], args.out / "inside.png")
+    trained, first = maps["mrla_base"], []
+    for seed, loaded in enumerate(models["mrla_base"]):
+        first.append(record(with_initial_queries(loaded, seed), images))
     rows = [{"stage": stage + 1} for stage in range(len(trained[0]))]
     for stage, row in enumerate(rows):
         for name, of in {"two seeds": trained, "two seeds, first queries and keys": first}.items():
@@ -149,7 +157,7 @@ def main(argv=None):
             row[name] = spread([likeness(a[stage], b[stage]) for a, b in pairs])
         own = [likeness(a[stage], b[stage]) for a, b in zip(trained, first, strict=True)]
         row["a seed, last and first queries and keys"] = spread(own)
-    light = itertools.chain.from_iterable(maps["MRLA-light"])
+    light = itertools.chain.from_iterable(maps["mrla_light"])
     gates = np.concatenate([weights.diagonal(0, 1, 2).ravel() for weights in light])
     closed, opened = sum(gates < 0.01), sum(gates > 0.99)
     print(f"{as_markdown(rows)}\n{len(gates)} gates, {closed} below 0.01, {opened} above 0.99")

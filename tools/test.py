@@ -70,7 +70,7 @@ def flip_pipeline(pipeline):
 
 
 def main(argv=None):
-    """Evaluate with the given command line."""
+    """Evaluate with the given command line; return the metrics."""
     args = parse_args(argv)
     cfg = cli.load_config(args)
     cfg.load_from, cfg.resume = args.checkpoint, False
@@ -83,7 +83,7 @@ def main(argv=None):
         # mmdet's metric packs masks into run lengths
         kind = "DumpDetResults" if cfg.default_scope == "mmdet" else "DumpResults"
         runner.test_evaluator.metrics.append(METRICS.build(dict(type=kind, out_file_path=args.out)))
-    runner.test()
+    return runner.test()
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def newest_checkpoint(work_dir):
     return next((path for path in found if path.is_file() and zipfile.is_zipfile(path)), None)
 
 
-def main(argv=None):
-    """Train with the given command line."""
+def main(argv=None, hooks=()):
+    """Train with the given command line, and hooks of a caller in Python."""
     args = parse_args(argv)
     cfg = cli.load_config(args)
     if args.amp and device.get_device() == "cpu":
@@ -72,6 +72,8 @@ def main(argv=None):
         if cfg.resume:
             cfg.load_from = str(checkpoint)
     runner = cli.build_runner(cfg, "train", "val")
+    for hook in hooks:
+        runner.register_hook(hook)
     if cfg.resume and isinstance(runner.model, nn.Module):
         # The checkpoint has all weights; those that the run started from may be gone.
         for module in runner.model.modules():

@@ -1,0 +1,5 @@
+"""ECA in the recipe of mrla_light.py."""
+
+_base_ = "./plain.py"
+plugin = dict(position="after_conv3", cfg=dict(type="ECA"))
+model = dict(backbone=dict(plugins=[plugin]))
