@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """Train and test configs from several seeds each, and compare what they reach.
 
-  compare.py plain.py light.py eca.py --seeds 5 --jobs 2
-
 The same command goes on where it was ended, skips what is finished and retries what failed. Runs
 of a seed see the same images, and start from the same weights where the first config has them too.
 """
@@ -27,7 +25,6 @@ from numbers import Number
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from mmengine.hooks import Hook
 from mmengine.runner import set_random_seed
 
@@ -246,6 +243,8 @@ def make_table(values, rows, metric):
 
 def draw(values, metric):
     """Plot every run as a dot, the runs of a seed joined, and the mean of a config as a bar."""
+    from matplotlib.figure import Figure
+
     axes = Figure(figsize=(2 + 1.2 * len(values), 3.6), layout="constrained").subplots()
     for seed in set().union(*values.values()):
         points = [own.get(seed, math.nan) for own in values.values()]
