@@ -8,6 +8,7 @@ Suites (default: goals, oom, branch, depth):
   depth     one stage of T layers: growth of time and memory with T, and multiply-adds of an image
   backbone  the ResNet that --depth, --attention and --norm name
   compiled  the same under torch.compile
+  anywhere  backbones of mmdet and mmpretrain through WithLayerAttention over plain ones
   detector  the detector that --config names, at 800 x 1344
   roi_align the same detector, RoIAlign through torchvision's operator and as sparse products
   comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
@@ -20,23 +21,27 @@ step beyond what was allocated before; on a CPU, the bytes of all tensors saved 
 """
 
 import argparse
+import collections
 import math
 import statistics
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
 import torch
+from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
 import measure
 from comparators import comparators
 from mrla_mm import cli
 from mrla_mm.analysis.complexity import OperationCounter
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import LayerAttentionResidual, residual, tokens
+from mrla_mm.attention.fusion import choose_fusion
 from mrla_mm.compat.ext_ops import roi
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
@@ -54,6 +59,15 @@ from steps import (
 )
 
 ATTENTION = {"light": "MRLALight", "base": "MRLABase", "mla": "MLA", "linear": "LinearRLA"}
+MAPS = dict(out_indices=(0, 1, 2, 3))
+HOSTS = {  # with frozen statistics where detectors freeze them
+    "ResNeXt-50": dict(type="mmdet.ResNeXt", depth=50, groups=32, base_width=4),
+    "RegNetX-3.2GF": dict(type="mmdet.RegNet", arch="regnetx_3.2gf"),
+    "HRNet-W18": "mmdet::hrnet/faster-rcnn_hrnetv2p-w18-1x_coco.py",
+    "CSPNeXt-s": dict(type="mmdet.CSPNeXt", deepen_factor=0.33, widen_factor=0.5),
+    "ConvNeXt-T": dict(type="mmpretrain.ConvNeXt", gap_before_final_norm=False, **MAPS),
+    "Swin-T": dict(type="mmdet.SwinTransformer", drop_path_rate=0.0),
+}
 STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and stride
 
 
@@ -161,6 +175,48 @@ def compiled(args):
         steps[name] = Step(build_backbone(args.depth, kind, args.norm), args, compiled=True)
     title = f"R{args.depth} {args.attention}, {args.norm} statistics, compiled"
     return {"torch.compile": rows_of(title, steps, args, {}, warm_up=2)}
+
+
+def host(name, attention=False):
+    """Build a backbone of HOSTS, plain or with MRLA-light."""
+    cfg = HOSTS[name]
+    if isinstance(cfg, str):
+        cfg = read_config(cfg, {}).model.backbone
+    cfg = {key: value for key, value in cfg.items() if key != "init_cfg"}
+    if attention:
+        kind = cfg["type"] if "." in cfg["type"] else f"mmdet.{cfg['type']}"
+        cfg |= dict(type="WithLayerAttention", backbone=kind)
+    return randomize_zero_init(MODELS.build(cfg))
+
+
+def anywhere(args):
+    """Light in backbones of other families, and how much of their blocks ran fused."""
+    rows = []
+    fast = usable_paths(args.device, args.paths)[-1:]
+    init_default_scope("mmdet")
+    for name in HOSTS:
+        makers = partial(host, name), partial(host, name, attention=True)
+        found = measure_model(name, *makers, args, paths=fast)
+        found[-1]["fused"] = extents(Step(host(name, attention=True), args))
+        rows += found
+    return {"Other backbones": rows}
+
+
+def extents(step):
+    """Return in words how many branches of a step ran fused, and how much of them."""
+    seen = []
+
+    def watched(*given, **options):
+        seen.append(choose_fusion(*given, **options))
+        return seen[-1]
+
+    with (
+        mock.patch.object(residual, "choose_fusion", watched),
+        mock.patch.object(tokens, "choose_fusion", watched),
+    ):
+        step.forward()
+    counts = collections.Counter(fusion.extent for fusion in seen)
+    return ", ".join(f"{extent} {count}" for extent, count in counts.items())
 
 
 def detector(args):
@@ -305,7 +361,19 @@ def trace(args):
     return {"Traces": rows}
 
 
-SUITES = (goals, oom, branch, depth, backbone, compiled, detector, roi_align, comparators, trace)
+SUITES = (
+    goals,
+    oom,
+    branch,
+    depth,
+    backbone,
+    compiled,
+    anywhere,
+    detector,
+    roi_align,
+    comparators,
+    trace,
+)
 SUITES = {suite.__name__: suite for suite in SUITES}
 
 

@@ -35,6 +35,10 @@ PAPER = {
     "dia": (None, 77.2),
     "rla_g": (39.5, 77.2),
     "ba": (40.5, 77.8),
+    "dla_light": (None, None),
+    "kcla": (None, None),
+    "mla": (None, None),
+    "dwconv alone": (None, None),
     "mrla_base": (40.9, 77.7),
     "mrla_light": (41.2, 77.7),
 }
@@ -45,11 +49,15 @@ def build(name: str, norm: str) -> nn.Module:
     cfg = dict(type="mmdet.ResNet" if name == "plain" else "ComparatorResNet", depth=50)
     if not name.startswith("plain"):
         config = f"imagenet/resnet50_{name}_8xb32"
+        if name == "dwconv alone":
+            config = "imagenet/resnet50_mrla_light_8xb32"
         if name == "gc_r4":
             config = "comparators/mask_rcnn_r50_gc_r4_1x"
         cfg = dict(read_config(f"mrla_mm::{config}.py", {}).model.backbone)
         for key in ("init_cfg", "out_hidden", "attention_drop_path"):
             cfg.pop(key, None)
+    if name == "dwconv alone":
+        cfg["layer_attention"] = dict(type="MRLALight", gated=False, previous="none")
     cfg |= dict(norm_eval=norm == "frozen", frozen_stages=-1)
     cfg |= dict(out_indices=(0, 1, 2, 3), zero_init_residual=False)
     return randomize_zero_init(MODELS.build(cfg))

@@ -1,4 +1,4 @@
-"""The R50 configs of mmseg and mmpose, with the backbone's type exchanged, train and predict."""
+"""Configs of mmseg, mmpretrain and mmpose with our backbones in place train and predict."""
 
 from pathlib import Path
 
@@ -25,8 +25,21 @@ def train_and_predict(model, batch):
         return model.eval()(**model.data_preprocessor(batch, False), mode="predict")
 
 
-@pytest.mark.parametrize("name", ["upernet_r50", "deeplabv3_r50-d8", "pspnet_r50-d8", "fcn_r50-d8"])
-def test_mmseg(name):
+OURS = dict(type="MRLAResNet")
+ANY = dict(type="WithLayerAttention", backbone="ResNetV1c")
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone"),
+    [
+        ("upernet_r50", OURS),
+        ("deeplabv3_r50-d8", OURS),
+        ("deeplabv3_r50-d8", ANY),
+        ("pspnet_r50-d8", OURS),
+        ("fcn_r50-d8", OURS),
+    ],
+)
+def test_mmseg(name, backbone):
     mmseg = pytest.importorskip("mmseg")
     from mmseg.structures import SegDataSample
 
@@ -34,7 +47,7 @@ def test_mmseg(name):
     cfg = load(mmseg, f"_base_/models/{name}.py")
     cfg.update(pretrained=None)
     cfg.data_preprocessor.size = (64, 64)
-    cfg.backbone.type = "MRLAResNet"
+    cfg.backbone.update(backbone)
     model = revert_sync_batchnorm(MODELS.build(cfg)).train()
     meta = dict(img_shape=(64, 64), ori_shape=(64, 64))
     maps = [PixelData(data=torch.randint(19, (1, 64, 64))) for _ in "ab"]
@@ -42,6 +55,23 @@ def test_mmseg(name):
     images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in samples]
     (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
     assert found.pred_sem_seg.shape == (64, 64)
+
+
+def test_mmpretrain():
+    """A batch of its own kind for a classifier with layer attention in its ConvNeXt."""
+    import mmpretrain
+    from mmpretrain.structures import DataSample
+
+    init_default_scope("mmpretrain")
+    cfg = load(mmpretrain, "_base_/models/convnext/convnext-tiny.py")
+    cfg.update(data_preprocessor=dict(to_rgb=True), train_cfg=None)
+    cfg.backbone.update(type="WithLayerAttention", backbone="ConvNeXt", arch="atto")
+    cfg.head.update(in_channels=320, num_classes=5)
+    images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in "ab"]
+    samples = [DataSample().set_gt_label(label) for label in (1, 3)]
+    model = MODELS.build(cfg).train()
+    (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
+    assert found.pred_score.shape == (5,)
 
 
 def test_mmpose():

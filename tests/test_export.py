@@ -10,7 +10,7 @@ from mrla_mm.errors import InputError
 from .backbones.common import FAMILIES
 
 VARIANTS = ("light", "base", "mla", "linear")
-NAMES = [name for name in FAMILIES if name != "resnet50"]
+NAMES = [name for name in FAMILIES if name not in ("resnet50", "swin")]
 OPTIONS = {
     "resnet18": dict(num_stages=1, out_indices=(0,), strides=(1,), dilations=(1,)),
     "efficientnet": dict(conv_cfg=dict(type="Conv2d")),
@@ -50,6 +50,19 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}, "only we could run others"
     assert [value.name for value in model.graph.output] == graph.outputs
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
+
+
+@pytest.mark.slow
+def test_onnx_of_swin_for_one_image_of_one_size(tmp_path):
+    """mmdet's windows are of a fixed number of images, with or without layer attention."""
+    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
+    model = nn.Module()
+    model.backbone = make("swin")
+    graph = export.make_graph(model, (64, 96), backbone_only=True)
+    export.to_onnx(graph, tmp_path / "model.onnx")
+    found = export.onnx_runner(tmp_path / "model.onnx")(graph.example)
+    for level, expected in zip(found, graph.module(graph.example), strict=True):
+        torch.testing.assert_close(level, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """Train and test configs from several seeds each, and compare what they reach.
 
-  compare.py plain.py light.py eca.py --seeds 5 --jobs 2
-
 The same command goes on where it was ended, skips what is finished and retries what failed. Runs
 of a seed see the same images, and start from the same weights where the first config has them too.
 """
@@ -61,7 +59,8 @@ def initial_weights(cfg, seed):
         model = build_model(cfg)
         model.init_weights()
         states.append(model.state_dict())
-    return states[0], {key for key in states[0] if not states[0][key].equal(states[1][key])}
+    state, other = states
+    return state, {key for key in state if not torch.equal(state[key], other[key])}
 
 
 class ComparedRunHook(Hook):
@@ -244,7 +243,7 @@ def make_table(values, rows, metric):
 
 def draw(values, metric):
     """Plot every run as a dot, the runs of a seed joined, and the mean of a config as a bar."""
-    from matplotlib.figure import Figure  # --help should not wait for it
+    from matplotlib.figure import Figure
 
     axes = Figure(figsize=(2 + 1.2 * len(values), 3.6), layout="constrained").subplots()
     for seed in set().union(*values.values()):

@@ -46,6 +46,7 @@ class LayerAttention(nn.Module):
 
     Attributes:
         uses_shortcut: whether the shortcut is used; on tokens it is None otherwise.
+        activation: class of the activation between the branch's norm and its drop path, or None.
 
     Raises:
         InputError: for a value that cannot work, naming it.
@@ -53,6 +54,7 @@ class LayerAttention(nn.Module):
 
     token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise
     uses_shortcut = False
+    activation: type[nn.Module] | None = None
 
     def __init__(
         self,

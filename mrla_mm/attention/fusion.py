@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.attention.light import MRLALight
-from mrla_mm.attention.softmax import MRLABase
+from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused
 
 
@@ -74,7 +74,7 @@ def run_light(
 
 
 def run_base(
-    attention: MRLABase,
+    attention: MRLABase | MLA,
     path: str,
     c: Tensor,
     shortcut: Tensor | None,
@@ -82,12 +82,17 @@ def run_base(
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
 ) -> tuple[Tensor, Memory]:
-    """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
+    """Run MRLA-base or MLA fused; the arguments are those of `FusedVariant.run`."""
+    is_mla = type(attention) is MLA
     keys, *values = memory or (None,)
+    if is_mla and memory:
+        keys = attention.project_keys(memory[0]).flatten(2)
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
-    out, keys, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
-    return out, (keys, *values)
+    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm, project_last=is_mla)
+    out, left, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
+    if is_mla:
+        left = attention.averages(left, memory)
+    return out, (left, *values)
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -95,8 +100,8 @@ def light_obstacle(attention: MRLALight) -> str:
     return "its value has a GELU" if attention.value_gelu else ""
 
 
-def base_obstacle(attention: MRLABase) -> str:
-    """Return why an MRLA-base has no fused path, or an empty string."""
+def base_obstacle(attention: MRLABase | MLA) -> str:
+    """Return why an MRLA-base or MLA has no fused path, or an empty string."""
     if attention.value is None or attention.value_gelu:
         return "its value is not a convolution alone"
     return ""
@@ -110,6 +115,7 @@ def light_supports_branch(attention: MRLALight) -> bool:
 FUSED = {
     MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
+    MLA: FusedVariant(run_base, base_obstacle),
 }
 
 
@@ -155,7 +161,10 @@ def why_not_as_built(attention: LayerAttention) -> str:
     """Return what of an attention is not exactly what its class builds, or an empty string."""
     if has_hooks(attention):
         return "the attention has a hook, or its forward was replaced"
-    for name, part in attention.named_children():
+    for name in ("query", "key", "value"):
+        part = getattr(attention, name, None)
+        if part is None:
+            continue
         if has_hooks(part):
             return f"{name} has a hook, or its forward was replaced"
         if not (is_depthwise(part) or is_projection(part)):
@@ -200,6 +209,8 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
     if not is_frozen_bn(branch.norm):
         return "the norm is not a BatchNorm2d with frozen statistics"
+    if branch.activation is not None:
+        return "an activation follows the norm"
     if not variant.supports_branch(branch.attention):
         return "the attention's output is needed as its memory"
     if type(branch.drop_path) not in (DropPath, nn.Identity):

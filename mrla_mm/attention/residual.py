@@ -23,7 +23,8 @@ class LayerAttentionResidual(BaseModule):
     y = x + drop_path(norm(attention(x, shortcut, memory)))
 
     The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone
-    around it computes what its plain pretrained weights compute.
+    around it computes what its plain pretrained weights compute. An attention with an `activation`
+    has it behind the norm.
 
     Args:
         attention: config of the layer attention, built by `MODELS` with `channels` and
@@ -37,7 +38,8 @@ class LayerAttentionResidual(BaseModule):
         first_in_stage: whether the layer starts a stage.
 
     Raises:
-        InputError: zero_init asks for a norm with a weight, and this one has none.
+        InputError: zero_init asks for a norm with a weight, and this one has none; or there is an
+            activation, behind which such a weight may never learn.
     """
 
     def __init__(
@@ -55,6 +57,13 @@ class LayerAttentionResidual(BaseModule):
             {**attention, "channels": channels, "first_in_stage": first_in_stage}
         )
         self.norm = build_branch_norm(norm_cfg, channels)
+        activation = getattr(self.attention, "activation", None)
+        if activation and zero_init:
+            raise InputError(
+                f"the {activation.__name__} of {type(self.attention).__name__} lets no gradient "
+                "through to a norm that starts at zero: set zero_init_attention=False"
+            )
+        self.activation = activation and activation()
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.zero_init = zero_init
         self.reset_zero_init()
@@ -98,7 +107,7 @@ class LayerAttentionResidual(BaseModule):
             y, memory = fusion.run(self.attention, fusion.path, x, shortcut, memory, norm=norm)
             return (y, *memory)
         out, memory = self.attend(fusion, x, shortcut, memory)
-        branch = self.norm(out)
+        branch = self.activate(self.norm(out))
         branch = self.drop_path(branch) if keep is None else branch * keep
         return (x + branch, *memory)
 
@@ -132,6 +141,10 @@ class LayerAttentionResidual(BaseModule):
                 "return a tuple of tensors, empty for none, with numbers as tensors too"
             )
         return out, memory
+
+    def activate(self, branch: Tensor) -> Tensor:
+        """Run the activation of the attention, if it has one."""
+        return branch if self.activation is None else self.activation(branch)
 
     def frozen_norm(self, x: Tensor, keep: Tensor | None = None) -> FrozenNorm:
         """The norm, and the drop-path factor of each sample (B,)."""

@@ -2,7 +2,7 @@
 
 import torch
 from mmengine.registry import MODELS
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from mrla_mm.attention.base import LayerAttention, Memory
 from mrla_mm.ops import global_average, softmax_scores, weighted_sum
@@ -41,17 +41,39 @@ class MRLABase(LayerAttention):
 class MLA(LayerAttention):
     """Multi-head layer attention: as MRLA-base, but with f_K and f_V of its own for every x^s.
 
-    Eq. 4; quadratic in the depth of the stage, in time and in memory. The memory is the maps x^s
-    (B, C, H, W) of the layers so far. Arguments are those of `LayerAttention`.
+    Eq. 4, o^t_h = f_V^t(sum_{s<=t} softmax_s(q^t_h . f_K^t(y^s)_h / sqrt(D)) x^s_h): a linear f_V
+    comes after the sum, which is the same. Any other projects every x^s. The memory is the averages
+    y^s (B, T, C) and the T maps x^s (B, C, H, W) of the layers so far. Arguments are those of
+    `LayerAttention`.
     """
 
     def forward(
         self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
     ) -> tuple[Tensor, Memory]:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        maps = (*memory, x)
-        pooled = [global_average(m) for m in maps]  # T of (B, C)
-        keys = [self.project_key(y) for y in pooled]  # T of (B, G, D)
-        values = [self.project_value(m) for m in maps]  # T of (B, C, H, W)
-        scores = softmax_scores(self.project_query(pooled[-1]), keys)  # (B, G, T)
-        return weighted_sum(scores, values), maps
+        pooled = global_average(x)  # (B, C)
+        averages = self.averages(pooled, memory)  # (B, T, C)
+        maps = (*memory[1:], x)  # T of (B, C, H, W)
+        scores = softmax_scores(self.project_query(pooled), self.project_keys(averages).unbind(1))
+        if self.value_is_linear():
+            out = self.project_value(weighted_sum(scores, maps))
+        else:
+            out = weighted_sum(scores, [self.project_value(m) for m in maps])
+        return out, (averages, *maps)
+
+    def averages(self, pooled: Tensor, memory: Memory) -> Tensor:
+        """Averages of the earlier maps and of this one (B, C): (B, T, C)."""
+        pooled = pooled.unsqueeze(1)
+        return torch.cat((memory[0], pooled), 1) if memory else pooled
+
+    def project_keys(self, averages: Tensor) -> Tensor:
+        """Keys of all layers by this layer's f_K: (B, T, C) -> (B, T, G, D)."""
+        keys = self.project_key(averages.flatten(0, 1))
+        return keys.unflatten(0, (-1, averages.shape[1]))
+
+    def value_is_linear(self) -> bool:
+        """Whether f_V is linear in each channel: what our class builds, and without a GELU."""
+        if type(self).project_value is not LayerAttention.project_value or self.value_gelu:
+            return False
+        value = self.value
+        return value is None or (type(value) is nn.Conv2d and value.groups == self.channels)

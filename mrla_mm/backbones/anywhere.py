@@ -30,11 +30,7 @@ PROBE_SIZE = 128  # pixels of the image of zeros that shows what the blocks do
 LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin"}  # of published files, see mrla_mm.weights
 
 
-class Call(NamedTuple):
-    """Shapes of what a module takes first and returns; None for what is not one tensor."""
-
-    taken: torch.Size | None
-    returned: torch.Size | None
+Shapes = tuple[torch.Size | None, torch.Size | None]  # of what a module takes first and returns
 
 
 class Run(NamedTuple):
@@ -94,7 +90,6 @@ class MapRuns(Combined):
 class SwinRun(Combined):
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
-    run_starts: dict[int, bool]
     branch = TokenAttentionResidual
     channel_dim = 2
 
@@ -122,53 +117,53 @@ def mixin_of(module: nn.Module) -> type | None:
 
 def blocks_of(container: nn.Module) -> tuple[str, nn.Module]:
     """Return the list of a container's blocks and the prefix of their names in it."""
-    return (
-        ("", container) if isinstance(container, nn.Sequential) else ("blocks.", container.blocks)
-    )
+    if isinstance(container, nn.Sequential):
+        return "", container
+    return "blocks.", container.blocks
 
 
-def record_calls(backbone: nn.Module, in_channels: int) -> dict[str, Call]:
-    """Return by name the calls of a backbone's modules, from a forward pass of a copy."""
+def record_shapes(backbone: nn.Module, in_channels: int) -> dict[str, Shapes]:
+    """Return the shapes at each module that a copy of a backbone calls; None for no tensor."""
     probe = copy.deepcopy(backbone)
     probe.eval()
-    calls = {}
+    shapes = {}
 
     def shape(value: object) -> torch.Size | None:
         return value.shape if isinstance(value, Tensor) else None
 
     def record(name: str, module: nn.Module, taken: tuple, returned: object) -> None:
-        calls[name] = Call(shape(taken[0]) if taken else None, shape(returned))
+        shapes[name] = shape(taken[0]) if taken else None, shape(returned)
 
     for name, module in probe.named_modules():
         module.register_forward_hook(partial(record, name))
     with torch.no_grad():
         probe(next(probe.parameters()).new_zeros(1, in_channels, PROBE_SIZE, PROBE_SIZE))
-    return calls
+    return shapes
 
 
 def find_runs(backbone: nn.Module, in_channels: int) -> list[Run]:
     """Find the runs of a backbone; of nested ones the outer."""
-    calls = record_calls(backbone, in_channels)
+    shapes = record_shapes(backbone, in_channels)
     runs = []
     inside = ()  # prefixes of the blocks found so far
     for name, container in backbone.named_modules():
         mixin = mixin_of(container)
-        if mixin is None or name not in calls or name.startswith(inside):
+        if mixin is None or name not in shapes or name.startswith(inside):
             continue
         prefix, blocks = blocks_of(container)
         names = [f"{name}.{prefix}{block}" for block, _ in blocks.named_children()]
-        for places in consecutive(blocks, [calls.get(block) for block in names]):
-            taken, returned = calls[names[places[0]]]
+        for places in consecutive(blocks, [shapes.get(block) for block in names]):
+            taken, returned = shapes[names[places[0]]]
             runs.append(Run(name, places, returned[mixin.channel_dim], taken == returned))
             inside += tuple(f"{names[place]}." for place in places)
     return runs
 
 
-def consecutive(blocks: nn.Module, calls: list[Call | None]) -> Iterator[range]:
+def consecutive(blocks: nn.Module, shapes: list[Shapes | None]) -> Iterator[range]:
     """Yield the places of two or more consecutive blocks of one class and shape."""
 
     def class_and_shape(place: int) -> tuple:
-        return type(blocks[place]), calls[place] and calls[place].returned
+        return type(blocks[place]), shapes[place] and shapes[place][1]
 
     for (kind, shape), group in groupby(range(len(blocks)), class_and_shape):
         first, *others = group

@@ -29,9 +29,8 @@ def conv_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     weight, dtype = conv.weight * scale[:, None, None, None], conv.weight.dtype
     autocast = is_autocast_enabled(x.device.type)
     if bias.requires_grad and (dtype in (torch.float16, torch.bfloat16) or autocast):
-        return AddedBias.apply(
-            conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype)), bias
-        )
+        out = conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype))
+        return AddedBias.apply(out, bias)
     return conv._conv_forward(x, weight.to(dtype), bias.to(dtype))
 
 
@@ -64,17 +63,10 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
         return False
     (rows, columns), (batch, _, height, width) = conv.stride, x.shape
     numel = conv.out_channels * batch * (height // rows) * (width // columns)
-    if (
-        numel < MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
-        or numel < conv.weight.numel()
-    ):
+    minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
+    if numel < max(minimum, conv.weight.numel()) or has_hooks(conv) or has_hooks(norm):
         return False
-    return (
-        is_frozen_bn(norm)
-        and not has_hooks(conv)
-        and not has_hooks(norm)
-        and choose_path(x).path != "naive"
-    )
+    return is_frozen_bn(norm) and choose_path(x).path != "naive"
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:

@@ -108,11 +108,9 @@ class MRLAEfficientNet(PlainEfficientNet):
     frozen at zero, layer attention would never learn.
 
     Args:
-        arch: see `PlainEfficientNet`.
         layer_attention: config of the variant, by default ``dict(type="MRLALight",
             head_channels=8)``.
-        zero_init_attention: start each branch as an exact identity, so that plain weights keep
-            their outputs.
+        zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 
     def __init__(

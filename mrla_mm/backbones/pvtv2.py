@@ -77,11 +77,9 @@ class MRLAPVTv2(PVTv2):
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
 
     Args:
-        arch: see `PVTv2`.
         layer_attention: config of the variant, by default ``dict(type="MRLALight",
             head_channels=16)``.
-        zero_init_attention: start each branch as an exact identity, so that plain PVTv2 weights
-            keep their outputs.
+        zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -22,7 +23,7 @@ class _MRLABlock:
     """
 
     num_convs: int
-    mrla: LayerAttentionResidual
+    mrla: LayerAttentionResidual | None
 
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run block and layer attention: x and the stage's memory -> both behind the block."""
@@ -30,7 +31,10 @@ class _MRLABlock:
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         shortcut = self.run_shortcut(x)
-        return self.mrla.forward_add_relu(self.run_convs(x), shortcut, self.relu, *memory)
+        x = self.run_convs(x)
+        if self.mrla is None:
+            return (self.relu(x + shortcut), *memory)
+        return self.mrla.forward_add_relu(x, shortcut, self.relu, *memory)
 
     def run_shortcut(self, x: Tensor) -> Tensor:
         """Run the identity path: (B, C', H', W') -> (B, C, H, W)."""
@@ -94,17 +98,26 @@ class MRLAResLayer(ResLayer):
 
     Args:
         make_branch: builds the residual branch of a block, given its channels and `first_in_stage`.
+        attended: places of the blocks that get one, by default all.
         **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
     """
 
     def __init__(
-        self, *, make_branch: Callable[..., LayerAttentionResidual], **kwargs: object
+        self,
+        *,
+        make_branch: Callable[..., LayerAttentionResidual],
+        attended: Sequence[int] | None = None,
+        **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
         keep_chosen(self, kwargs["plugins"] or ())
         channels = kwargs["planes"] * self.block.expansion
+        starts = True
         for index, block in enumerate(self):
-            block.mrla = make_branch(channels, first_in_stage=index == 0)
+            block.mrla = None
+            if attended is None or is_chosen(index, len(self), attended):
+                block.mrla = make_branch(channels, first_in_stage=starts)
+                starts = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -114,24 +127,27 @@ class MRLAResLayer(ResLayer):
         return x
 
 
-def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
-    """Remove plugins from the blocks that their entry does not name.
+def is_chosen(index: int, depth: int, blocks: Sequence[int]) -> bool:
+    """Whether places, counted from either end, contain a block of a stage.
 
     Raises:
         InputError: the stage has no such block.
     """
+    for place in blocks:
+        if not -depth <= place < depth:
+            raise InputError(f"blocks={blocks}: a stage of {depth} blocks has no block {place}")
+    return index in blocks or index - depth in blocks
+
+
+def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
+    """Remove plugins from the blocks that their entry does not name."""
     depth = len(stage)
-    for plugin in plugins:
-        if missing := [index for index in plugin.get("blocks", ()) if not -depth <= index < depth]:
-            raise InputError(
-                f"blocks={plugin['blocks']}: a stage of {depth} blocks has no block {missing[0]}"
-            )
     for number in (1, 2, 3) if plugins else ():
         entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
         for index, block in enumerate(stage):
             names = getattr(block, f"after_conv{number}_plugin_names")
             for name, plugin in zip(tuple(names), entries, strict=True):
-                if "blocks" in plugin and not {index, index - depth} & set(plugin["blocks"]):
+                if "blocks" in plugin and not is_chosen(index, depth, plugin["blocks"]):
                     names.remove(name)
                     delattr(block, name)
 
@@ -153,6 +169,10 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             else, for a sample in training: 0.2 for ImageNet (App. B.1), 0 for COCO.
         zero_init_attention: start each branch as an exact identity, so that plain ResNet weights
             keep their outputs.
+        stages: regular expression; stages whose name, "layer1" to "layer4", it does not match
+            entirely have no layer attention.
+        blocks: places of the blocks of a stage that have layer attention, counted from either end
+            as in `plugins`; by default all.
         contract_dilation: halve the dilation of the first block of each stage, as mmseg's
             ``ResNet`` does.
         multi_grid: dilation of each block of the last stage, as in mmseg's ``ResNet``.
@@ -180,6 +200,8 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         *,
         attention_drop_path: float = 0.0,
         zero_init_attention: bool = True,
+        stages: str = ".*",
+        blocks: Sequence[int] | None = None,
         contract_dilation: bool = False,
         multi_grid: Sequence[int] | None = None,
         **kwargs: object,
@@ -187,9 +209,13 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=32)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
+        self.stages, self.blocks = stages, blocks
         self.contract_dilation = contract_dilation
         self.multi_grid = multi_grid
         super().__init__(depth, **kwargs)
+        if not any(isinstance(module, LayerAttentionResidual) for module in self.modules()):
+            names = ", ".join(self.res_layers)
+            raise InputError(f"stages={stages!r}, blocks={blocks} leave no block of {names}")
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
@@ -200,8 +226,11 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             drop_path=self.attention_drop_path,
             zero_init=self.zero_init_attention,
         )
+        is_attended = re.fullmatch(self.stages, f"layer{len(self.res_layers) + 1}")
         stage = MRLAResLayer(
-            make_branch=make_branch, **{**kwargs, "block": self.block_classes[kwargs["block"]]}
+            make_branch=make_branch,
+            attended=self.blocks if is_attended else (),
+            **{**kwargs, "block": self.block_classes[kwargs["block"]]},
         )
         if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
             if len(self.multi_grid) != len(stage):

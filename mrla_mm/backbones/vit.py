@@ -69,10 +69,9 @@ class ViT(PretrainedBackbone, VisionTransformer):
     def forward(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, Tensor], ...]:
         """Return one output of type `out_type` for each of `out_indices`.
 
-        Shapes:
-            x (B, 3, height, width) -> "featmap" (B, C, H, W), H = ceil(height / patch size);
-            "cls_token" (B, C), or a pair of them with a distillation token; "avg_featmap" (B, C);
-            "raw" (B, E + H * W, C) with E extra tokens.
+        Shapes: x (B, 3, height, width) -> "featmap" (B, C, H, W), H = ceil(height / patch size);
+        "cls_token" (B, C), or a pair of them with a distillation token; "avg_featmap" (B, C);
+        "raw" (B, E + H * W, C) with E extra tokens.
         """
         x, grid = self.embed(x)
         memory = ()
@@ -157,13 +156,11 @@ class MRLAViT(ViT):
     (Algorithms 2 and 4).
 
     Args:
-        arch: see `ViT`.
         layer_attention: config of the variant, by default ``dict(type="MRLALight",
             head_channels=16)``.
         stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
             the stages' numbers, which add up to the model's blocks.
-        zero_init_attention: start each branch as an exact identity, so that plain ViT weights keep
-            their outputs.
+        zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 
     def __init__(

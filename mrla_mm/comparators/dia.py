@@ -6,46 +6,56 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import Memory
-from mrla_mm.attention.fusion import has_hooks
 from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
 
-class DIALSTM(nn.Module):
-    """Weights of an LSTM cell whose gates follow two layers, C to C // reduction to 4 C."""
+class SharedCell(nn.Module):
+    """Weights of a recurrent cell whose gates follow two layers, C to C // reduction to gates C."""
 
-    def __init__(self, channels: int, reduction: int) -> None:
+    def __init__(self, channels: int, reduction: int, gates: int) -> None:
         super().__init__()
         inner = reduced(channels, reduction)
         self.from_input, self.from_hidden = (
-            nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, 4 * channels))
+            nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, gates * channels))
             for _ in range(2)
         )
 
     def weights(self) -> Memory:
-        """Return copies of weight and bias of the four linear layers, which are not called.
+        """Return copies of weight and bias of the four linear layers; see `shared_weights`."""
+        return shared_weights(*self.from_input, *self.from_hidden)
 
-        Reentrant checkpointing of the stage's first block would make the parameters themselves its
-        results, and no leaves any more.
 
-        Raises:
-            InputError: a layer has a hook, such as that of pruning, which would never run.
-        """
-        found = []
-        for layer in (*self.from_input, *self.from_hidden):
-            if has_hooks(layer):
+def shared_weights(*layers: nn.Module) -> Memory:
+    """Return copies of weight and bias of layers that a stage shares, which are not called.
+
+    Reentrant checkpointing of the stage's first block would make the parameters themselves its
+    results, and no leaves any more.
+
+    Raises:
+        InputError: a hook, such as that of pruning, makes a weight when its layer is called.
+    """
+    found = []
+    for layer in layers:
+        for name in ("weight", "bias"):
+            if name in layer.__dict__:
                 raise InputError(
-                    "the layers of a stage share DIA's LSTM by its weights, so hooks on it never "
-                    "run: make pruning permanent, or use torch.nn.utils.parametrize"
+                    "the blocks of a stage share these layers by their weights and never call "
+                    "them: make pruning permanent, or use torch.nn.utils.parametrize"
                 )
-            if not isinstance(layer, nn.ReLU):
-                found += [layer.weight.clone(), layer.bias.clone()]
-        return tuple(found)
+            if getattr(layer, name, None) is not None:
+                found.append(getattr(layer, name).clone())
+    return tuple(found)
 
 
 def two_layers(x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
-    """Run two linear layers with a ReLU between them: (B, C) -> (B, 4 C)."""
+    """Run two linear layers with a ReLU between them."""
     return F.linear(F.linear(x, weight, bias).relu(), weight2, bias2)
+
+
+def cell_gates(pooled: Tensor, hidden: Tensor, weights: Memory) -> Tensor:
+    """Gates of a `SharedCell` before their activations: two (B, C) -> (B, gates C)."""
+    return two_layers(pooled, *weights[:4]) + two_layers(hidden, *weights[4:])
 
 
 @MODELS.register_module()
@@ -60,13 +70,13 @@ class DIA(nn.Module):
 
     Args:
         channels: C of the feature maps.
-        reduction: see `DIALSTM`; 20 gives the paper's 28.4 M parameters.
+        reduction: see `SharedCell`; 20 gives the paper's 28.4 M parameters.
         first_in_stage: this layer starts a stage and holds its LSTM. Set by the stage.
     """
 
     def __init__(self, channels: int, reduction: int = 20, *, first_in_stage: bool = False) -> None:
         super().__init__()
-        self.lstm = DIALSTM(channels, reduction) if first_in_stage else None
+        self.lstm = SharedCell(channels, reduction, 4) if first_in_stage else None
 
     def forward(
         self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
@@ -77,8 +87,7 @@ class DIA(nn.Module):
             zeros = torch.zeros_like(pooled)
             memory = (zeros, zeros, *self.lstm.weights())
         hidden, cell, *weights = memory
-        gates = two_layers(pooled, *weights[:4]) + two_layers(hidden, *weights[4:])
-        take, forget, new, give = gates.chunk(4, 1)
+        take, forget, new, give = cell_gates(pooled, hidden, weights).chunk(4, 1)
         cell = forget.sigmoid() * cell + take.sigmoid() * new.tanh()
         hidden = give.sigmoid() * cell.sigmoid()
         return x * hidden[..., None, None], (hidden, cell, *weights)

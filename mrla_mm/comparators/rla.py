@@ -13,11 +13,10 @@ from mrla_mm.errors import InputError
 
 
 class RLABottleneck(GatedBottleneck):
-    """Bottleneck that reads the hidden state and returns the map that updates it too."""
+    """Bottleneck that reads the hidden state."""
 
-    def _forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.run_convs(x, hidden)
-        return self.relu(out + self.run_shortcut(x)), out
+    def _forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        return self.relu(self.run_convs(x, hidden) + self.run_shortcut(x))
 
     def run_conv(self, step: int, x: Tensor, hidden: Tensor) -> Tensor:
         """Run the convolution and norm of a step; the first one reads the hidden state too."""
@@ -84,11 +83,11 @@ class RLAResLayer(ResLayer):
             zeros = torch.zeros_like(x[:, :1])
             hidden = zeros.expand(-1, shared.read.in_channels, -1, -1)
         for block in self:
-            x, y = block(x, hidden)
+            x = block(x, hidden)
             if block.stride > 1:
                 hidden = F.avg_pool2d(hidden, block.stride, ceil_mode=True, count_include_pad=False)
             if block.mrla.norm is not None:
-                hidden = shared.recurrent(block.mrla.norm(hidden + shared.write(y)).tanh())
+                hidden = shared.recurrent(block.mrla.norm(hidden + shared.write(x)).tanh())
         return x, hidden
 
 
@@ -97,8 +96,9 @@ class RLAResNet(ComparatorResNet):
     """ResNet with recurrent layer aggregation, RLA_g (Zhao et al., NeurIPS 2021).
 
     A hidden state of a few channels joins the input of each block, h^t = W tanh(BN^t(h^{t-1} + V
-    y^t)) for its last convolution y^t, with V and W shared in the stage. It starts at zero, runs
-    through all stages and is pooled where they are.
+    x^t)) for its output x^t, with V and W shared in the stage. It starts at zero, runs through all
+    stages and is pooled where they are. The paper writes V y^t for the last convolution y^t; the
+    authors' code adds the shortcut to y^t in place before, and so do all their figures and weights.
 
     Args:
         depth: 50, 101 or 152.
@@ -107,6 +107,8 @@ class RLAResNet(ComparatorResNet):
             classifier.
         **kwargs: those of mmdet's ``ResNet``.
     """
+
+    key_layout = "rla"
 
     def __init__(
         self, depth: int, hidden_channels: int = 32, *, out_hidden: bool = False, **kwargs: object

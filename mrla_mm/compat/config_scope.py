@@ -36,6 +36,9 @@ def find_config(name: str) -> Path:
 def install() -> None:
     """Teach mmengine's ``_base_`` the scope ``mrla_mm::``; other names go to mmengine unchanged.
 
+    Where pkg_resources is missing, which mmengine needs and setuptools 81 dropped, names of all
+    packages are looked up here.
+
     An entry in mmengine's table of packages would not do: it looks for the metadata of an installed
     distribution, which a checkout lacks and an editable install has elsewhere, and gives the
     configs a ``_scope_`` without registry.
@@ -46,8 +49,11 @@ def install() -> None:
 
     @functools.wraps(original)
     def get_cfg_path(cfg_path: str, filename: str) -> tuple[str, str | None]:
-        if cfg_path.startswith("mrla_mm::"):
+        package, separator, _ = cfg_path.partition("::")
+        if package == "mrla_mm":
             return str(find_config(cfg_path)), None
+        if separator and find_spec("pkg_resources") is None:
+            return str(find_config(cfg_path)), package
         return original(cfg_path, filename)
 
     Config._get_cfg_path = staticmethod(get_cfg_path)

@@ -74,10 +74,12 @@ def check_packages(report: Report) -> None:
         except Exception as error:
             remedy = REMEDIES.get(name, f"pip install {name}")
             report.fail(f"{name} does not import: {short(error)}", remedy)
-    if importlib.util.find_spec("pkg_resources") is None:
-        setuptools = f"setuptools {version('setuptools')}"
-        problem = f"no pkg_resources ({setuptools}): mmengine finds no `mmdet::` config"
-        report.fail(problem, 'pip install "setuptools<81"')
+    try:
+        config = importlib.import_module("mmengine.config").Config
+        importlib.import_module("mrla_mm")
+        config._get_cfg_path("mmdet::_base_/default_runtime.py", "")
+    except Exception as error:
+        report.fail(f"`mmdet::` configs are not found: {short(error)}", "repair the failures above")
 
 
 def check_ops(report: Report) -> None:

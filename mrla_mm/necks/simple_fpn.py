@@ -36,13 +36,8 @@ class SimpleFeaturePyramid(BaseModule):
         >>> import torch
         >>> from mrla_mm.necks import SimpleFeaturePyramid
         >>> neck = SimpleFeaturePyramid(192, 256)
-        >>> for level in neck((torch.rand(1, 192, 6, 10),)):
-        ...     print(tuple(level.shape))
-        (1, 256, 24, 40)
-        (1, 256, 12, 20)
-        (1, 256, 6, 10)
-        (1, 256, 3, 5)
-        (1, 256, 2, 3)
+        >>> [tuple(level.shape[2:]) for level in neck((torch.rand(1, 192, 6, 10),))]
+        [(24, 40), (12, 20), (6, 10), (3, 5), (2, 3)]
     """
 
     def __init__(

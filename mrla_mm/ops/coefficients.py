@@ -65,13 +65,6 @@ class Layer(NamedTuple):
     heads: int
     has_history: bool = False
 
-    @classmethod
-    def unpack(cls, tensors: Parameters, heads: int, has_history: bool, eps: float) -> "Layer":
-        """The layer whose tensors were packed."""
-        query, key, value, history_scale, *norm = tensors
-        norm = None if tensors.mean is None else FrozenNorm(*norm, eps)
-        return cls(Weights(query, key, value, history_scale), norm, heads, has_history)
-
     def take(self, samples: slice | None) -> "Layer":
         """The layer for some samples: with their drop-path factors."""
         if samples is None or self.norm is None or self.norm.keep is None:
@@ -253,17 +246,10 @@ def base_backward(
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Gradients of MRLA-base that follow from sums over the grid.
 
-    Args:
-        x: map (B, C, H, W) of the layer.
-        state: its state.
-        layer: its parameters.
-        sums: those of the gradient of the layer's own value.
-        value_sums: those of the output's gradient times each value and, last, of that gradient
-            itself (B, T + 1, C).
-        grad_keys: gradient of the keys (B, T, E) from later layers.
-
-    Returns:
-        As `light_backward`, and the gradient of the earlier keys (B, T - 1, E), None for T = 1.
+    `sums` are those of the gradient of the layer's own value; `value_sums` (B, T + 1, C) of the
+    output's gradient times each value and, last, of that gradient itself; `grad_keys` (B, T, E) is
+    what later layers make of the keys. Returns what `light_backward` does, and the gradient of the
+    earlier keys (B, T - 1, E), None for T = 1.
     """
     weights, norm, heads, _ = layer
     factor, _ = norm_coefficients(norm, x.shape[:2])
@@ -293,10 +279,9 @@ def scores_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients behind the scores q . k / sqrt(D), before the sigmoid or softmax.
 
-    Shapes:
-        grad_scores (B, T, G), grad_keys from later layers (B, T, E) or None -> gradient of every
-        pixel of x through its average (B, C), of the weights of query and key, and of the earlier
-        keys (B, T - 1, E) or None.
+    Shapes: grad_scores (B, T, G), grad_keys from later layers (B, T, E) or None -> gradient of
+    every pixel of x through its average (B, C), of the weights of query and key, and of the earlier
+    keys (B, T - 1, E) or None.
     """
     heads, length = state.scores.shape[2], state.keys.shape[2]
     grad_products = expand_scores(grad_scores * (length // heads) ** -0.5, length)  # (B, T, E)
@@ -317,8 +302,7 @@ def norm_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of a norm's weight and bias (C,).
 
-    Shapes:
-        grad_factor, the gradient of scale times keep, and grad_sum, that of shift: (B, C).
+    Shapes: grad_factor, the gradient of scale times keep, and grad_sum, that of shift: (B, C).
     """
     if norm is None:
         return None, None

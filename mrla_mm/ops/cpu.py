@@ -46,9 +46,6 @@ def chunks(x: Tensor) -> Iterator[slice | None]:
         yield slice(start, start + size)
 
 
-pool = global_average
-
-
 def grid_sum(x: Tensor) -> Tensor:
     """Sum over the grid in at least single precision: (B, C, H, W) -> (B, C)."""
     return x.sum(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
@@ -62,8 +59,7 @@ def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
 def depthwise(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
     """Depthwise 3x3 convolution (or product) in which each sample has its own weights.
 
-    Shapes:
-        x (b, c, H, W), weight (b, c, 9 or 1), shift (b, c) or None -> (b, c, H, W).
+    Shapes: x (b, c, H, W), weight (b, c, 9 or 1), shift (b, c) or None -> (b, c, H, W).
     """
     batch, channels = x.shape[:2]
     if shift is not None:
@@ -76,9 +72,13 @@ def depthwise(x: Tensor, weight: Tensor, shift: Tensor | None) -> Tensor:
     return F.conv2d(stacked, weight, shift, padding=1, groups=batch * channels).view(x.shape)
 
 
-def add_relu(c: Tensor, shortcut: Tensor, *, out: Tensor, pool: bool) -> Tensor | None:
-    """Write relu(c + shortcut) (B, C, H, W); return its average over the grid (B, C) if asked."""
-    torch.add(c, shortcut, out=out).relu_()
+def add_relu(c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool) -> Tensor | None:
+    """Write relu(c + shortcut) (B, C, H, W); return its average over the grid (B, C) if asked.
+
+    Without a shortcut out is c itself.
+    """
+    if shortcut is not None:
+        torch.add(c, shortcut, out=out).relu_()
     return global_average(out) if pool else None
 
 
@@ -151,11 +151,9 @@ def apply_backward(
 ) -> None:
     """Write the gradients of x and, if asked for, of the history: the transpose of `apply`.
 
-    Args:
-        grad: gradient of what `apply` wrote; all maps are (B, C, H, W).
-        weight: that of `apply`.
+    Args, all maps (B, C, H, W); others are those of `apply`:
+        grad: gradient of what `apply` wrote.
         state: that of `apply`, but as shift what is added to every pixel of grad_x.
-        residual: whether `apply` added x.
         grad_x: gradient of x, or with `positive` of c.
         grad_history: gradient of the history; with `positive`, where the history is the shortcut,
             also that of the sum.
@@ -223,3 +221,8 @@ def weighted_sum_backward(
     if state.shift is not None:
         sums[:, -1] = grid_sum(grad)
     return sums
+
+
+def take_shift(value_sums: Tensor, sums: GridSums) -> None:
+    """Write the sum of grad that `grid_sums` found to where `weighted_sum_backward` leaves it."""
+    value_sums[:, -1] = sums.grad

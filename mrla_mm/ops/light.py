@@ -67,30 +67,22 @@ class Options(NamedTuple):
     has_history: bool
     add_relu: bool
     eps: float
+    project_last: bool = False
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
-        return Layer.unpack(parameters, self.heads, self.has_history, self.eps)
+        query, key, value, history_scale, *norm = parameters
+        norm = None if parameters.mean is None else FrozenNorm(*norm, self.eps)
+        weights = Weights(query, key, value, history_scale)
+        return Layer(weights, norm, self.heads, self.has_history)
 
 
-class Saved(NamedTuple):
-    """What is saved for backward; autograd keeps it as one flat sequence of tensors."""
-
-    state: State
-    parameters: Parameters
-    maps: Sequence[Tensor | None]
-
-    def save(self, ctx) -> None:
-        """Leave the tensors with autograd."""
-        ctx.save_for_backward(*self.state, *self.parameters, *self.maps)
-
-    @classmethod
-    def load(cls, ctx) -> "Saved":
-        """What was saved."""
-        tensors = iter(ctx.saved_tensors)
-        state = State(*islice(tensors, len(State._fields)))
-        parameters = Parameters(*islice(tensors, len(Parameters._fields)))
-        return cls(state, parameters, tuple(tensors))
+def load_saved(ctx) -> tuple[State, Parameters, Sequence[Tensor | None]]:
+    """State, parameters and maps, which autograd saves as one flat sequence of tensors."""
+    tensors = iter(ctx.saved_tensors)
+    state = State(*islice(tensors, len(State._fields)))
+    parameters = Parameters(*islice(tensors, len(Parameters._fields)))
+    return state, parameters, tuple(tensors)
 
 
 class LightFunction(torch.autograd.Function):
@@ -111,18 +103,15 @@ class LightFunction(torch.autograd.Function):
             for samples in passes.chunks(c):
                 c_chunk, x_chunk, shortcut_chunk, y_chunk = take(samples, c, x, shortcut, y)
                 history = shortcut_chunk if options.has_history else None
-                pooled = None
-                if options.add_relu:
-                    pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=has_gate)
-                elif has_gate:
-                    pooled = passes.pool(x_chunk)
+                added = shortcut_chunk if options.add_relu else None
+                pooled = passes.add_relu(c_chunk, added, out=x_chunk, pool=has_gate)
                 state = passes.light_state(x_chunk, pooled, layer.take(samples))
                 passes.apply(
                     x_chunk, history, layer.weights.value, state, residual=has_norm, out=y_chunk
                 )
                 states.append(state)
         history = shortcut if options.has_history else None
-        Saved(cat_chunks(states), parameters, (x, history)).save(ctx)
+        ctx.save_for_backward(*cat_chunks(states), *parameters, x, history)
         ctx.options = options
         return y
 
@@ -131,7 +120,7 @@ class LightFunction(torch.autograd.Function):
         """Compute the gradients of c, the shortcut, and the parameters."""
         refuse_second_derivative()
         options = ctx.options
-        state, parameters, (x, history) = Saved.load(ctx)
+        state, parameters, (x, history) = load_saved(ctx)
         layer = options.layer(parameters)
         value = layer.weights.value
         has_norm = layer.norm is not None

@@ -5,11 +5,12 @@
     v = depthwise 3x3 convolution of x                          (B, C, H, W), f_V
 
     light   o = sigmoid(q . k / sqrt(D)) v + lambda o'          Eq. 8, Algorithm 3
-    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1; Eq. 4 (MLA)
+    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1
+    MLA     o = f_V^t(sum_{s<=t} softmax_s(q^t . f_K^t(y^s) / sqrt(D)) x^s)             Eq. 4
     linear  o = phi(q) U / (phi(q) Z)                           App. A.3
 
-q and k are cut into G heads of D channels; MLA has another k and v; U = sum phi(k) v, Z = sum
-phi(k).
+q and k are cut into G heads of D channels; U = sum phi(k) v, Z = sum phi(k). Of MLA the paper has
+the sum over f_V^t(x^s), which is the same: f_V is linear, and a score is the same in a channel.
 
 Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is
 computed in at least single precision, autocast or not: it is tiny, and its scores decide about
@@ -78,8 +79,7 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
     A (1, 1, k) weight slides along the channels (odd k, zero padding); an (E, C) weight is a full
     linear layer.
 
-    Shapes:
-        pooled (B, C), weight (1, 1, k) or (E, C) -> (B, C) or (B, E).
+    Shapes: pooled (B, C), weight (1, 1, k) or (E, C) -> (B, C) or (B, E).
     """
     weight = weight.to(pooled.dtype)
     with without_autocast(pooled):
@@ -92,8 +92,7 @@ def project(pooled: Tensor, weight: Tensor) -> Tensor:
 def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
     """Value of a layer, a depthwise 3x3 convolution; without a weight the value is x itself.
 
-    Shapes:
-        x (B, C, H, W), weight (C, 1, 3, 3) -> (B, C, H, W).
+    Shapes: x (B, C, H, W), weight (C, 1, 3, 3) -> (B, C, H, W).
     """
     if weight is None:
         return x
@@ -109,8 +108,7 @@ def split_heads(pooled: Tensor, heads: int) -> Tensor:
 def expand_heads(per_head: Tensor, value: Tensor) -> Tensor:
     """Repeat a value per head over the channels of a map, in the map's precision.
 
-    Shapes:
-        per_head (B, G), value (B, C, H, W) -> (B, C, 1, 1).
+    Shapes: per_head (B, G), value (B, C, H, W) -> (B, C, 1, 1).
     """
     width = value.shape[1] // per_head.shape[1]
     return per_head.to(value.dtype).repeat_interleave(width, dim=1)[:, :, None, None]
@@ -126,9 +124,8 @@ def light_attention(
 ) -> Tensor:
     """MRLA-light, o^t = gate v^t + lambda o^{t-1} (Eq. 8, Algorithm 3).
 
-    Shapes:
-        value (B, C, H, W); gate (B, G) or None for 1; previous (B, C, H, W) or None for no history;
-        scale (C,) or None for lambda = 1 -> (B, C, H, W).
+    Shapes: value (B, C, H, W); gate (B, G) or None for 1; previous (B, C, H, W) or None for no
+    history; scale (C,) or None for lambda = 1 -> (B, C, H, W).
     """
     out = value if gate is None else expand_heads(gate, value) * value  # (B, C, H, W)
     if previous is None:
@@ -142,8 +139,7 @@ def light_attention(
 def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """Attention of a layer over its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
 
-    Shapes:
-        query (B, G, D), T keys (B, G, D) -> (B, G, T), summing to 1 over T.
+    Shapes: query (B, G, D), T keys (B, G, D) -> (B, G, T), summing to 1 over T.
     """
     stacked = torch.stack(tuple(keys), dim=-1)  # (B, G, D, T)
     scores = (query.unsqueeze(-1) * stacked).sum(2) * query.shape[-1] ** -0.5  # (B, G, T)
@@ -156,8 +152,7 @@ def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     Backward needs the values themselves and nothing of their size besides, so memory grows linearly
     with depth.
 
-    Shapes:
-        scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
+    Shapes: scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
     """
     first, *others = zip(scores.unbind(-1), values, strict=True)
     out = expand_heads(*first) * first[1]  # (B, C, H, W)
@@ -183,8 +178,7 @@ def frozen_bn_affine(
 def norm_residual(x: Tensor, out: Tensor, norm: FrozenNorm) -> Tensor:
     """Residual branch with frozen statistics, y = x + keep norm(o).
 
-    Shapes:
-        x and out (B, C, H, W) -> (B, C, H, W).
+    Shapes: x and out (B, C, H, W) -> (B, C, H, W).
     """
     scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
     branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
@@ -200,16 +194,7 @@ def query_and_key(x: Tensor, weights: Weights, heads: int) -> Sequence[Tensor]:
     return [split_heads(project(pooled, weight), heads) for weight in projections]
 
 
-def light_layer(
-    c: Tensor,
-    shortcut: Tensor | None,
-    weights: Weights,
-    *,
-    heads: int,
-    has_history: bool,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> Tensor:
+def light_layer(c, shortcut, weights, *, heads, has_history, add_relu=False, norm=None) -> Tensor:
     """What `light_fused` computes, which has the arguments."""
     x = (c + shortcut).relu() if add_relu else c
     gate = None
@@ -222,14 +207,7 @@ def light_layer(
 
 
 def base_layer(
-    c: Tensor,
-    shortcut: Tensor | None,
-    weights: Weights,
-    earlier: tuple[Tensor | None, Sequence[Tensor]],
-    *,
-    heads: int,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
+    c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None, project_last=False
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """What `base_fused` computes, which has the arguments."""
     x = (c + shortcut).relu() if add_relu else c
@@ -237,10 +215,13 @@ def base_layer(
     query, key = query_and_key(x, weights, heads)
     own = key.flatten(1).unsqueeze(1)  # (B, 1, E)
     keys = own if keys is None else torch.cat((keys, own), 1)
-    values = (*values, depthwise_value(x, weights.value))
+    values = (*values, x if project_last else depthwise_value(x, weights.value))
     scores = softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1))
     out = weighted_sum(scores, values)
-    return out if norm is None else norm_residual(x, out, norm), keys, values
+    if project_last:
+        out = depthwise_value(out, weights.value)
+    out = out if norm is None else norm_residual(x, out, norm)
+    return out, global_average(x) if project_last else keys, values
 
 
 def feature_map(pooled: Tensor) -> Tensor:
@@ -254,8 +235,7 @@ def linear_state(key: Tensor, value: Tensor) -> Tensor:
     In the precision of the key, at least single: phi falls to 1e-9 and its sums divide by each
     other.
 
-    Shapes:
-        key (B, G, E), value (B, C, H, W) -> (B, G, E, D, H, W), E times the value's size.
+    Shapes: key (B, G, E), value (B, C, H, W) -> (B, G, E, D, H, W), E times the value's size.
     """
     phi = feature_map(key)  # (B, G, E)
     heads = value.unflatten(1, (phi.shape[1], -1))  # (B, G, D, H, W)
@@ -268,8 +248,7 @@ def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor
     Where every key of a head so far is below about -43, phi(q) Z leaves what float32 can divide by
     (float64: -354), and the result fades to 0.
 
-    Shapes:
-        query (B, G, E), state U (B, G, E, D, H, W), normaliser Z (B, G, E) -> (B, C, H, W).
+    Shapes: query (B, G, E), state U (B, G, E, D, H, W), normaliser Z (B, G, E) -> (B, C, H, W).
     """
     # A common factor of phi(q) cancels; taken out, the sum is that of Z alone, held where its
     # square is above 0.

@@ -1,7 +1,7 @@
 """Whether the Triton kernels compute on this machine what the reference does, tried at first use.
 
-A step of MRLA-light and one of MRLA-base, forward and backward, with all that is fused, on a map
-of odd sides. It leaves the caller's random state, modes and gradients as they are.
+A step of MRLA-light, MRLA-base and MLA, forward and backward, with all that is fused, on a map of
+odd sides. It leaves the caller's random state, modes and gradients as they are.
 """
 
 import warnings
@@ -66,7 +66,7 @@ def largest_difference(device: torch.device, dtype: torch.dtype, last: bool) -> 
         for seed in (0, 1):
             inputs = draw(device, dtype, last, seed)
             exact = {name: tensor.double() for name, tensor in inputs.items()}
-            for variant in ("light", "base"):
+            for variant in ("light", "base", "MLA"):
                 results = step(variant, "triton", inputs)
                 for name, wanted in step(variant, "naive", exact).items():
                     error = (results[name].double() - wanted).norm() / wanted.norm()
@@ -90,7 +90,7 @@ def draw(device: torch.device, dtype: torch.dtype, last: bool, seed: int) -> dic
 
 
 def step(variant: str, path: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Output and gradients by name, of base at the third layer of a stage."""
+    """Output and gradients by name, of base and MLA at the third layer of a stage."""
     leaves = {}
     for name, tensor in inputs.items():
         leaves[name] = tensor.detach().requires_grad_(name not in CONSTANT)
@@ -106,9 +106,11 @@ def step(variant: str, path: str, inputs: dict[str, Tensor]) -> dict[str, Tensor
     else:
         function = base_layer if path == "naive" else partial(base_fused, path)
         earlier = leaves["keys"], (leaves["value1"], leaves["value2"])
-        y, keys, values = function(*maps, weights, earlier, **options)
-        outputs = [y, keys, *values]
-        upstream = [leaves["grad"], leaves["grad_keys"]] + [leaves["grad"]] * 3
+        project_last = variant == "MLA"
+        y, left, values = function(*maps, weights, earlier, project_last=project_last, **options)
+        outputs = [y, left, *values]
+        grad_left = leaves["grad_keys"][:, 0] if project_last else leaves["grad_keys"]
+        upstream = [leaves["grad"], grad_left] + [leaves["grad"]] * 3
     torch.autograd.backward(outputs, upstream)
     gradients = {f"gradient of {name}": leaf.grad for name, leaf in leaves.items()}
     gradients["output"] = outputs[0].detach()

@@ -1,11 +1,13 @@
-"""Key layouts: how the authors' release, torchvision, timm and PVTv2's authors name our tensors.
+"""Key layouts: how the authors of MRLA, RLA and PVTv2, torchvision and timm name our tensors.
 
 A backbone's `key_layout` names the layout of its published files. Renaming goes from their names to
 ours and leaves our own names alone.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
 from torch import Tensor, nn
 
@@ -56,30 +58,41 @@ class KeyLayout:
         return renamed
 
 
-class PVTv2Layout(KeyLayout):
-    """The layout of PVTv2's authors, whose queries, keys and values mmdet joins."""
+@dataclass(frozen=True)
+class ConvertedLayout(KeyLayout):
+    """The layout of authors whose tensors mmdet joins or orders anew, as its own backbones do."""
+
+    heads: Mapping[str, str] = field(default_factory=lambda: {"head.": "head.fc."})
+    first: str = ""  # a key that their files alone have
+    converter: str = ""  # module of mmdet.models.backbones and function
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
-        from mmdet.models.backbones.pvt import pvt_convert  # mmdet takes seconds to import
-
-        if "patch_embed1.proj.weight" not in state:
+        if self.first not in state:
             return dict(state)
+        module, function = self.converter.split(".")
+        # imported here, because mmdet takes seconds to import
+        convert = getattr(import_module(f"mmdet.models.backbones.{module}"), function)
+        converted = convert({k: v for k, v in state.items() if not k.endswith("attn_mask")})
         heads = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
-        return pvt_convert(state) | heads  # mmdet drops the classifier
+        return {key.removeprefix("backbone."): value for key, value in converted.items()} | heads
 
 
-class SwinLayout(KeyLayout):
-    """The layout of Swin's authors, whose patch merging mmdet orders anew."""
+class RLALayout(KeyLayout):
+    """The layout of RLA's authors: a block's first convolution reads the hidden state last."""
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
-        from mmdet.models.backbones.swin import swin_converter
-
-        if "patch_embed.proj.weight" not in state:
-            return dict(state)
-        converted = swin_converter({k: v for k, v in state.items() if not k.endswith("attn_mask")})
-        return {key.removeprefix("backbone."): value for key, value in converted.items()}
+        """Return a state dict with our names, and those convolutions in two."""
+        writes = state.get("conv_outs.0.weight")  # (K, C, 1, 1), K channels of the hidden state
+        renamed = {}
+        for key, tensor in super().renamed(state).items():
+            key = re.sub(r"\.norms\.(\d+)", r".\1.mrla.norm", key)
+            if writes is not None and key.endswith(".conv1.weight"):
+                read = tensor[:, -len(writes) :]
+                renamed[key.replace(".conv1.", ".mrla.read.")] = read.contiguous()
+                tensor = tensor[:, : -len(writes)].contiguous()
+            renamed[key] = tensor
+        return renamed
 
 
 def rename(key: str, names: Mapping[str, str]) -> str:
@@ -124,12 +137,27 @@ def with_prefixes(theirs: str, ours: str, names: dict[str, str]) -> dict[str, st
     return {f"{theirs}{left}": f"{ours}{right}" for left, right in names.items()}
 
 
+def numbered_stages(theirs: str, ours: str = "") -> dict[str, str]:
+    """Return a table of the names of four stages, which torchvision counts from 1."""
+    return {f"{theirs}.{index}.": f"layer{index + 1}.{ours}" for index in range(4)}
+
+
 LAYOUTS = {
     None: KeyLayout(),
     "resnet": KeyLayout(
         # the release's base models number their stages, its light models do as torchvision's
-        prefixes={f"stages.{index}.": f"layer{index + 1}." for index in range(4)},
+        prefixes=numbered_stages("stages"),
         parts={**PROJECTIONS, ".bn_mrla.": ".mrla.norm."},
+        heads={"fc.": "head.fc."},
+    ),
+    "rla": RLALayout(
+        prefixes={
+            **numbered_stages("stages"),
+            **numbered_stages("stage_bns", "norms."),
+            **numbered_stages("conv_outs", "0.mrla.write."),
+            **numbered_stages("recurrent_convs", "0.mrla.recurrent."),
+            "bn2.": "out_norm.",
+        },
         heads={"fc.": "head.fc."},
     ),
     "deit": KeyLayout(
@@ -146,6 +174,6 @@ LAYOUTS = {
         },
         heads={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
     ),
-    "pvtv2": PVTv2Layout(heads={"head.": "head.fc."}),
-    "swin": SwinLayout(),
+    "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", converter="pvt.pvt_convert"),
+    "swin": ConvertedLayout(first="patch_embed.proj.weight", converter="swin.swin_converter"),
 }

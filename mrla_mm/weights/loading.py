@@ -19,7 +19,8 @@ OPTIONAL = {"num_batches_tracked", "conv_offset"}
 RANDOM_START = (
     "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: with "
     "zero_init_attention=False, or norms without a weight, each block's output gets random values "
-    "added and the pretrained features are lost. Set model.backbone.zero_init_attention=True"
+    "added and the pretrained features are lost. Set model.backbone.zero_init_attention=True or, "
+    "with KCLA, start from weights that have it"
 )
 
 

@@ -68,22 +68,21 @@ def convert(
     *,
     folder: str | Path,
     stem: str | None = None,
-    prefix: str | None = None,
-    entry: str | None = None,
+    **place: str | None,
 ) -> tuple[Path, LoadReport, list[str]]:
     """Write a weight file of any accepted layout with our names, `backbone.` before them.
 
-    A classifier's head goes along; other parts of a model are left out. `location`, `prefix` and
-    `entry` are those of `load_weights`, the backbone is freshly built, and `stem` is the new file's
-    name before its hash. Returned are the new file, how the old one loaded, and the keys that were
-    left out.
+    A classifier's head goes along; other parts of a model are left out. `location` and, in `place`,
+    `prefix` and `entry` are those of `load_weights`, the backbone is freshly built, and `stem` is
+    the new file's name before its hash. Returned are the new file, how the old one loaded, and the
+    keys that were left out.
 
     Raises:
         InputError: the file does not fit the backbone.
     """
-    report = load_weights(backbone, location, prefix=prefix, entry=entry)
+    report = load_weights(backbone, location, **place)
     checkpoint = read_checkpoint(location)
-    source = find_state(checkpoint, prefix=prefix, entry=entry)
+    source = find_state(checkpoint, **place)
     state, head = layout_of(backbone).to_ours(source.state)
     head |= {key: value for key, value in source.heads.items() if key.startswith("head.")}
     used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.unused}

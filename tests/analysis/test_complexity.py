@@ -12,6 +12,7 @@ from mrla_mm.inference import build_model
 
 C, H, W = 32, 10, 14
 MAP = C * H * W
+RESNET = dict(type="MRLAResNet", depth=18)
 
 
 class Call(nn.Module):
@@ -59,9 +60,11 @@ def test_operators(module, shapes, expected):
         dict(type="MRLACeiT", arch="ceit-tiny"),
         dict(type="MRLAPVTv2", arch="b0"),
         dict(type="MRLAEfficientNet", arch="b0"),
-        dict(type="MRLAResNet", depth=18, layer_attention=dict(type="LinearRLA", head_channels=16)),
+        dict(RESNET, layer_attention=dict(type="LinearRLA", head_channels=16)),
+        dict(RESNET, layer_attention=dict(type="DLALight")),
+        dict(RESNET, layer_attention=dict(type="KCLA"), zero_init_attention=False),
     ],
-    ids=lambda backbone: backbone["type"],
+    ids=lambda backbone: backbone.get("layer_attention", backbone)["type"],
 )
 def test_the_rule_names_every_operator_of_our_backbones(backbone, monkeypatch):
     """Counted alike on both devices, fused or not; a module's are those of its parts."""

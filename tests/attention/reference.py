@@ -85,7 +85,9 @@ def light(xs, shortcuts, blocks, *, head_channels, previous="shortcut", gated=Tr
 
 
 @each_image
-def kernel_attention(xs, shortcuts, blocks, *, head_channels, kernel, functions_of):
+def kernel_attention(
+    xs, shortcuts, blocks, *, head_channels, kernel, functions_of, gelu=lambda value: value
+):
     """Layer t sums the v^s of layers s <= t with weights kernel(q^t, k^s) over their sum, by head.
 
     f_K and f_V are those of block functions_of(t, s).
@@ -96,7 +98,7 @@ def kernel_attention(xs, shortcuts, blocks, *, head_channels, kernel, functions_
         acting = [(xs[s], blocks[functions_of(t, s)]) for s in range(t + 1)]
         query = project(x, blocks[t]["query"]).chunk(count)
         keys = [project(y, block["key"]).chunk(count) for y, block in acting]
-        values = [value_of(y, block).chunk(count) for y, block in acting]
+        values = [gelu(value_of(y, block)).chunk(count) for y, block in acting]
         heads = []
         for h in range(count):
             weights = [kernel(query[h], key[h]) for key in keys]

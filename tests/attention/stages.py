@@ -1,6 +1,7 @@
 """The variants under test, and stages of them with random float64 parameters and inputs."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mrla_mm import attention
@@ -21,6 +22,8 @@ VARIANTS = {
     "base, identity value": ("MRLABase", dict(value="identity")),
     "base, linear reduced": ("MRLABase", dict(projection="linear", reduction=2)),
     "MLA (a)": ("MLA", {}),
+    "MLA, identity value": ("MLA", dict(value="identity")),
+    "MLA, GELU": ("MLA", dict(value="dwconv_gelu")),
     "linear RLA": ("LinearRLA", {}),
     "linear RLA, linear reduced": ("LinearRLA", dict(projection="linear", reduction=2)),
 }
@@ -86,6 +89,8 @@ class Stage:
         self.leaves |= dict(self.blocks.named_parameters())
         self.options = {key: arguments[key] for key in ("previous", "gated") if key in arguments}
         self.options |= dict(head_channels=head_channels)
+        if arguments.get("value") == "dwconv_gelu":
+            self.options["gelu"] = F.gelu
 
     def run(self):
         return run(self.blocks, self.xs, self.shortcuts)

@@ -1,7 +1,6 @@
 """Values and every gradient of the modules against the step-by-step equations."""
 
 import pytest
-import torch
 
 from .stages import VARIANTS, Stage, assert_same
 
@@ -27,12 +26,3 @@ def test_values_and_gradients(variant, size):
 def test_heads_of_one_channel(variant):
     stage = Stage(variant, **dict(STAGES["wide"], head_channels=1))
     assert_same(stage.run(), stage.run_reference(), stage.leaves)
-
-
-def test_the_reference_scores_are_far_from_uniform():
-    """With near-uniform attention a wrong score would hide below the tolerance."""
-    stage = Stage("base (a)", **STAGES["deep"])
-    sharp = stage.run_reference()[-1]
-    for block in stage.blocks:
-        torch.nn.init.zeros_(block.query.weight)
-    assert (sharp - stage.run_reference()[-1]).abs().mean() > 0.1

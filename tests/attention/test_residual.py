@@ -11,14 +11,18 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual, choose_fusion
+from mrla_mm.attention import (
+    LayerAttentionResidual,
+    TokenAttentionResidual,
+    choose_fusion,
+)
 from mrla_mm.attention.softmax import MRLABase
 from mrla_mm.errors import InputError
 
 from ..backbones.common import OwnAttention
 from .stages import assert_same
 
-LIGHT, BASE = (dict(type=name, head_channels=4) for name in ("MRLALight", "MRLABase"))
+LIGHT, BASE, MLA = (dict(type=f, head_channels=4) for f in ("MRLALight", "MRLABase", "MLA"))
 VARIANTS = {
     "light": LIGHT,
     "light, last output": dict(LIGHT, previous="output"),
@@ -26,7 +30,10 @@ VARIANTS = {
     "light, GELU": dict(LIGHT, value="dwconv_gelu"),
     "base": BASE,
     "base, identity value": dict(BASE, value="identity"),
-    "MLA": dict(type="MLA", head_channels=4),
+    "MLA": MLA,
+    "MLA, identity value": dict(MLA, value="identity"),
+    "MLA, GELU": dict(MLA, value="dwconv_gelu"),
+    "DLA": dict(type="DLALight", head_channels=4, reduction=2),
 }
 NORMS = {
     "frozen": dict(type="BN"),
@@ -35,7 +42,7 @@ NORMS = {
     "frozen SyncBN": dict(type="SyncBN"),
     "GN": dict(type="GN", num_groups=2),
 }
-LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base"])
+LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base", "MLA"])
 
 
 def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop_path=0.0):
@@ -67,6 +74,10 @@ def call(function, *args):
 
 def recompute(function, *args):
     return checkpoint(function, *args, use_reentrant=False)
+
+
+def reentrant(function, *args):
+    return checkpoint(function, *args, use_reentrant=True)
 
 
 def run(stage, x, shortcut, call=call):
@@ -185,7 +196,11 @@ def extent(branch, **options):
         ("light, last output", "frozen", "attention"),
         ("light, GELU", "frozen", "nothing"),
         ("base, identity value", "frozen", "nothing"),
-        ("MLA", "frozen", "nothing"),
+        ("MLA", "frozen", "branch"),
+        ("MLA", "batch statistics", "attention"),
+        ("MLA, GELU", "frozen", "nothing"),
+        ("DLA", "frozen", "branch"),
+        ("DLA", "batch statistics", "attention"),
     ],
 )
 def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
@@ -195,17 +210,13 @@ def test_how_much_is_fused(variant, norm, wanted, monkeypatch):
     assert extent(branch) == "nothing"
 
 
-def test_other_activations_and_dtypes_are_not_fused_away():
+def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     branch, x, relu6 = make_stage()[0], draw_map(), nn.ReLU6()
     assert extent(branch, shortcut=x, relu=nn.ReLU()) == "all"
     assert extent(branch, shortcut=x, relu=relu6) == "branch"
     assert extent(branch, shortcut=x.float(), relu=nn.ReLU()) == "branch"
     found = branch.forward_add_relu(x, x, relu6)[0]
     torch.testing.assert_close(found, branch(relu6(x + x), x)[0])
-
-
-def test_another_drop_path_is_not_fused():
-    branch = make_stage(depth=1)[0]
     branch.drop_path = nn.Dropout(0.5)
     assert extent(branch) == "attention"
 
@@ -234,6 +245,15 @@ def test_a_subclass_of_batch_norm(training):
     x = draw_map().requires_grad_()
     expected = x + branch.norm(branch.attention(x, x)[0])
     assert_same([branch(x, x)[0]], [expected], dict(x=x))
+
+
+@pytest.mark.parametrize(("value", "convolutions"), [("dwconv", 1), ("dwconv_gelu", 3)])
+def test_mla_runs_so_many_convolutions_in_its_third_layer(value, convolutions, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "naive")
+    calls, stage = [], make_stage(dict(MLA, value=value))
+    stage[2].attention.value.register_forward_hook(lambda *_: calls.append(1))
+    run(stage, draw_map(), draw_map())
+    assert len(calls) == convolutions
 
 
 class SquaredBase(MRLABase):
@@ -298,6 +318,10 @@ def dilate_key(attention):
     attention.key.padding = (2 * attention.key.padding[0],)
 
 
+def enlarge_key(attention):
+    attention.key = nn.Conv1d(1, 1, 7, padding=3, bias=False).double()
+
+
 def wrap_query(attention):
     attention.query = nn.Sequential(attention.query, nn.Tanh())
 
@@ -318,7 +342,7 @@ CHANGES = {
     "enlarge": replace_value(size=5, padding=2),
     "mix channels": replace_value(groups=6),
 }
-IN_PLACE = (dilate, add_bias, bias_query, dilate_key, wrap_query, double_value)
+IN_PLACE = (dilate, add_bias, bias_query, dilate_key, enlarge_key, wrap_query, double_value)
 CHANGES |= {change.__name__: change for change in IN_PLACE}
 
 
@@ -333,15 +357,6 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     expected = gradients(stage, "naive", monkeypatch)
     assert not torch.allclose(expected["out"], before)
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
-
-
-def test_kernels_of_other_sizes_are_not_fused():
-    branch = make_stage(depth=1)[0]
-    replace_value(size=5)(branch.attention)
-    assert extent(branch) == "nothing"
-    branch = make_stage(depth=1)[0]
-    branch.attention.key = nn.Conv1d(1, 1, 7, padding=3, bias=False)
-    assert extent(branch) == "nothing"
 
 
 def test_a_value_that_somebody_else_adds_to_keeps_its_gradient(monkeypatch):

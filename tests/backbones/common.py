@@ -89,7 +89,9 @@ def resnet_by_hand(backbone, plain, image):
         memory = ()
         for block, ours in zip(getattr(plain, name), getattr(backbone, name), strict=True):
             shortcut = x if block.downsample is None else block.downsample(x)
-            x, *memory = ours.mrla(block(x), shortcut, *memory)
+            x = block(x)
+            if ours.mrla is not None:
+                x, *memory = ours.mrla(x, shortcut, *memory)
         outs.append(x)
     return outs
 

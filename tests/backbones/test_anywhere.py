@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from mmengine.model import convert_sync_batchnorm
+from mmengine.model import BaseModule, convert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
@@ -116,7 +116,9 @@ def test_starts_as_an_identity_with_plain_weights_and_trains_every_branch(host, 
 def test_looking_for_runs_changes_nothing():
     backbone = MODELS.build(dict(type="mmdet.CSPNeXt", **CSP))
     state = copy.deepcopy(backbone.state_dict())
+    swin = MODELS.build(dict(type="mmdet.SwinTransformer", embed_dims=48))  # has drop path
     random_state = torch.get_rng_state()
+    assert len(find_runs(swin, 3)) == 4
     runs = find_runs(backbone, 3)
     assert {run.container: run.channels for run in runs} == {
         "stem": 8,
@@ -128,11 +130,85 @@ def test_looking_for_runs_changes_nothing():
     assert not any(module._forward_hooks for module in backbone.modules())
 
 
+class Block(nn.Module):
+    def __init__(self, taken, returned):
+        super().__init__()
+        self.conv = nn.Conv2d(taken, returned, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(x).tanh()
+
+
+class Kin(Block):
+    pass
+
+
+class Nest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(Block(8, 8), Block(8, 8))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Reversed(nn.Sequential):
+    def forward(self, x):
+        return super().forward(-x)
+
+
+class Network(BaseModule):
+    """Two runs in one container, and what is none: layers, nested containers, own forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
+        self.runs = nn.Sequential(Block(8, 8), Block(8, 8), Kin(8, 16), Kin(16, 16), Block(16, 8))
+        self.nested = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
+        self.outer = nn.Sequential(Nest(), Nest())
+        self.own = Reversed(Block(8, 8), Block(8, 8))
+        self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
+
+    def forward(self, x):
+        x = self.own(self.outer(self.nested(self.runs(self.layers(x)))))
+        return self.one_by_one[1](self.one_by_one[0](x))
+
+
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
+def test_runs_are_told_from_what_is_none_and_have_a_memory_each(variant):
+    plain = Network()
+    assert find_runs(plain, 3) == [
+        ("runs", range(2), 8, True),
+        ("runs", range(2, 4), 16, False),
+        ("outer", range(2), 8, True),
+    ]
+    network = randomize(build(Network, layer_attention=dict(type=variant))).double()
+    names = {name for name, _ in network.named_modules() if name.endswith(".mrla")}
+    assert names == {*(f"runs.{index}.mrla" for index in range(4)), "outer.0.mrla", "outer.1.mrla"}
+    found = network.runs(IMAGE.double().new_ones(2, 8, 9, 7))
+    x, memory = IMAGE.double().new_ones(2, 8, 9, 7), ()
+    for index, block in enumerate(network.runs):
+        out = block(x)
+        if index < 4:
+            shortcut = x if index != 2 else None
+            out, *memory = block.mrla(out, shortcut, *(memory if index != 2 else ()))
+        x = out
+    torch.testing.assert_close(found, x)
+
+
 def test_stages_choose_and_frozen_ones_stay_frozen():
     backbone = build("mmdet.CSPNeXt", stages="stage.*", frozen_stages=2, **CSP)
     assert len(branches(backbone)) == 4
     names = [key for key, parameter in backbone.named_parameters() if parameter.requires_grad]
     assert {key.split(".")[0] for key in names if ".mrla." in key} == {"stage3"}
+
+
+def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
+    convnext = build("mmpretrain.ConvNeXt", **CONVNEXT)
+    assert isinstance(branches(convnext)[0].norm, nn.LayerNorm)
+    norms = [dict(type="GN", num_groups=2), dict(type="BN", eps=0.1)]
+    assert isinstance(branches(build(Network, norm_cfg=norms[0]))[0].norm, nn.GroupNorm)
+    assert branches(build("mmdet.CSPNeXt", norm_cfg=norms[1], **CSP))[0].norm.eps == 0.1
 
 
 def test_sync_bn_reaches_the_branches():
@@ -160,8 +236,10 @@ def test_the_file_of_a_swin_classifier_loads(tmp_path):
             state[key] = value
     torch.save(dict(model=state), tmp_path / "swin.pth")
     checkpoint = dict(type="Pretrained", checkpoint=str(tmp_path / "swin.pth"))
-    backbone = build("mmdet.SwinTransformer", **options, init_cfg=checkpoint, convert_weights=True)
+    init_cfg = [dict(type="Constant", layer="LayerNorm", val=1.0), checkpoint]
+    backbone = build("mmdet.SwinTransformer", **options, init_cfg=init_cfg, convert_weights=True)
     backbone.init_weights()
+    assert not any(branch.norm.weight.any() for branch in branches(backbone))
     found = backbone.state_dict()
     for key, value in plain.state_dict().items():
         if not key.startswith("norm") and "downsample" not in key:  # mmdet orders these anew

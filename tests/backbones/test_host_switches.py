@@ -17,6 +17,8 @@ from .common import FAMILIES, VARIANTS, branches, randomize
 
 COMPARATOR = dict(type="ComparatorResNet", depth=50, base_channels=8)
 DIA = dict(layer_attention=dict(type="DIA", reduction=4))
+DLA = dict(type="DLALight", head_channels=8, reduction=4)
+KCLA = dict(layer_attention=dict(type="KCLA", head_channels=8), zero_init_attention=False)
 
 
 def plugin(kind):
@@ -26,6 +28,8 @@ def plugin(kind):
 OTHERS = {
     "dia": dict(COMPARATOR, **DIA),
     "dia as a branch": dict(type="MRLAResNet", depth=18, base_channels=8, **DIA),
+    "dla": dict(type="MRLAResNet", depth=18, base_channels=8, layer_attention=DLA),
+    "kcla": dict(type="MRLAResNet", depth=18, base_channels=8, **KCLA),
     "rla": dict(type="RLAResNet", depth=50, base_channels=8, out_hidden=True),
     "ba": dict(COMPARATOR, plugins=[plugin("BA")]),
     "gates": dict(COMPARATOR, plugins=[plugin("SE"), plugin("ECA"), plugin("CBAM")]),

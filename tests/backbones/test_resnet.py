@@ -9,10 +9,15 @@ from mmdet.models import ResNet
 
 from measure import saved_bytes
 from mrla_mm.backbones import MRLAResNet
-from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 
-from .common import assert_same_levels, gradients, load_plain, randomize, randomize_zero_init
+from .common import (
+    assert_same_levels,
+    load_plain,
+    randomize,
+    randomize_zero_init,
+    resnet_by_hand,
+)
 
 LIGHT, BASE = (dict(type=name, head_channels=16) for name in ("MRLALight", "MRLABase"))
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
@@ -51,6 +56,23 @@ def test_dilation_of_each_block(multi_grid, last):
         MRLAResNet(50, multi_grid=(1, 2))
 
 
+@pytest.mark.parametrize("blocks", [None, (1, -1)])
+@torch.no_grad()
+def test_blocks_without_layer_attention_are_plain_and_pass_the_memory_on(blocks):
+    options = dict(base_channels=16, norm_eval=True)
+    backbone = randomize(MRLAResNet(50, BASE, stages="layer[13]", blocks=blocks, **options)).eval()
+    found = {name[:-5] for name, _ in backbone.named_modules() if name.endswith(".mrla")}
+    places = {"layer1": blocks and (1, 2) or range(3), "layer3": blocks and (1, 5) or range(6)}
+    assert found == {f"{stage}.{place}" for stage, chosen in places.items() for place in chosen}
+    image = torch.randn(2, 3, 64, 96)
+    expected = resnet_by_hand(backbone, load_plain(ResNet(50, **options), backbone), image)
+    torch.testing.assert_close(list(backbone(image)), expected)
+    with pytest.raises(InputError, match="layer5"):
+        MRLAResNet(50, BASE, stages="layer5", **options)
+    with pytest.raises(InputError, match="no block 3"):
+        MRLAResNet(50, BASE, blocks=(3,), **options)
+
+
 def test_zero_init_residual_reaches_our_blocks():
     backbone = MRLAResNet(50, LIGHT, base_channels=16)
     backbone.init_weights()
@@ -67,23 +89,6 @@ def test_drop_path_drops_the_branch_alone(norm_eval):
     torch.manual_seed(1)
     assert_same_levels(backbone, plain, image)
     assert not torch.allclose(backbone.eval()(image)[0], plain(image)[0])
-
-
-@pytest.mark.parametrize("drop_path", [0.0, 0.5])
-@pytest.mark.parametrize("attention", [LIGHT, dict(LIGHT, previous="none"), BASE], ids=str)
-@pytest.mark.parametrize("depth", [18, 50])
-def test_the_fused_and_the_naive_path_have_the_same_gradients(
-    depth, attention, drop_path, monkeypatch
-):
-    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
-    options = dict(depth=depth, base_channels=16, attention_drop_path=drop_path)
-    backbone = randomize(MRLAResNet(layer_attention=attention, **options)).double().train()
-    image, found = torch.randn(2, 3, 64, 64, dtype=torch.float64), {}
-    for path in ("fused", "naive"):
-        monkeypatch.setenv("MRLA_OPS", path)
-        torch.manual_seed(1)
-        found[path] = gradients(backbone, image)
-    torch.testing.assert_close(found["fused"], found["naive"])
 
 
 @pytest.mark.parametrize(("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=str)

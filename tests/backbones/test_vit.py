@@ -87,12 +87,3 @@ def test_frozen_stages(stages):
         assert all(p.requires_grad is (stages < 6) for p in backbone.ln1.parameters())
         backbone.train()
     assert [layer.mrla.training for layer in backbone.layers] == [i >= stages for i in range(6)]
-
-
-def test_depths_for_layer_decay():
-    backbone = MRLAViT(with_dist_token=True, **SMALL)
-    stem = ("cls_token", "dist_token", "pos_embed", "patch_embed.projection.weight")
-    block = {"layers.0.mrla.norm.weight": 1, "layers.5.mrla.attention.value.weight": 6}
-    for name, depth in {**dict.fromkeys(stem, 0), **block, "ln1.weight": 7}.items():
-        assert backbone.get_layer_depth(f"backbone.{name}", "backbone.") == (depth, 8)
-    assert backbone.get_layer_depth("bbox_head.fc.weight", "backbone.") == (7, 8)

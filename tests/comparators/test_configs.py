@@ -1,18 +1,20 @@
 """The comparators' configs: MRLA's recipes, and the parameters in docs/tables."""
 
-import csv
-
 import pytest
+from mmengine.registry import MODELS
 
-from ..conftest import ROOT
-from ..test_configs import COMPARED, FILES, build, check_schedule, load, resnet_recipe
+from ..backbones.common import count
+from ..test_configs import COMPARED, FILES, build, check_schedule, load, read_table, resnet_recipe
 
 
 def read_rows(table, folder):
-    """Config, depth, and millions of parameters, the paper's and ours, of each row."""
-    lines = csv.reader((ROOT / "docs/tables" / table).read_text().splitlines())
-    rows = [row for row in lines if row[4] != "ours" and COMPARED.fullmatch(folder + row[1])]
-    return [(folder + row[1], int(row[2] or 50), float(row[3]), float(row[4])) for row in rows]
+    """Rows of comparators; the paper has no figures of what came after it."""
+    rows = [(folder + config, *rest) for config, *rest in read_table(table)]
+    rows = [row for row in rows if COMPARED.fullmatch(row[0])]
+    return [
+        (name, int(depth or 50), float(paper or ours), float(ours))
+        for name, depth, paper, ours in rows
+    ]
 
 
 def millions(parameters):
@@ -39,6 +41,22 @@ def test_classifier(name, depth, paper, ours):
     assert millions(trained) == pytest.approx(ours, abs=0.0051)
     assert name in QUOTED or ours == pytest.approx(paper, abs=0.0501)
     resnet_recipe(cfg, name, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "depth", "parameters"),
+    [
+        ("DLALight", 50, 28_581_812),
+        ("DLALight", 101, 47_783_006),
+        ("KCLA", 50, 25_728_260),
+        ("KCLA", 101, 44_916_398),
+    ],
+)
+def test_parameters_of_later_methods(kind, depth, parameters):
+    """With a classifier of 1000 classes."""
+    options = dict(layer_attention=dict(type=kind), zero_init_attention=kind != "KCLA")
+    backbone = MODELS.build(dict(type="MRLAResNet", depth=depth, **options))
+    assert count(backbone) + 2049 * 1000 == parameters
 
 
 @pytest.mark.parametrize(("name", "depth", "paper", "ours"), COCO)

@@ -1,7 +1,9 @@
 """The networks: plugins, values by hand, frozen stages, and plain weights."""
 
 import copy
+import re
 
+import mmengine
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,13 @@ from mmengine.registry import MODELS
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 
-from ..backbones.common import assert_same_levels, assert_same_with_gradients, gradients, load_plain
+from ..backbones.common import (
+    assert_same_levels,
+    assert_same_with_gradients,
+    gradients,
+    load_plain,
+    randomize,
+)
 
 
 def plugin(kind, stages=(True,) * 4, cfg=None, **options):
@@ -28,6 +36,8 @@ KINDS = {
     "DIA": dict(layer_attention=dict(type="DIA", reduction=4)),
     "RLA": dict(type="RLAResNet"),
     "MRLA": dict(type="MRLAResNet", layer_attention=dict(type="DIA", reduction=4), **SE),
+    "DLA": dict(type="MRLAResNet", layer_attention=dict(type="DLALight", reduction=4)),
+    "KCLA": dict(type="MRLAResNet", layer_attention=dict(type="KCLA"), zero_init_attention=False),
 }
 
 
@@ -56,7 +66,7 @@ def run_by_hand(kind, stage, x, hidden):
         x = (shortcut + out).relu()
         hidden = hidden if y.shape[2:] == hidden.shape[2:] else F.avg_pool2d(hidden, 2)
         if kind == "RLA" and block.mrla.norm is not None:
-            hidden = block.mrla.norm(hidden + stage[0].mrla.write(y)).tanh()
+            hidden = block.mrla.norm(hidden + stage[0].mrla.write(x)).tanh()
             hidden = stage[0].mrla.recurrent(hidden)
     return x, hidden
 
@@ -87,6 +97,42 @@ def test_the_classifier_reads_the_hidden_state(tmp_path):
     detector.init_weights()
     weights = net.state_dict()
     assert all(torch.equal(weights[key], value) for key, value in detector.state_dict().items())
+
+
+def in_rla_release(state):
+    """A state dict of ours by the names of RLA's authors."""
+    theirs = {}
+    for key, tensor in state.items():
+        if key.endswith(".conv1.weight"):
+            tensor = torch.cat([tensor, state[key.replace("conv1", "mrla.read")]], 1)
+        key = re.sub(r"^layer(\d)", lambda found: f"stages.{int(found[1]) - 1}", key)
+        key = re.sub(r"^stages(.*)\.mrla\.norm", r"stage_bns\1", key)
+        key = re.sub(r"^stages(\.\d)\.0\.mrla\.write", r"conv_outs\1", key)
+        key = re.sub(r"^stages(\.\d)\.0\.mrla\.recurrent", r"recurrent_convs\1", key)
+        theirs[key.replace("out_norm", "bn2")] = tensor
+    return {key: tensor for key, tensor in theirs.items() if "mrla" not in key}
+
+
+@pytest.mark.parametrize("plugins", [(), [plugin("ECA")]], ids=["plain", "ECA"])
+@pytest.mark.parametrize("prefix", ["", "backbone."])
+def test_published_weights_of_rla_load(plugins, prefix, tmp_path):
+    """Strictly, through every loader; those of a detector have a norm that it never reads."""
+    net = build("RLA", out_hidden=True, plugins=plugins)
+    released = in_rla_release(net.state_dict()) | {"fc.weight": torch.ones(10, 544)}
+    released = {f"{prefix}{key}": tensor for key, tensor in released.items()}
+    assert f"{prefix}stage_bns.3.2.running_mean" in released
+    assert len(released) == len(net.state_dict()) - 16 + 1  # read is part of conv1
+    torch.save(dict(state_dict=released), tmp_path / "released.pth")
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "released.pth"))
+    for out_hidden in (True, False):
+        loaded = build("RLA", out_hidden=out_hidden, plugins=plugins, init_cfg=init_cfg)
+        loaded.init_weights()
+        for key, tensor in loaded.state_dict().items():
+            assert torch.equal(tensor, net.state_dict()[key]), key
+    model = torch.nn.ModuleDict({"backbone": build("RLA", out_hidden=True, plugins=plugins)})
+    mmengine.runner.load_state_dict(model if prefix else model["backbone"], released)
+    loaded = model["backbone"].state_dict()
+    assert all(torch.equal(loaded[key], tensor) for key, tensor in net.state_dict().items())
 
 
 @pytest.mark.parametrize("norm_eval", [False, True])
@@ -125,6 +171,25 @@ def test_plugins_go_into_the_blocks_named(kind):
         build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
     with pytest.raises(InputError, match="depth=18"):
         build("RLA", depth=18)
+
+
+@pytest.mark.parametrize("kind", ["SE", "ECA", "CBAM", "ContextBlock", "NonLocal2d"])
+@torch.no_grad()
+def test_plugins_of_basic_blocks(kind):
+    """mmdet refuses them in ResNet-18 and -34."""
+    entry = plugin(kind, cfg=dict(ratio=1 / 4) if kind == "ContextBlock" else None)
+    with pytest.raises(InputError, match="after_conv2"):
+        build("", depth=18, plugins=[entry])
+    entry["position"] = "after_conv2"
+    net = randomize(build("", depth=18, plugins=[entry])).eval()
+    x = torch.rand(2, 16, 9, 11)
+    block = net.layer1[0]
+    (name,) = block.after_conv2_plugin_names
+    out = block.norm2(block.conv2(block.norm1(block.conv1(x)).relu()))
+    torch.testing.assert_close(block(x)[0], (x + getattr(block, name)(out)).relu())
+    build("", type="MRLAResNet", depth=34, base_channels=32, plugins=[entry])(
+        torch.rand(2, 3, 64, 64)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""On COCO images every comparator trains, is killed, resumes, and tests the same."""
+"""On COCO images comparators and other hosts train, are killed, resume, and test the same."""
 
 import signal
 
@@ -15,19 +15,43 @@ HOOKS.register_module(
     name="Killed", module=lambda: At("after_train_iter", terminate, 3), force=True
 )
 
+BN = dict(norm_cfg=dict(type="BN"))
+CHANNELS = [48, 96, 192, 384]
+X50 = dict(type="WithLayerAttention", backbone="ResNeXt", depth=50, init_cfg=None)
+# What makes another config small, by its name
+HOSTS = {
+    "mrla_mm::anywhere/rtmdet_s_mrla_light_300e.py": dict(
+        backbone=dict(widen_factor=0.375, **BN),
+        neck=dict(in_channels=CHANNELS[1:], out_channels=96, **BN),
+        bbox_head=dict(in_channels=96, feat_channels=96, **BN),
+    ),
+    "mrla_mm::anywhere/mask_rcnn_swin_t_mrla_light_1x.py": dict(
+        backbone=dict(embed_dims=48), neck=dict(in_channels=CHANNELS)
+    ),
+    "mmdet::faster_rcnn/faster-rcnn_x101-32x4d_fpn_1x_coco.py": dict(backbone=X50),
+}
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason=f"no real COCO images at {REAL_COCO}")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *HOSTS])
 def test_train_kill_resume_test(kind, tmp_path, run_tool):
     """Two epochs of two steps; the signal comes in the second epoch."""
     backbone = dict(type="ComparatorResNet", base_channels=16, frozen_stages=1, init_cfg=None)
-    backbone |= KINDS[kind]
+    backbone |= KINDS.get(kind, {})
     model = dict(backbone=backbone, neck=dict(in_channels=[64, 128, 256, 512]))
+    base = kind if kind in HOSTS else "mrla_mm::faster_rcnn_r50_1x.py"
     config = tmp_path / "config.py"
-    base, hooks = "mrla_mm::faster_rcnn_r50_1x.py", [dict(type="Killed")]
-    config.write_text(f"_base_ = {base!r}\nmodel = {model!r}\ncustom_hooks = {hooks!r}\n")
-    options = tiny_options("faster_rcnn", REAL_COCO, "train_cfg.max_epochs=2")
+    config.write_text(
+        f"_base_ = {base!r}\nmodel = {HOSTS.get(kind, model)!r}\n"
+        "custom_hooks = [*_base_.get('custom_hooks', []), dict(type='Killed')]\n"
+        "default_hooks = dict(checkpoint=dict(type='AtomicCheckpointHook', interval=1))\n"
+    )
+    name = kind if kind in HOSTS else "faster_rcnn"
+    options = tiny_options(name, REAL_COCO, "train_cfg.max_epochs=2", "train_cfg.val_interval=1")
+    if "rtmdet" in kind:
+        options = [option for option in options if "pipeline.2" not in option]
+        options += ["custom_hooks.1.switch_epoch=1", "train_dataloader.batch_size=2"]
     for phase, images in (("train", 4), ("val", 2), ("test", 2)):
         options.append(f"{phase}_dataloader.dataset.indices={images}")
     train = [config, "--work-dir", tmp_path / "run", "--cfg-options", *options]

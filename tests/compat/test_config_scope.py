@@ -1,7 +1,11 @@
 """`mrla_mm::` names in config files."""
 
+import sys
+
 import pytest
 from mmengine.config import Config
+
+from mrla_mm.errors import InputError
 
 NAME = "mask_rcnn_r50_mrla_light_1x.py"
 
@@ -30,4 +34,15 @@ def test_other_packages_go_to_mmengine_unchanged(parse):
     config = parse("_base_ = 'mmdet::_base_/models/retinanet_r50_fpn.py'\ndetector = _base_.model")
     assert config.model.type == "RetinaNet" and config.detector._scope_ == "mmdet"
     with pytest.raises(AssertionError, match="nobody"):
+        parse("_base_ = 'nobody::a/b.py'")
+
+
+def test_names_of_packages_are_found_without_pkg_resources(parse, monkeypatch):
+    """setuptools 81 dropped it."""
+    text = "_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\ndetector = _base_.model"
+    expected = parse(text)
+    monkeypatch.setitem(sys.modules, "pkg_resources", None)
+    config = parse(text)
+    assert config.to_dict() == expected.to_dict() and config.detector._scope_ == "mmdet"
+    with pytest.raises(InputError, match="nobody"):
         parse("_base_ = 'nobody::a/b.py'")

@@ -1,6 +1,7 @@
 """The benchmark end to end, on networks small enough for seconds."""
 
 import json
+import math
 import os
 
 import pytest
@@ -45,9 +46,10 @@ def test_roi_align_of_a_detector(bench):
     assert [row["RoIAlign"] for row in tables["RoIAlign"]] == ["torchvision", "sparse"]
 
 
-def test_a_wrong_path_is_not_timed(bench, monkeypatch):
+@pytest.mark.parametrize("error", [0.01, math.nan])
+def test_a_wrong_path_is_not_timed(error, bench, monkeypatch):
     def wrong(_):
-        return torch.tensor([1.0 + (os.environ["MRLA_OPS"] == "fused")])
+        return torch.tensor([1.0 + (error if os.environ["MRLA_OPS"] == "fused" else 0.0)])
 
     monkeypatch.setattr(steps, "results", wrong)
     code, err, tables = bench("backbone", "--depth", "18", "--paths", "fused")

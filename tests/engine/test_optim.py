@@ -11,14 +11,17 @@ from mrla_mm.backbones import MRLAViT
 def test_a_block_and_its_layer_attention_learn_at_the_rate_of_their_depth():
     arch = dict(embed_dims=16, num_layers=2, num_heads=1, feedforward_channels=16)
     model = nn.ModuleDict({"head": nn.Linear(2, 2)})
-    model.backbone = MRLAViT(arch, dict(type="MRLALight", head_channels=8))
+    attention = dict(type="MRLALight", head_channels=8)
+    model.backbone = MRLAViT(arch, attention, with_dist_token=True)
     cfg = dict(constructor="LayerDecayOptimWrapperConstructor")
     cfg |= dict(optimizer=dict(type="AdamW", lr=1.0, weight_decay=0.1))
     cfg |= dict(paramwise_cfg=dict(layer_decay_rate=0.5))
     optimizer = build_optim_wrapper(model, cfg).optimizer
     rates = {id(group["params"][0]): group["lr"] for group in optimizer.param_groups}
     rate = {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
-    assert rate["head.weight"] == 1 and rate["backbone.patch_embed.projection.weight"] == 0.125
+    assert rate["head.weight"] == rate["backbone.ln1.weight"] == 1
+    for name in ("cls_token", "dist_token", "pos_embed", "patch_embed.projection.weight"):
+        assert rate[f"backbone.{name}"] == 0.125
     for index, expected in enumerate((0.25, 0.5)):
         for part in ("attn.qkv", "mrla.attention.value"):
             assert rate[f"backbone.layers.{index}.{part}.weight"] == expected

@@ -74,20 +74,27 @@ def light(t, extent, path, history=True):
     return function(t["c"], t.get("shortcut"), weights, **options)
 
 
-def base(t, extent, path):
-    """MRLA-base, naive or by a fused path: y, the layers' keys, and the layers' values."""
+def base(t, extent, path, **options):
+    """MRLA-base, naive or by a fused path: y, the layers' keys, and the layers' values.
+
+    With project_last it is MLA: averages (B, C) and maps in place of keys and values.
+    """
     weights, norm, earlier, heads = parts(t)
     function = base_layer if path == "naive" else functools.partial(base_fused, path)
-    options = dict(heads=heads, add_relu=extent == "block end", norm=norm)
+    options |= dict(heads=heads, add_relu=extent == "block end", norm=norm)
     return function(t["c"], t.get("shortcut"), weights, earlier, **options)
 
 
-def base_joined(t, extent, path):
+def base_joined(t, extent, path, **options):
     """One map that output, keys and values all enter, so that backward gets a gradient of each."""
-    out, keys, values = base(t, extent, path)
+    out, keys, values = base(t, extent, path, **options)
+    keys = keys.view(len(keys), -1, keys.shape[-1])
     ramp = torch.arange(1, keys[0].numel() + 1).to(keys).view(keys.shape[1:]) / keys[0].numel()
     weighted = sum(0.5 * (s + 1) * value for s, value in enumerate(values))
     return out + weighted + (keys * ramp).sum(1).to(out.dtype)[:, :, None, None]
+
+
+mla_joined = functools.partial(base_joined, project_last=True)
 
 
 def results(function, tensors, *, dtype, layout="contiguous"):

@@ -20,6 +20,7 @@ from .cases import (
     base_joined,
     draw,
     light,
+    mla_joined,
     needs_triton,
     results,
 )
@@ -107,11 +108,12 @@ def test_light_precisions_and_shapes(shape, extent, layout, path):
         assert_same(function, tensors, path=path, dtype=dtype, layout=layout)
 
 
+@pytest.mark.parametrize("joined", [base_joined, mla_joined], ids=["base", "MLA"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("extent", EXTENTS[::2])
 @pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
-def test_base_precisions_and_shapes(shape, extent, layout, path):
-    function = functools.partial(base_joined, extent=extent)
+def test_base_precisions_and_shapes(shape, extent, layout, path, joined):
+    function = functools.partial(joined, extent=extent)
     first, *others = dtypes_of(path)[: 1 if path == "triton" and shape[2] > 8 else None]
     options = dict(path=path, layout=layout)
     for depth in (0, 2, 10):  # 11 values take the kernels two launches
@@ -125,14 +127,16 @@ def test_base_precisions_and_shapes(shape, extent, layout, path):
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_base_with_linear_projections_and_the_last_layer_of_a_stage(extent):
     tensors = draw((2, 12, 3, 4), extent, depth=2, linear=True, history=False)
-    joined = functools.partial(base_joined, extent=extent)
-    for function in (joined, lambda t, path: base(t, extent, path)[0]):
-        assert_same(function, tensors, path="fused", dtype=torch.float64)
+    for options in ({}, dict(project_last=True)):
+        joined = functools.partial(base_joined, extent=extent, **options)
+        last = functools.partial(base, extent=extent, **options)
+        for function in (joined, lambda t, path, last=last: last(t, path=path)[0]):
+            assert_same(function, tensors, path="fused", dtype=torch.float64)
 
 
 def test_chunks_of_the_batch_are_all_computed(monkeypatch):
     monkeypatch.setattr(cpu, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
-    for function, depth in ((light, 0), (base_joined, 2)):
+    for function, depth in ((light, 0), (base_joined, 2), (mla_joined, 2)):
         tensors = draw((5, 20, 6, 5), "block end", depth=depth, history=not depth)
         assert [s.stop - s.start for s in cpu.chunks(tensors["c"])] == [2, 2, 2]
         bound = functools.partial(function, extent="block end")
@@ -202,19 +206,19 @@ def saved_maps(function, tensors, extent):
     return out, {t.data_ptr() for t in saved if t.numel() >= tensors["c"].numel()}
 
 
-def test_light_saves_two_maps():
+def test_maps_that_are_saved():
+    """By light x and the history, by base x and the values, by MLA the values alone, x included."""
     tensors = draw((2, 20, 9, 8), "branch")
     c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
     assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}
     _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made
     assert len(saved) == 2 and shortcut in saved and c not in saved
-
-
-def test_base_saves_one_map_besides_the_values():
-    tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-    (_, _, (_, value)), saved = saved_maps(base, tensors, "block end")
-    assert len(saved) == 3 and {tensors["values0"].data_ptr(), value.data_ptr()} < saved
-    assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
+    for project_last in (False, True):
+        tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
+        function = functools.partial(base, project_last=project_last)
+        (_, _, (earlier, own)), saved = saved_maps(function, tensors, "block end")
+        assert len(saved) == 3 - project_last and {earlier.data_ptr(), own.data_ptr()} <= saved
+        assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -239,10 +243,10 @@ def test_gradients_of_others_are_not_written_to(path):
         torch.testing.assert_close(ours, wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("function", [light, base_joined])
+@pytest.mark.parametrize("function", [light, base_joined, mla_joined])
 @pytest.mark.parametrize("path", PATHS)
 def test_results_are_the_same_to_the_bit_in_every_run(function, path):
-    depth = 2 if function is base_joined else 0
+    depth = 0 if function is light else 2
     tensors = draw((3, 20, 6, 5), "block end", depth=depth, history=not depth)
     bound = functools.partial(function, extent="block end", path=path)
     first = results(bound, tensors, dtype=torch.float32)

@@ -27,7 +27,7 @@ from mrla_mm.ops import (
 )
 
 from . import cases
-from .cases import DEVICE, INTERPRETED, base_joined, draw, light, needs_triton
+from .cases import DEVICE, INTERPRETED, base_joined, draw, light, mla_joined, needs_triton
 from .test_fused import assert_same, poisoned
 
 __all__ = ["poisoned"]  # a fixture of this module too
@@ -60,7 +60,7 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
 
     for module in (reduce, stencil):
         monkeypatch.setattr(module, "PROGRAMS", 2)
-    for function, channels, depth in ((light, 4, 0), (base_joined, 8, 1)):
+    for function, channels, depth in ((light, 4, 0), (base_joined, 8, 1), (mla_joined, 8, 1)):
         tensors = draw((1, channels, 33, 35), "block end", depth=depth, history=not depth)
         bound = functools.partial(function, extent="block end")
         assert_same(bound, tensors, path="triton", dtype=torch.float32)
@@ -110,7 +110,7 @@ FAULTS = {
     "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
     "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
     "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
-    "no compiler": ("pool", lambda maps: maps["Failed to find C compiler"]),
+    "no compiler": ("add_relu", lambda maps: maps["Failed to find C compiler"]),
 }
 
 
@@ -120,14 +120,14 @@ def test_a_wrong_triton_kernel_is_not_used(fault, unchecked, monkeypatch):
     from mrla_mm.ops import triton as passes
 
     name, damage = FAULTS[fault]
-    original = getattr(passes, "add_relu" if name == "pool" else name)
+    original = getattr(passes, name)
 
     def damaged(*args, **maps):
         result = original(*args, **maps)
         damage({name: tensor for name, tensor in maps.items() if tensor is not None})
         return result
 
-    monkeypatch.setattr(passes, "add_relu" if name == "pool" else name, damaged)
+    monkeypatch.setattr(passes, name, damaged)
     tensors = draw((2, 12, 3, 4), "block end")
     x = tensors["c"].float().to(DEVICE)
     with pytest.warns(UserWarning, match="runs without Triton: the self-check .* failed") as caught:
@@ -207,8 +207,11 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
             weights = Weights(query, key, value, scale)
             shortcut = light_fused("triton", c, shortcut, weights, has_history=True, **options)
         else:
-            weights = Weights(query, key, value)
-            shortcut, *memory = base_fused("triton", c, shortcut, weights, memory, **options)
+            weights, is_mla = Weights(query, key, value), variant == "MLA"
+            shortcut, left, values = base_fused(
+                "triton", c, shortcut, weights, memory, project_last=is_mla, **options
+            )
+            memory = left[:, None].expand(-1, len(values), -1) if is_mla else left, values
     assert shortcut.is_contiguous(memory_format=layout)
     shortcut.float().square().mean().backward()
 
@@ -234,7 +237,7 @@ def specialised(kernel, arguments):
     [((1, 4, 1, 1), 90), *[((2, 64, 12, 14), target) for target in (90, 80, 75)]],
     ids=str,
 )
-@pytest.mark.parametrize("variant", ["light", "base"])
+@pytest.mark.parametrize("variant", ["light", "base", "MLA"])
 def test_what_is_launched_compiles(variant, shape, target, launches):
     """Every size that can be 1 is 1 in the first shape; the second loads elements in groups."""
     from triton.backends.compiler import GPUTarget
@@ -258,7 +261,7 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("variant", ["light", "base"])
+@pytest.mark.parametrize("variant", ["light", "base", "MLA"])
 @pytest.mark.parametrize(
     "shape", [(1, 4, 1, 1), (2, 256, 200, 334), (1, 256, 2000, 2000), (70000, 64, 7, 7)], ids=str
 )

@@ -1,6 +1,7 @@
 """mmcv's compiled ops in PyTorch and torchvision, with the signatures that ``mmcv.ops`` calls.
 
-Outputs are written into tensors that the caller allocates, as mmcv does. Half-precision inputs are
+Arguments are tensors but for the names of numbers. Outputs are written into tensors that the caller
+allocates, as mmcv does. Half-precision inputs are
 computed in float32 and rounded once, at the end.
 """
 

@@ -10,22 +10,13 @@ from torch import Tensor
 from mrla_mm.compat.ext_ops.common import compute, write_gradients
 
 
-def ms_deform_attn_forward(
-    value: Tensor, shapes: Tensor, starts: Tensor, locations: Tensor, weights: Tensor, **rest: int
-) -> Tensor:
+def ms_deform_attn_forward(value, shapes, starts, locations, weights, **rest) -> Tensor:
     """Return the attended values, (B, queries, heads * channels)."""
     return compute(partial(_attend, shapes), value, locations, weights).to(value.dtype)
 
 
 def ms_deform_attn_backward(
-    value: Tensor,
-    shapes: Tensor,
-    starts: Tensor,
-    locations: Tensor,
-    weights: Tensor,
-    grad_output: Tensor,
-    *grad_inputs: Tensor,
-    **rest: int,
+    value, shapes, starts, locations, weights, grad_output, *grad_inputs, **rest
 ) -> None:
     """Write the gradients of value, sampling locations and attention weights."""
     inputs = (value, locations, weights)

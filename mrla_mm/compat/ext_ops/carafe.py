@@ -9,9 +9,7 @@ from torch.nn.functional import unfold
 from mrla_mm.compat.ext_ops.common import compute, write_gradients
 
 
-def carafe_forward(
-    features: Tensor, masks: Tensor, rfeatures: Tensor, *buffers: Tensor, **geometry: int
-) -> None:
+def carafe_forward(features, masks, rfeatures, *buffers, **geometry) -> None:
     """Upsample into the last buffer; ``rfeatures`` gets a copy of the features for the backward.
 
     ``masks`` (B, group_size * kernel_size^2, H * scale_factor, W * scale_factor) are the kernels,
@@ -21,9 +19,7 @@ def carafe_forward(
     buffers[-1].copy_(compute(partial(_reassemble, **geometry), features, masks))
 
 
-def carafe_backward(
-    grad_output: Tensor, rfeatures: Tensor, masks: Tensor, *buffers: Tensor, **geometry: int
-) -> None:
+def carafe_backward(grad_output, rfeatures, masks, *buffers, **geometry) -> None:
     """Write the gradients of features and masks into the last two buffers."""
     write_gradients(partial(_reassemble, **geometry), (rfeatures, masks), buffers[-2:], grad_output)
 

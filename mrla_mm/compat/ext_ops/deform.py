@@ -17,22 +17,13 @@ from torch import Tensor
 from mrla_mm.compat.ext_ops.common import compute, torchvision_ops, write_gradients
 
 
-def deform_conv_forward(
-    input: Tensor, weight: Tensor, offset: Tensor, output: Tensor, *buffers: Tensor, **geometry: int
-) -> None:
+def deform_conv_forward(input, weight, offset, output, *buffers, **geometry) -> None:
     """Write the convolution into ``output`` (B, C_out, H_out, W_out)."""
     output.copy_(compute(_plain_convolution(output, **geometry), input, offset, weight))
 
 
 def deform_conv_backward_input(
-    input: Tensor,
-    offset: Tensor,
-    grad_output: Tensor,
-    grad_input: Tensor,
-    grad_offset: Tensor,
-    weight: Tensor,
-    *buffers: Tensor,
-    **geometry: int,
+    input, offset, grad_output, grad_input, grad_offset, weight, *buffers, **geometry
 ) -> None:
     """Write the gradients of input and offset."""
     convolve = _plain_convolution(grad_output, **geometry)
@@ -41,12 +32,7 @@ def deform_conv_backward_input(
 
 
 def deform_conv_backward_parameters(
-    input: Tensor,
-    offset: Tensor,
-    grad_output: Tensor,
-    grad_weight: Tensor,
-    *buffers: Tensor,
-    **geometry: int,
+    input, offset, grad_output, grad_weight, *buffers, **geometry
 ) -> None:
     """Write the gradient of the weight, which does not depend on the weight's values."""
     convolve = _plain_convolution(grad_output, **geometry)
@@ -55,16 +41,7 @@ def deform_conv_backward_parameters(
 
 
 def modulated_deform_conv_forward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    output: Tensor,
-    columns: Tensor,
-    with_bias: bool,
-    **geometry: int,
+    input, weight, bias, ones, offset, mask, output, columns, with_bias, **geometry
 ) -> None:
     """Write the convolution into ``output``; ``bias`` counts if ``with_bias``."""
     convolve = _modulated_convolution(output, **geometry)
@@ -73,22 +50,9 @@ def modulated_deform_conv_forward(
 
 
 def modulated_deform_conv_backward(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    ones: Tensor,
-    offset: Tensor,
-    mask: Tensor,
-    columns: Tensor,
-    grad_input: Tensor,
-    grad_weight: Tensor,
-    grad_bias: Tensor,
-    grad_offset: Tensor,
-    grad_mask: Tensor,
-    grad_output: Tensor,
-    with_bias: bool,
-    **geometry: int,
-) -> None:
+    input, weight, bias, ones, offset, mask, columns,
+    grad_input, grad_weight, grad_bias, grad_offset, grad_mask, grad_output, with_bias, **geometry
+) -> None:  # fmt: skip
     """Write the gradients of input, offset, weight, mask and, if ``with_bias``, bias."""
     convolve = _modulated_convolution(grad_output, **geometry)
     if not with_bias:

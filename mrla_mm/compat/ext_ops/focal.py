@@ -11,9 +11,7 @@ from mrla_mm.compat.ext_ops.common import compute_dtype, write_gradients
 CHUNK = 1 << 22  # scores computed at a time, which bounds the memory of intermediate results
 
 
-def sigmoid_focal_loss_forward(
-    input: Tensor, target: Tensor, weight: Tensor, output: Tensor, gamma: float, alpha: float
-) -> None:
+def sigmoid_focal_loss_forward(input, target, weight, output, gamma, alpha) -> None:
     """Write the loss of every score into ``output`` (N, C).
 
     With p = sigmoid(x): -alpha (1 - p)^gamma log(p) where c is the target, -(1 - alpha) p^gamma
@@ -24,9 +22,7 @@ def sigmoid_focal_loss_forward(
         out.copy_(_losses(logits.to(compute_dtype(input)), targets, weight, gamma, alpha))
 
 
-def sigmoid_focal_loss_backward(
-    input: Tensor, target: Tensor, weight: Tensor, grad_input: Tensor, gamma: float, alpha: float
-) -> None:
+def sigmoid_focal_loss_backward(input, target, weight, grad_input, gamma, alpha) -> None:
     """Write the derivative of each loss with respect to its logit into ``grad_input`` (N, C)."""
     for logits, targets, grad in _chunks(input, target, grad_input):
         run = partial(_losses, target=targets, weight=weight, gamma=gamma, alpha=alpha)

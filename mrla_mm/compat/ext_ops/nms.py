@@ -20,16 +20,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     return torchvision_ops().nms(boxes, scores.to(boxes.dtype), iou_threshold)
 
 
-def softnms(
-    boxes: Tensor,
-    scores: Tensor,
-    dets: Tensor,
-    iou_threshold: float,
-    sigma: float,
-    min_score: float,
-    method: int,
-    offset: int,
-) -> Tensor:
+def softnms(boxes, scores, dets, iou_threshold, sigma, min_score, method, offset) -> Tensor:
     """Soft-NMS (Bodla et al., ICCV 2017): the best box lowers the scores of those it overlaps.
 
     Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns

@@ -49,9 +49,7 @@ class Bins(NamedTuple):
         return cls(start, size, torch.full_like(size, ratio) if ratio > 0 else size.ceil())
 
 
-def roi_align_forward(
-    input: Tensor, rois: Tensor, output: Tensor, *argmax: Tensor, pool_mode: int, **options
-) -> None:
+def roi_align_forward(input, rois, output, *argmax, pool_mode, **options) -> None:
     """Average the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW)."""
     if pool_mode != AVG:
         raise NotImplementedError("RoIAlign with pool_mode='max' exists only in compiled mmcv")
@@ -68,13 +66,7 @@ def roi_align_forward(
 
 
 def roi_align_backward(
-    grad_output: Tensor,
-    rois: Tensor,
-    argmax_y: Tensor,
-    argmax_x: Tensor,
-    grad_input: Tensor,
-    pool_mode: int,
-    **options,
+    grad_output, rois, argmax_y, argmax_x, grad_input, pool_mode, **options
 ) -> None:
     """Write the gradient of :func:`roi_align_forward` into ``grad_input`` (B, C, H, W)."""
     geometry = Geometry(**options)

@@ -13,8 +13,8 @@ import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not 
 from torch import Tensor
 
 from mrla_mm.ops.triton.gate import base_backward, base_state, light_backward, light_state
-from mrla_mm.ops.triton.reduce import add_relu, pool, weighted_sum, weighted_sum_backward
-from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums
+from mrla_mm.ops.triton.reduce import add_relu, weighted_sum, weighted_sum_backward
+from mrla_mm.ops.triton.stencil import apply, apply_backward, grid_sums, take_shift
 
 
 def chunks(x: Tensor) -> tuple[None]:

@@ -331,9 +331,7 @@ def plain_sums(sums: Tensor, state: State) -> GridSums:
     return GridSums(total[:, :-2].mT, of_history, total[:, -1])
 
 
-def light_backward(
-    x: Tensor, state: State, layer: Layer, sums: Tensor
-) -> tuple[Tensor | None, Parameters]:
+def light_backward(x, state, layer, sums) -> tuple[Tensor | None, Parameters]:
     """See `coefficients.light_backward`; the sums are those of each span of the grid."""
     if not supports(layer.weights):
         return plain.light_backward(x, state, layer, plain_sums(sums, state))
@@ -341,12 +339,7 @@ def light_backward(
 
 
 def base_backward(
-    x: Tensor,
-    state: State,
-    layer: Layer,
-    sums: Tensor,
-    value_sums: Tensor,
-    grad_keys: Tensor | None,
+    x, state, layer, sums, value_sums, grad_keys
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """See `coefficients.base_backward`; the sums are those of each span of the grid."""
     if not supports(layer.weights):
@@ -358,14 +351,7 @@ def base_backward(
 
 
 def launch_backward(
-    x: Tensor,
-    state: State,
-    layer: Layer,
-    sums: Tensor,
-    output_sums: Tensor,
-    grad_keys: Tensor | None,
-    *,
-    softmax: bool,
+    x, state, layer, sums, output_sums, grad_keys, *, softmax
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Launch both kernels of a backward pass; see `coefficients.base_backward`.
 

@@ -2,11 +2,14 @@
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
 
 import torch
+import triton
 from torch import Tensor
 from triton.compiler import ASTSource
 
+ceil_div, next_power_of_2 = cache(triton.cdiv), cache(triton.next_power_of_2)  # 2 us a call
 PROGRAMS = 2048  # enough to fill a GPU, where a map is large enough
 KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for, and the grid
 MAX_KNOWN = 4096  # then all are dropped: images of many sizes make many grids
@@ -38,13 +41,3 @@ def launch(kernel, grid: tuple[int, int, int], tensors: Sequence[Tensor | None],
             if len(KNOWN) >= MAX_KNOWN:
                 KNOWN.clear()
             KNOWN[key] = compiled[grid]
-
-
-def ceil_div(number: int, divisor: int) -> int:
-    """Quotient, rounded up."""
-    return -(-number // divisor)
-
-
-def next_power_of_2(number: int) -> int:
-    """Least power of 2 that is no less than a number from 1 on."""
-    return 1 << (number - 1).bit_length()

@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import State
 from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
 
 MAX_GRID = 65535  # programs that CUDA takes along the second and third side of a grid
@@ -191,15 +190,10 @@ def span_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[int, tupl
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
 
 
-def pool(x: Tensor) -> Tensor:
-    """What each span of the grid adds to the average: (B, C, H, W) -> (spans, B, C), float32."""
-    return add_relu(x, None, out=None, pool=True)
-
-
-def add_relu(
-    c: Tensor, shortcut: Tensor | None, *, out: Tensor | None, pool: bool
-) -> Tensor | None:
+def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     """See `cpu.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
+    if shortcut is None and not pool:
+        return None
     span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), PROGRAMS)
     batch, channels, height, width = c.shape
     averages = None
@@ -210,7 +204,7 @@ def add_relu(
     return averages
 
 
-def weighted_sum(x: Tensor | None, state: State, values: Sequence[Tensor], *, out: Tensor) -> None:
+def weighted_sum(x, state, values, *, out) -> None:
     """See `cpu.weighted_sum`; partial sums of deep stages are in float32."""
     blocks, grid = tiling(out.shape, not out.is_contiguous())
     _, channels, height, width = out.shape
@@ -232,9 +226,7 @@ def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
-def weighted_sum_backward(
-    grad: Tensor, state: State, values: Sequence[Tensor], grads: Sequence[Tensor], *, fresh: bool
-) -> Tensor:
+def weighted_sum_backward(grad, state, values, grads, *, fresh) -> Tensor:
     """See `cpu.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C)."""
     span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     batch, channels, height, width = grad.shape

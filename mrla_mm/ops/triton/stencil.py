@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import State
 from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
@@ -288,19 +287,14 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
     return (width // unit, tiles, rows), (last, unit, block_c, block_w), grid
 
 
-def apply(
-    x: Tensor, history: Tensor | None, weight: Tensor | None, state: State, *, residual: bool,
-    out: Tensor,
-) -> None:  # fmt: skip
+def apply(x, history, weight, state, *, residual, out) -> None:
     """See `cpu.apply`."""
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
     tensors = (x, history, weight, state.gain, state.slope, state.shift, None, out, None)
     launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
 
 
-def grid_sums(
-    grad: Tensor, x: Tensor, history: Tensor | None, *, value: bool, shift: bool
-) -> Tensor:
+def grid_sums(grad, x, history, *, value, shift) -> Tensor:
     """See `cpu.grid_sums`; here of each span of the grid (spans, B, n + 2, C).
 
     They are of n places under the value's kernel, of the history, and of grad.
@@ -315,12 +309,17 @@ def grid_sums(
 
 
 def apply_backward(
-    grad: Tensor, weight: Tensor | None, state: State, *, residual: bool, grad_x: Tensor,
-    grad_history: Tensor | None = None, positive: Tensor | None = None, added: Tensor | None = None,
-) -> None:  # fmt: skip
+    grad, weight, state, *, residual, grad_x, grad_history=None, positive=None, added=None
+) -> None:
     """See `cpu.apply_backward`."""
     numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     slope = None if grad_history is None else state.slope
     tensors = (grad, added, weight, state.gain, slope, state.shift, positive, grad_x, grad_history)
     sizes = grad.shape[1], grad.shape[2], *numbers
     launch(apply_kernel, grid, tensors, *sizes, True, residual, *blocks)
+
+
+def take_shift(value_sums, sums) -> None:
+    """See `cpu.take_shift`."""
+    value_sums[:, :, -1] = 0
+    value_sums[0, :, -1] = sums[:, :, -1].sum(0)
