@@ -346,6 +346,20 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
+def test_a_value_that_somebody_else_adds_to_keeps_its_gradient(monkeypatch):
+    """The sum hands one gradient to both its inputs; base adds to that of its values in place."""
+    found = []
+    for path in ("naive", "fused"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        first, second = make_stage("base", depth=2)
+        torch.manual_seed(1)
+        x, added = (draw_map(2).requires_grad_() for _ in range(2))
+        y, keys, value = first(x, None)
+        z, *_ = second(y, None, keys, value + added)
+        found.append(torch.autograd.grad(z.square().sum(), (x, added)))
+    torch.testing.assert_close(*found)
+
+
 PARTS = ["attention", "attention.value", "attention.query", "norm", "drop_path"]
 HOOKS = ["forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook"]
 CASES = list(itertools.product(PARTS, HOOKS))
@@ -393,3 +407,13 @@ def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
     branch = make_stage(dict(type=Unflat, memory=memory), depth=1)[0]
     with pytest.raises(InputError, match="Unflat returned"):
         branch(draw_map(), draw_map())
+
+
+def test_autocast_leaves_queries_and_keys_in_single_precision():
+    torch.manual_seed(0)
+    attention = MODELS.build(dict(type="MRLALight", channels=64))
+    x = torch.randn(2, 64, 5, 6) + 3
+    expected = attention.query_and_key(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention.query_and_key(x)
+    assert all(map(torch.equal, found, expected))

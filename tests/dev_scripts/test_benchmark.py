@@ -39,13 +39,6 @@ def test_paths_of_a_backbone(bench):
     assert len(branch) == 8 and all(0 < row["share of bandwidth"] < 2 for row in branch)
 
 
-def test_roi_align_of_a_detector(bench):
-    config = "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
-    code, err, tables = bench("roi_align", "--config", config)
-    assert not code, err
-    assert [row["RoIAlign"] for row in tables["RoIAlign"]] == ["torchvision", "sparse"]
-
-
 @pytest.mark.parametrize("error", [0.01, math.nan])
 def test_a_wrong_path_is_not_timed(error, bench, monkeypatch):
     def wrong(_):
@@ -68,8 +61,3 @@ def test_comparators(bench, monkeypatch, tmp_path):
     for row in others:
         assert row["batch: memory"] > 1 and row["frozen: memory"] > folded["frozen: memory"]
     assert "rla_g" in (tmp_path / "comparators.svg").read_text()
-
-
-@pytest.mark.parametrize("argv", [["speed"], ["detector"]])
-def test_refusals(bench, argv):
-    assert bench(*argv)[0] == 2
