@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 
-from mrla_mm.backbones import MRLAViT, ViT
+from mrla_mm.backbones import MRLAViT, ViT, vit
 from mrla_mm.errors import InputError
 
 from .common import ARCH, branches, randomize
@@ -42,6 +42,14 @@ def test_output_shapes(extra, out_type):
     for out in outs:
         tensors = out if isinstance(out, tuple) else (out,)  # class and distillation token
         assert {tensor.shape for tensor in tensors} == {shapes.get(out_type, (2, 32))}
+
+
+def test_exported_positions_are_those_of_a_forward_pass(monkeypatch):
+    backbone = randomize(ViT(ARCH, img_size=64)).eval()
+    image = torch.randn(1, 3, 48, 112)
+    expected = backbone(image)
+    monkeypatch.setattr(vit, "is_exporting", lambda: True)
+    torch.testing.assert_close(backbone(image), expected)
 
 
 def test_tokens_and_positions_are_drawn():

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import benchmark
-import comparators
 import steps
 from mrla_mm import cli
 
@@ -47,17 +46,3 @@ def test_a_wrong_path_is_not_timed(error, bench, monkeypatch):
     monkeypatch.setattr(steps, "results", wrong)
     code, err, tables = bench("backbone", "--depth", "18", "--paths", "fused")
     assert code == 2 and tables is None and "fused" in err
-
-
-def test_comparators(bench, monkeypatch, tmp_path):
-    names = ("plain", "plain, BN folded", "gc_r4", "rla_g", "mrla_light")
-    rows = {name: comparators.PAPER[name] for name in names}
-    monkeypatch.setattr(comparators, "PAPER", rows)
-    code, err, tables = bench("comparators")
-    assert not code, err
-    ((plain, folded, *others),) = tables.values()
-    assert [row["model"] for row in (plain, folded, *others)] == list(rows)
-    assert plain["frozen: time"] == plain["batch: memory"] == 1 > folded["frozen: memory"]
-    for row in others:
-        assert row["batch: memory"] > 1 and row["frozen: memory"] > folded["frozen: memory"]
-    assert "rla_g" in (tmp_path / "comparators.svg").read_text()
