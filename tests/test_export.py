@@ -52,6 +52,19 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
 
 
+@pytest.mark.slow
+def test_onnx_of_swin_for_one_image_of_one_size(tmp_path):
+    """mmdet's windows are of a fixed number of images, with or without layer attention."""
+    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
+    model = nn.Module()
+    model.backbone = make("swin")
+    graph = export.make_graph(model, (64, 96), backbone_only=True)
+    export.to_onnx(graph, tmp_path / "model.onnx")
+    found = export.onnx_runner(tmp_path / "model.onnx")(graph.example)
+    for level, expected in zip(found, graph.module(graph.example), strict=True):
+        torch.testing.assert_close(level, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("family", "variant"), [*(("resnet18", v) for v in VARIANTS), ("vit", "base")]
 )
