@@ -101,16 +101,6 @@ def images(tmp_path):
     return folder
 
 
-def test_images_of_a_folder_come_in_order_of_their_names(images, tmp_path):
-    def chosen(source, *more):
-        args = parsed("c.py", "c.pth", source, "--out-dir", tmp_path / "made/here", *more)
-        return [path.name for path in inference.chosen_images(args)]
-
-    assert chosen(images) == ["a.jpg", "a.png", "b.png"] and (tmp_path / "made/here").is_dir()
-    assert chosen(images, "--max-images", 2) == ["a.jpg", "a.png"]
-    assert chosen(images / "b.png") == ["b.png"]
-
-
 def test_results_never_lie_among_the_images_and_no_image_is_said(images):
     args = parsed("c.py", "c.pth", images / "b.png", "--out-dir", f"{images}/../images")
     with pytest.raises(InputError, match="another folder"):

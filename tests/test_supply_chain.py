@@ -1,4 +1,4 @@
-"""What comes from outside: hashed packages, weights of stated hosts, nothing at import."""
+"""What comes from outside: hashed packages, nothing at import."""
 
 import os
 import re
@@ -9,7 +9,6 @@ import pytest
 from packaging.requirements import Requirement
 
 from .conftest import ROOT
-from .docs_fences import pages
 
 pytestmark = pytest.mark.slow
 
@@ -48,12 +47,3 @@ def test_the_lock_satisfies_what_setup_asks_for():
     for requirement in requirements:
         found = re.findall(rf"^{requirement.name}==([^ ;\\]+)", lock, re.MULTILINE)
         assert found and all(map(requirement.specifier.contains, found)), requirement
-
-
-def test_weights_come_from_places_that_the_documentation_states():
-    text = "\n".join(page.read_text(encoding="utf-8") for page in pages())
-    hosts = set()
-    for folder in ("configs", "mrla_mm", "tools"):
-        for path in (ROOT / folder).rglob("*.py"):
-            hosts |= set(re.findall(r"https?://([\w-]+(?:\.[\w-]+)+)", path.read_text("utf-8")))
-    assert hosts and not [host for host in hosts if f"`{host}`" not in text]

@@ -59,8 +59,3 @@ def test_pairs_with_the_first_layer_can_be_left_out(pictures):
         assert part.values.equal(whole.values[:, 1:])
     with pytest.raises(InputError, match="3 layers"):
         record(resnet("MRLABase"), pictures).stages(skip_first=True)
-
-
-def test_models_without_queries_are_refused():
-    with pytest.raises(InputError, match="MRLALight"):
-        QueryRecorder(resnet("MRLALight", gated=False, previous="none"))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mrla_mm.backbones import MRLAResNet
-from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD, can_fold_bn, conv_bn, run_downsample
+from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD, can_fold_bn, conv_bn
 
 CONVOLUTIONS = {
     "1x1": dict(kernel_size=1, bias=False),
@@ -134,15 +134,6 @@ def test_where_it_saves_nothing(monkeypatch):
     for minimum in (2592, 2593):
         monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", minimum)
         assert can_fold_bn(conv, norm, x) is (minimum == 2 * 12 * 9 * 12)
-
-
-def test_downsample():
-    conv, norm, x = draw()
-    pool = nn.AvgPool2d(2)
-    for modules in ([conv, norm], [pool, conv, norm], [conv]):
-        downsample = nn.Sequential(*modules)
-        torch.testing.assert_close(run_downsample(downsample, x), downsample(x))
-    torch.testing.assert_close(run_downsample(pool, x), pool(x))
 
 
 @pytest.fixture

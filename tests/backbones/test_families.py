@@ -137,15 +137,6 @@ def test_the_identity_start_can_be_turned_off(family):
         assert all(torch.all(branch.norm.weight == weight) for branch in branches(backbone))
 
 
-def test_channels_last_gives_the_same_values(family):
-    backbone = randomize_zero_init(family.mrla()).double().eval()
-    image = torch.randn(2, 3, 64, 96, dtype=torch.float64)
-    expected = backbone(image)
-    backbone.to(memory_format=torch.channels_last)
-    found = backbone(image.contiguous(memory_format=torch.channels_last))
-    torch.testing.assert_close(found, expected)
-
-
 # Operators that copy, and the position of what they copy.
 COPIES = {torch.ops.aten.clone: 0, torch.ops.aten._to_copy: 0, torch.ops.aten.copy_: 1}
 

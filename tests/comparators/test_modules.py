@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
-from mrla_mm.comparators import A2, AA, BA, CBAM, DIA, ECA, KCLA, SE, DLALight
+from mrla_mm.comparators import A2, AA, BA, CBAM, DIA, ECA, SE, DLALight
 from mrla_mm.errors import InputError
 
 from ..backbones.common import assert_same_with_gradients, randomize
@@ -128,34 +128,6 @@ def test_parameters_with_a_classifier_of_1000_classes(kind, parameters):
     with torch.device("meta"):
         backbone = MODELS.build(dict(cfg, zero_init_attention=False))
     assert sum(p.numel() for p in backbone.parameters()) + 2049 * 1000 == parameters
-
-
-def test_an_image_has_its_own_state_in_dla():
-    """In the authors' code its output changes with its neighbours."""
-    stage = [DLALight(64, reduction=4, first_in_stage=t == 0).double() for t in range(3)]
-    maps = torch.randn(3, 2, 3, 64, 5, 7).double()
-    outputs = []
-    for chosen in (slice(None), slice(1, 2)):
-        memory = ()
-        for layer, (x, shortcut) in zip(stage, maps, strict=True):
-            out, memory = layer(x[chosen], shortcut[chosen], memory)
-        outputs.append(out)
-    torch.testing.assert_close(outputs[0][1:2], outputs[1])
-    out, memory = stage[0](maps[0, 0], None)
-    assert out.shape == maps[0, 0].shape and len(memory) == 2 + 1 + 8
-
-
-def test_kcla_is_a_mean_that_cannot_overflow():
-    """Of keys so long that both weights are exp(10), and so behind its norm."""
-    stage = [KCLA(8, head_channels=4, value="identity", first_in_stage=not t) for t in range(2)]
-    for layer in stage:
-        nn.init.constant_(layer.key.weight, 1e4)
-        nn.init.zeros_(layer.mix.weight)
-    first, second = torch.rand(2, 2, 8, 3, 5) + 1
-    out, memory = stage[0](first, None)
-    torch.testing.assert_close(out, first / 2)
-    out, memory = stage[1](second, None, memory)
-    torch.testing.assert_close(out, (first + second) / 4)
 
 
 @pytest.mark.parametrize("kind", [LayerAttentionResidual, TokenAttentionResidual])

@@ -30,13 +30,6 @@ def test_bases_of_bases_and_lists_of_bases(parse, tmp_path):
     assert config.backbone.type == "MRLAResNet" and "_scope_" not in config.backbone
 
 
-def test_other_packages_go_to_mmengine_unchanged(parse):
-    config = parse("_base_ = 'mmdet::_base_/models/retinanet_r50_fpn.py'\ndetector = _base_.model")
-    assert config.model.type == "RetinaNet" and config.detector._scope_ == "mmdet"
-    with pytest.raises(AssertionError, match="nobody"):
-        parse("_base_ = 'nobody::a/b.py'")
-
-
 def test_names_of_packages_are_found_without_pkg_resources(parse, monkeypatch):
     """setuptools 81 dropped it."""
     text = "_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\ndetector = _base_.model"

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import benchmark
-import comparators
 import steps
 from mrla_mm import cli
 
@@ -39,13 +38,6 @@ def test_paths_of_a_backbone(bench):
     assert len(branch) == 8 and all(0 < row["share of bandwidth"] < 2 for row in branch)
 
 
-def test_roi_align_of_a_detector(bench):
-    config = "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
-    code, err, tables = bench("roi_align", "--config", config)
-    assert not code, err
-    assert [row["RoIAlign"] for row in tables["RoIAlign"]] == ["torchvision", "sparse"]
-
-
 @pytest.mark.parametrize("error", [0.01, math.nan])
 def test_a_wrong_path_is_not_timed(error, bench, monkeypatch):
     def wrong(_):
@@ -54,22 +46,3 @@ def test_a_wrong_path_is_not_timed(error, bench, monkeypatch):
     monkeypatch.setattr(steps, "results", wrong)
     code, err, tables = bench("backbone", "--depth", "18", "--paths", "fused")
     assert code == 2 and tables is None and "fused" in err
-
-
-def test_comparators(bench, monkeypatch, tmp_path):
-    names = ("plain", "plain, BN folded", "gc_r4", "rla_g", "mrla_light")
-    rows = {name: comparators.PAPER[name] for name in names}
-    monkeypatch.setattr(comparators, "PAPER", rows)
-    code, err, tables = bench("comparators")
-    assert not code, err
-    ((plain, folded, *others),) = tables.values()
-    assert [row["model"] for row in (plain, folded, *others)] == list(rows)
-    assert plain["frozen: time"] == plain["batch: memory"] == 1 > folded["frozen: memory"]
-    for row in others:
-        assert row["batch: memory"] > 1 and row["frozen: memory"] > folded["frozen: memory"]
-    assert "rla_g" in (tmp_path / "comparators.svg").read_text()
-
-
-@pytest.mark.parametrize("argv", [["speed"], ["detector"]])
-def test_refusals(bench, argv):
-    assert bench(*argv)[0] == 2

@@ -1,6 +1,4 @@
-"""Measuring itself: ratios, fits, memory."""
-
-import math
+"""Measuring itself: ratios, turns, memory."""
 
 import torch
 from torch import nn
@@ -20,10 +18,6 @@ def test_steps_are_timed_in_turn():
     seconds = measure.time_rounds(steps, 2, device=torch.device("cpu"), queued=True)
     assert order == ["a", "b"] * 3
     assert [len(found) for found in seconds.values()] == [2, 2]
-
-
-def test_exponent_of_a_power():
-    assert math.isclose(measure.fit_exponent([1, 2, 5], [3, 12, 75]), 2)
 
 
 def test_saved_bytes_count_each_storage_once_and_no_parameter():

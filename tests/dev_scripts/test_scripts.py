@@ -1,14 +1,12 @@
-"""The short form of `make distributed`, and the stacks that setup.py promises."""
+"""The short form of `make distributed`."""
 
 import json
 import os
-import re
 import subprocess
 import sys
 
 import pytest
 
-import matrix
 from tests.conftest import ROOT
 
 
@@ -22,14 +20,3 @@ def test_distributed_gradients_equal_those_of_one_process(tmp_path):
     report = json.loads((tmp_path / "distributed.json").read_text())
     assert report["processes"] == 2 and len(report["rows"]) >= 20
     assert all(row["error"] <= 1e-5 for row in report["rows"])
-
-
-def test_the_stacks_cover_what_setup_promises():
-    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
-    promised = set(re.findall(r"Programming Language :: Python :: (3\.\d+)", setup))
-    locked = [stack for name, stack in matrix.STACKS.items() if name.startswith("lock")]
-    assert {stack.python for stack in locked} == promised
-    oldest = " ".join(matrix.STACKS["torch-oldest"].installs[0])
-    for package in ("torch", "torchvision"):
-        bound = re.search(rf'"{package}>=([\d.]+)"', setup)[1]
-        assert f"{package}=={bound}." in oldest

@@ -52,10 +52,3 @@ def test_weights_under_another_prefix_are_loaded_too(demo):
 def test_weights_that_do_not_fit_are_refused(demo):
     code, errors, _ = demo("student.")
     assert code == 2 and "file.pth" in errors
-
-
-@pytest.mark.parametrize("missing", ["image.jpg", "file.pth"])
-def test_what_is_missing_is_named(missing, run_tool, tmp_path):
-    image = tmp_path / ("image.jpg" if missing == "image.jpg" else "")
-    code, errors = run_tool("demo", image, CONFIG, "--weights", tmp_path / "file.pth")
-    assert code == 2 and missing in errors and "Traceback" not in errors

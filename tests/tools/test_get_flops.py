@@ -24,11 +24,6 @@ def flops(capsys, *argv):
 def test_a_detector_and_a_second_one(capsys):
     one = flops(capsys, QUICKSTART, "--shape", "64", "96")
     assert one["roi_head.mask_head"][1] > 0 and one["depthwise convolutions"][1] > 0
-    parts = ("backbone", "neck", "rpn_head", "roi_head")
-    assert sum(one[name][0] for name in parts) == one["total"][0]
-    deeper = "model.roi_head.mask_head.num_convs=4"
-    other = flops(capsys, QUICKSTART, "--shape", "64", "96", "--cfg-options", deeper)
-    assert other["total"][1] > one["total"][1]
     first, second = (f"mrla_mm::imagenet/resnet50{name}_8xb32.py" for name in ("", "_mrla_light"))
     added = flops(capsys, first, "--compare", second, "--max-depth", "1")
     assert added["total"][0] == added["backbone"][0] == 25_738_452 - 25_557_032

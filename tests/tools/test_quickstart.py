@@ -31,13 +31,3 @@ def test_it_trains_evaluates_draws_and_resumes(tmp_path):
     assert "Epoch(train) [2]" in second.stdout and "Epoch(train) [1]" not in second.stdout
     assert "continuing from" in (results / "train.log").read_text()
     assert all(picture.is_file() for picture in written)
-
-
-@pytest.mark.slow
-def test_a_step_that_fails_is_named_with_its_log(tmp_path):
-    (tmp_path / "work_dirs/quickstart/train").mkdir(parents=True)
-    (tmp_path / "work_dirs/quickstart/train/last_checkpoint").mkdir()
-    command = [sys.executable, str(ROOT / "tools/quickstart.py"), "--num-train", "1"]
-    run = dict(cwd=tmp_path, capture_output=True, text=True)
-    failed = subprocess.run([*command, "--num-val", "1", "--epochs", "1"], **run)
-    assert failed.returncode == 2 and "train.log" in failed.stderr

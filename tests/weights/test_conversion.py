@@ -37,6 +37,12 @@ def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
     assert any(".mrla." in key for key in converted) == (variant is not None)
     loaded = prefixed(model.state_dict(), "backbone.")
     assert same(converted, {key: loaded[key] for key in converted})
+    other = narrow(18, dict(attention, head_channels=8))
+    if variant is None:
+        assert load_weights(other, path).fresh
+    else:
+        with pytest.raises(InputError, match="head_channels=16, the model has 8"):
+            load_weights(other, path)
 
 
 def test_names_and_hashes(tmp_path):
@@ -48,17 +54,6 @@ def test_names_and_hashes(tmp_path):
     second, _, _ = convert(first, narrow(), folder=tmp_path, stem="b")
     assert second.read_bytes() == first.read_bytes()
     assert stem_of(first) == "a" and stem_of("x/y.pth") == "y"
-
-
-def test_a_converted_file_knows_its_attention(tmp_path):
-    """What shapes cannot tell goes along; a plain file has nothing to tell."""
-    path = save(tmp_path, released_resnet("base"))
-    path, _, _ = convert(path, narrow(18, BASE), folder=tmp_path)
-    load_weights(narrow(18, BASE), path)
-    with pytest.raises(InputError, match="head_channels=16, the model has 8"):
-        load_weights(narrow(18, dict(BASE, head_channels=8)), path)
-    plain, _, _ = convert(save(tmp_path, plain_resnet()), narrow(18, BASE), folder=tmp_path)
-    load_weights(narrow(18, dict(BASE, head_channels=8)), plain)
 
 
 def training_checkpoint(tmp_path):

@@ -56,11 +56,6 @@ def test_arguments_of_a_training_script_are_read(tmp_path):
         torch.load(path, weights_only=True)
 
 
-def test_a_misspelt_name_of_a_catalogue():
-    with pytest.raises(InputError, match="resnet5O"):
-        read_checkpoint("torchvision://resnet5O")
-
-
 def test_safetensors(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     state = plain_resnet()
