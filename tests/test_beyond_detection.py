@@ -1,4 +1,4 @@
-"""Configs of mmseg and mmpose with our backbones in place train and predict."""
+"""Configs of mmseg, mmpretrain and mmpose with our backbones in place train and predict."""
 
 from pathlib import Path
 
@@ -55,6 +55,23 @@ def test_mmseg(name, backbone):
     images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in samples]
     (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
     assert found.pred_sem_seg.shape == (64, 64)
+
+
+def test_mmpretrain():
+    """A batch of its own kind for a classifier with layer attention in its ConvNeXt."""
+    import mmpretrain
+    from mmpretrain.structures import DataSample
+
+    init_default_scope("mmpretrain")
+    cfg = load(mmpretrain, "_base_/models/convnext/convnext-tiny.py")
+    cfg.update(data_preprocessor=dict(to_rgb=True), train_cfg=None)
+    cfg.backbone.update(type="WithLayerAttention", backbone="ConvNeXt", arch="atto")
+    cfg.head.update(in_channels=320, num_classes=5)
+    images = [torch.randint(255, (3, 64, 64), dtype=torch.uint8) for _ in "ab"]
+    samples = [DataSample().set_gt_label(label) for label in (1, 3)]
+    model = MODELS.build(cfg).train()
+    (found, _) = train_and_predict(model, dict(inputs=images, data_samples=samples))
+    assert found.pred_score.shape == (5,)
 
 
 def test_mmpose():
