@@ -38,7 +38,7 @@ setup(
             "mmengine>=0.10.5,<1",
             "mmcv-lite>=2.0.1,<2.2",
             "mmdet>=3.1.0,<3.4",
-            "setuptools<81",  # mmengine imports pkg_resources to resolve `package::` configs
+            "setuptools<81",  # with pkg_resources, which tools of mmengine's and mmdet's own import
         ],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],
         "tools": ["seaborn", "psutil"],  # of mmdet: analyze_logs, benchmark

@@ -4,6 +4,7 @@ import math
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, split_heads, without_autocast
@@ -53,6 +54,7 @@ class LayerAttention(nn.Module):
     """
 
     token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise
+    default_head_channels = 32
     uses_shortcut = False
     activation: type[nn.Module] | None = None
 
@@ -71,7 +73,8 @@ class LayerAttention(nn.Module):
         check_choice("value", value, ("dwconv", "dwconv_gelu", "identity"))
         check_choice("projection", projection, ("conv1d", "linear"))
         if head_channels is None:
-            head_channels = next(size for size in range(32, 0, -1) if channels % size == 0)
+            sizes = range(self.default_head_channels, 0, -1)
+            head_channels = next(size for size in sizes if channels % size == 0)
         if head_channels < 1 or channels % head_channels:
             raise InputError(f"head_channels={head_channels} must divide channels={channels}")
         self.channels = channels
@@ -174,3 +177,15 @@ def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
     with without_autocast(pooled):
         projected = projection(pooled.to(dtype).unsqueeze(1)).squeeze(1)
     return projected.to(pooled.dtype)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks, of its own or of all modules, or a replaced forward."""
+    own = module.__dict__
+    if own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own:
+        return True
+    if own["_backward_pre_hooks"] or own["_backward_hooks"]:
+        return True
+    if nn_module._global_forward_pre_hooks or nn_module._global_forward_hooks:
+        return True
+    return bool(nn_module._global_backward_pre_hooks or nn_module._global_backward_hooks)

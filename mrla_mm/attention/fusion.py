@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
-from torch.nn.modules import module as nn_module
 
-from mrla_mm.attention.base import LayerAttention, Memory
+from mrla_mm.attention.base import LayerAttention, Memory, has_hooks
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused
@@ -223,15 +222,3 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant) -> str:
 def is_frozen_bn(norm: nn.Module) -> bool:
     """Whether a norm is a batch norm that uses its running statistics, affine in each channel."""
     return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks, of its own or of all modules, or a replaced forward."""
-    own = module.__dict__
-    if own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own:
-        return True
-    if own["_backward_pre_hooks"] or own["_backward_hooks"]:
-        return True
-    if nn_module._global_forward_pre_hooks or nn_module._global_forward_hooks:
-        return True
-    return bool(nn_module._global_backward_pre_hooks or nn_module._global_backward_hooks)

@@ -81,7 +81,7 @@ class MRLALight(LayerAttention):
     def history(self, shortcut: Tensor | None, memory: Memory) -> Tensor | None:
         """Map (B, C, H, W) that lambda scales, or None."""
         if self.previous == "shortcut":
-            return shortcut
+            return shortcut if self.uses_shortcut else None
         return memory[0] if memory else None
 
     def memory(self, out: Tensor) -> Memory:

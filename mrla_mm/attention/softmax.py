@@ -4,7 +4,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import LayerAttention, Memory
+from mrla_mm.attention.base import LayerAttention, Memory, has_hooks
 from mrla_mm.ops import global_average, softmax_scores, weighted_sum
 
 # torch.fx calls these as a whole: they depend on the precision or loop over layers
@@ -73,7 +73,10 @@ class MLA(LayerAttention):
 
     def value_is_linear(self) -> bool:
         """Whether f_V is linear in each channel: what our class builds, and without a GELU."""
-        if type(self).project_value is not LayerAttention.project_value or self.value_gelu:
+        overridden = type(self).project_value is not LayerAttention.project_value
+        if overridden or "project_value" in self.__dict__ or self.value_gelu:
             return False
         value = self.value
-        return value is None or (type(value) is nn.Conv2d and value.groups == self.channels)
+        if value is None:
+            return True
+        return type(value) is nn.Conv2d and value.groups == self.channels and not has_hooks(value)

@@ -64,25 +64,25 @@ def new_object(mixin: type, host: type) -> object:
 class MapRuns(Combined):
     """Mixin of an `nn.Sequential` over maps (B, C, H, W) with one run of blocks or several.
 
-    Attributes:
-        run_starts: of the first block of each run, whether it keeps the shape of what it takes.
+    A branch that starts a run has `starts_run`; `has_shortcut` tells whether its block keeps the
+    shape of what it takes.
     """
 
-    run_starts: dict[int, bool]
-    branch = LayerAttentionResidual
+    branch_type = LayerAttentionResidual
     channel_dim = 1
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks, each with the layer attention it may have."""
         memory = ()
-        for index, block in enumerate(self):
+        for block in self:
             out = block(x)
-            if hasattr(block, "mrla"):
-                if index in self.run_starts:
-                    memory = ()
-                shortcut = x if self.run_starts.get(index, True) else None
+            branch = getattr(block, "mrla", None)
+            if branch is None or branch.starts_run:
+                memory = ()
+            if branch is not None:
+                shortcut = x if branch.has_shortcut else None
                 with_cp = getattr(block, "with_cp", False)
-                out, *memory = run_checkpointed(with_cp, block.mrla, out, shortcut, *memory)
+                out, *memory = run_checkpointed(with_cp, branch, out, shortcut, *memory)
             x = out
         return x
 
@@ -90,7 +90,7 @@ class MapRuns(Combined):
 class SwinRun(Combined):
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
-    branch = TokenAttentionResidual
+    branch_type = TokenAttentionResidual
     channel_dim = 2
 
     def forward(self, x: Tensor, hw_shape: tuple[int, int]) -> tuple:
@@ -176,8 +176,12 @@ def consecutive(blocks: nn.Module, shapes: list[Shapes | None]) -> Iterator[rang
 class AnyBackbone(Combined, PretrainedBackbone):
     """Mixin of a backbone that `WithLayerAttention` builds: strict weights, identity start."""
 
-    # norms of the outputs, which files of classifiers lack
-    optional_parts = ("norm0", "norm1", "norm2", "norm3")
+    @property
+    def optional_parts(self) -> list[str]:
+        """Norms of the outputs, which files of classifiers lack; a batch norm is none of them."""
+        kinds = nn.LayerNorm, nn.GroupNorm
+        names = [f"norm{index}" for index in range(4)]
+        return [name for name in names if isinstance(getattr(self, name, None), kinds)]
 
     @property
     def key_layout(self) -> str | None:
@@ -282,7 +286,8 @@ def choose_runs(model: nn.Module, runs: list[Run], stages: str) -> list[Run]:
         raise InputError(
             f"{type(model).__bases__[1].__name__} has no run of blocks for layer attention: two or "
             "more consecutive blocks of one class in an nn.Sequential, or in a stage of mmdet's "
-            "Swin, that return maps of one shape. A deeper one of its family may have; "
+            "Swin, that return maps of one shape. A deeper one of its family may have, and HorNet "
+            "has without with_cp; "
             "docs/extending.md shows how to call layer attention from your own backbone"
         )
     chosen = [run for run in runs if re.fullmatch(stages, run.container)]
@@ -302,16 +307,16 @@ def add_branches(
     container = model.get_submodule(run.container)
     if not isinstance(container, Combined):
         container.__class__ = combine(mixin_of(container), type(container))
-        container.run_starts = {}
-    container.run_starts[run.blocks[0]] = run.has_shortcut
-    if container.branch is TokenAttentionResidual:
+    if container.branch_type is TokenAttentionResidual:
         norm_cfg = None  # its own LayerNorm
     _, blocks = blocks_of(container)
     for place in run.blocks:
         starts = place == run.blocks[0]
-        branch = container.branch(
+        branch = container.branch_type(
             layer_attention, run.channels, norm_cfg=norm_cfg, first_in_stage=starts, **options
         )
-        if starts and not run.has_shortcut and hasattr(branch.attention, "remove_shortcut"):
+        branch.starts_run = starts
+        branch.has_shortcut = run.has_shortcut or not starts
+        if not branch.has_shortcut and hasattr(branch.attention, "remove_shortcut"):
             branch.attention.remove_shortcut()
         blocks[place].mrla = branch

@@ -4,10 +4,13 @@ import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from mrla_mm.attention import Memory
 from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
+
+SHARED = (nn.Linear, nn.Conv2d, nn.ReLU)  # kinds of layers that a stage shares
 
 
 class SharedCell(nn.Module):
@@ -33,16 +36,17 @@ def shared_weights(*layers: nn.Module) -> Memory:
     results, and no leaves any more.
 
     Raises:
-        InputError: a hook, such as that of pruning, makes a weight when its layer is called.
+        InputError: a layer was replaced, or makes its weight when it is called, as pruning does.
     """
     found = []
     for layer in layers:
+        as_built = type(layer) in SHARED and "forward" not in layer.__dict__
+        if {"weight", "bias"} & layer.__dict__.keys() or not (as_built or is_parametrized(layer)):
+            raise InputError(
+                "the blocks of a stage share these layers by their weights and never call them: "
+                "make pruning permanent, or use torch.nn.utils.parametrize"
+            )
         for name in ("weight", "bias"):
-            if name in layer.__dict__:
-                raise InputError(
-                    "the blocks of a stage share these layers by their weights and never call "
-                    "them: make pruning permanent, or use torch.nn.utils.parametrize"
-                )
             if getattr(layer, name, None) is not None:
                 found.append(getattr(layer, name).clone())
     return tuple(found)

@@ -29,8 +29,9 @@ class KCLA(LayerAttention):
     """
 
     activation = nn.ReLU
+    default_head_channels = 64
 
-    def __init__(self, channels: int, head_channels: int = 64, **kwargs: object) -> None:
+    def __init__(self, channels: int, head_channels: int | None = None, **kwargs: object) -> None:
         super().__init__(channels, head_channels, **kwargs)
         self.mix = nn.Linear(self.heads, self.heads, bias=False)
 

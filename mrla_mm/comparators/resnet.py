@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from mrla_mm.backbones.resnet import MRLABasicBlock, MRLABottleneck, MRLAResLayer
 from mrla_mm.comparators.channel import BA
+from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -66,6 +67,9 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
         """Build the gate of a block."""
         if self.layer_attention is None:
             return None
-        return MODELS.build(
+        gate = MODELS.build(
             {**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage}
         )
+        if getattr(gate, "activation", None):
+            raise InputError(f"{type(gate).__name__} is a residual branch, not a gate: MRLAResNet")
+        return gate

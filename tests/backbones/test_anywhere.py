@@ -194,6 +194,8 @@ def test_runs_are_told_from_what_is_none_and_have_a_memory_each(variant):
             out, *memory = block.mrla(out, shortcut, *(memory if index != 2 else ()))
         x = out
     torch.testing.assert_close(found, x)
+    start = IMAGE.double().new_ones(2, 8, 9, 7)
+    torch.testing.assert_close(network.runs[2:](network.runs[:2](start)), found)
 
 
 def test_stages_choose_and_frozen_ones_stay_frozen():

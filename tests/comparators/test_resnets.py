@@ -144,6 +144,8 @@ def test_plugins_go_into_the_blocks_named(kind):
     assert [i for i, block in enumerate(net.layer3) if hasattr(block, "a2")] == [0, 2]
     with pytest.raises(InputError, match="block 6"):
         build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
+    with pytest.raises(InputError, match="MRLAResNet"):
+        build("", layer_attention=dict(type="KCLA"))
     with pytest.raises(InputError, match="depth=18"):
         build("RLA", depth=18)
 
