@@ -28,8 +28,6 @@ from mrla_mm.weights import PretrainedBackbone
 
 PROBE_SIZE = 128  # pixels of the image of zeros that shows what the blocks do
 LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin"}  # of published files, see mrla_mm.weights
-
-
 Shapes = tuple[torch.Size | None, torch.Size | None]  # of what a module takes first and returns
 
 
@@ -174,7 +172,7 @@ def consecutive(blocks: nn.Module, shapes: list[Shapes | None]) -> Iterator[rang
 
 
 class AnyBackbone(Combined, PretrainedBackbone):
-    """Mixin of a backbone that `WithLayerAttention` builds: strict weights, identity start."""
+    """Mixin of a backbone that `WithLayerAttention` builds: strict pretrained weights."""
 
     @property
     def optional_parts(self) -> list[str]:
@@ -187,22 +185,6 @@ class AnyBackbone(Combined, PretrainedBackbone):
     def key_layout(self) -> str | None:
         """Name of the layout of published files."""
         return next((name for host, name in LAYOUTS.items() if isinstance(self, host)), None)
-
-    def init_random(self) -> None:
-        """Initialise as the host does, then restore the identity start that it overwrites."""
-        super().init_random()
-        self.reset_branches()
-
-    def init_others(self, files: list[dict]) -> None:
-        """Initialise what no file has, then restore the identity start."""
-        super().init_others(files)
-        self.reset_branches()
-
-    def reset_branches(self) -> None:
-        """Set the norms of all branches to their start values."""
-        for module in self.modules():
-            if isinstance(module, LayerAttentionResidual):
-                module.reset_zero_init()
 
 
 @MODELS.register_module(force=True)
@@ -286,9 +268,9 @@ def choose_runs(model: nn.Module, runs: list[Run], stages: str) -> list[Run]:
         raise InputError(
             f"{type(model).__bases__[1].__name__} has no run of blocks for layer attention: two or "
             "more consecutive blocks of one class in an nn.Sequential, or in a stage of mmdet's "
-            "Swin, that return maps of one shape. A deeper one of its family may have, and HorNet "
-            "has without with_cp; "
-            "docs/extending.md shows how to call layer attention from your own backbone"
+            "Swin, that return maps of one shape. A deeper network of its family may have one, and "
+            "HorNet needs with_cp=False; docs/extending.md shows how to call layer attention from "
+            "a backbone of your own"
         )
     chosen = [run for run in runs if re.fullmatch(stages, run.container)]
     if not chosen:

@@ -103,13 +103,6 @@ class MRLAPVTv2(PVTv2):
                 )
         self._freeze_stages()
 
-    def init_random(self) -> None:
-        """Initialise as mmdet does, then restore the identity start that it overwrites."""
-        super().init_random()
-        for _, blocks, _ in self.layers:
-            for block in blocks:
-                block.mrla.init_weights()
-
     def run_block(
         self, block: PVTEncoderLayer, grid: tuple[int, int], tokens: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from mrla_mm.attention import Memory, MRLALight
 from mrla_mm.attention.fusion import FUSED, FusedVariant, light_obstacle, run_light
 from mrla_mm.comparators.dia import SharedCell, cell_gates, shared_weights
+from mrla_mm.errors import InputError
 from mrla_mm.ops import FrozenNorm
 
 
@@ -57,6 +58,11 @@ class DLALight(MRLALight):
         """Return what lambda scales (B, C, H, W), None without a shortcut, and the new memory."""
         pooled = x.mean((2, 3))  # (B, C)
         if not memory:
+            if self.context.dilation != (1, 1) or self.context.padding_mode != "zeros":
+                raise InputError(
+                    f"the blocks of a stage share {self.context} by its weight: DLA-light needs "
+                    "dilation 1 and padding with zeros"
+                )
             zeros = torch.zeros_like(pooled)
             memory = (zeros, zeros, *shared_weights(self.context), *self.cell.weights())
         hidden, cell, kernel, *weights = memory

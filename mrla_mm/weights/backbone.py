@@ -45,6 +45,9 @@ class PretrainedBackbone:
             self.init_others(files)
         else:
             self.init_random()
+        for module in self.modules():
+            if hasattr(module, "reset_zero_init"):  # a start that hosts overwrite
+                module.reset_zero_init()
         for entry in files:
             options = {key: value for key, value in entry.items() if key not in MMENGINE_ALONE}
             load_weights(self, options.pop("checkpoint"), **options).log()

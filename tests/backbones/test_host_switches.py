@@ -151,19 +151,17 @@ def test_reparametrised_projections_train(variant, change, part, monkeypatch):
     torch.testing.assert_close(found, outputs_and_gradients(backbone))
 
 
-class Adapted(nn.Linear):
-    pass
-
-
-@pytest.mark.parametrize("change", ["prune", "replace"])
-def test_changing_the_shared_cell_of_dia_is_refused(change):
-    backbone = build("dia")
-    layers = backbone.layer1[0].mrla.lstm.from_input
+@pytest.mark.parametrize("change", ["prune", "replace", "dilate"])
+def test_changing_what_a_stage_shares_is_refused(change):
+    backbone = build("dla" if change == "dilate" else "dia")
+    shared = backbone.layer1[0].mrla
     if change == "prune":
-        prune_half(layers[0])
+        prune_half(shared.lstm.from_input[0])
+    elif change == "replace":
+        shared.lstm.from_input[0] = nn.Identity()
     else:
-        layers[0] = Adapted(layers[0].in_features, layers[0].out_features)
-    with pytest.raises(InputError, match="parametrize"):
+        shared.attention.context.dilation = (2, 2)
+    with pytest.raises(InputError, match="share"):
         backbone(draw_image(64, 64))
 
 
