@@ -27,10 +27,9 @@ setup(
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
     python_requires=">=3.10",
-    # An environment with mmdet has torch, mmcv and opencv already, and pip must replace none of
-    # them: mmengine and mmcv-lite ask for opencv-python, which opencv-python-headless does not
-    # satisfy, and mmcv-lite overwrites mmcv.
-    install_requires=["mmpretrain>=1.0.0"],
+    # Nothing is required: an environment with mmdet has what it needs, and pip must replace none of
+    # it. mmcv-lite overwrites mmcv, mmpretrain OneDL's, opencv-python opencv-python-headless. An
+    # import says what is missing.
     extras_require={
         "lite": [
             "torch>=2.1",
@@ -38,6 +37,7 @@ setup(
             "mmengine>=0.10.5,<1",
             "mmcv-lite>=2.0.1,<2.2",
             "mmdet>=3.1.0,<3.4",
+            "mmpretrain>=1.0.0",
             "setuptools<81",  # with pkg_resources, which tools of mmengine's and mmdet's own import
         ],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],
@@ -46,7 +46,6 @@ setup(
         "dev": ["pytest>=8", "pytest-xdist", "pylint>=3", "ruff>=0.6", "build"],
     },
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",

@@ -19,7 +19,6 @@ from mmdet.models.roi_heads import StandardRoIHead
 from mmdet.models.roi_heads.bbox_heads import BBoxHead
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
-from mmpretrain.models import ImageClassifier
 from torch import Tensor, nn
 from torchvision.ops import nms, roi_align
 
@@ -245,7 +244,7 @@ def make_graph(
     else:
         image = torch.randint(256, (batch, *size, 3), dtype=torch.uint8)
         axes = {0: "batch", 1: "height", 2: "width"}
-        if isinstance(model, ImageClassifier):
+        if "ImageClassifier" in [each.__name__ for each in type(model).__mro__]:  # of mmpretrain
             module, names = nn.Sequential(Preprocess(model.data_preprocessor), model), ["logits"]
         else:
             module, names = Detect(model), ["boxes", "scores", "labels"]

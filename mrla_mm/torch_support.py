@@ -3,8 +3,13 @@
 The oldest torch that works throughout is 2.1.
 """
 
+import codecs
+import pickle
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 import torch
 
@@ -15,6 +20,8 @@ is_dynamo_compiling = getattr(_compiler, "is_dynamo_compiling", None) or is_comp
 # Whether weights_only reads types allowed under a name of one's own choice; from then on it is
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
+# Newer releases allow these two themselves: bytes of numpy's numbers, and a scheduler's milestones.
+_ALLOWED = {"_codecs.encode": codecs.encode, "collections.Counter": Counter}
 
 
 def is_autocast_enabled(device_type: str) -> bool:
@@ -26,7 +33,37 @@ def is_autocast_enabled(device_type: str) -> bool:
     return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
 
 
-def safe_globals(types: Sequence[type]) -> AbstractContextManager:
-    """Let weights_only read these types too, where torch has a list of them."""
-    known = getattr(torch.serialization, "safe_globals", None)
-    return known(list(types)) if known else nullcontext()
+def add_safe_globals(types: Sequence[tuple[object, str]]) -> None:
+    """Let `load_weights_only` read these types and functions under these names from now on.
+
+    Where torch has a list of them, `torch.load` reads them too.
+    """
+    if has_named_safe_globals:
+        torch.serialization.add_safe_globals(list(types))
+    _ALLOWED.update((name, allowed) for allowed, name in types)
+
+
+def load_weights_only(path: str | Path, more: Sequence[type] = ()) -> object:
+    """Load tensors, plain values and what is allowed onto the CPU, executing nothing else.
+
+    Raises:
+        UnpicklingError: the file asks for something else, which its message names.
+    """
+    if has_named_safe_globals:
+        with torch.serialization.safe_globals(list(more)):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    allowed = torch._weights_only_unpickler._get_allowed_globals() | _ALLOWED
+    allowed |= {f"{each.__module__}.{each.__qualname__}": each for each in more}
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> object:
+            key = f"{module}.{name}".replace("__builtin__", "builtins")  # Python 2's are saved
+            if key not in allowed:
+                raise pickle.UnpicklingError(f"weights only: GLOBAL {key} is refused")
+            return allowed[key]
+
+    def load(file: BinaryIO, **options: str) -> object:
+        return Unpickler(file, **options).load()
+
+    restricted = SimpleNamespace(Unpickler=Unpickler, load=load, __name__="restricted pickle")
+    return torch.load(path, map_location="cpu", pickle_module=restricted, weights_only=False)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -31,16 +32,29 @@ def run(*argv, cwd, **variables):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy of the sources, in which building leaves folders behind."""
+    """The wheel, built from a source archive of a copy, in which building leaves folders behind."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("mrla_mm", "configs", "tools", ".dev_scripts"):
+    for name in ("mrla_mm", "configs", "tools", ".dev_scripts", "tests", "docs", "requirements"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignore)
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "model-index.yml"):
-        shutil.copy(ROOT / name, source / name)
-    pip = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", target]
-    run(*pip, source, cwd=target, REPOSITORY_URL="https://github.com/us/mrla_mm")
+    for path in ROOT.glob("*.*"):
+        if path.is_file():
+            shutil.copy(path, source)
+    for name in ("LICENSE", "Makefile"):
+        shutil.copy(ROOT / name, source)
+    build = ["-m", "build", "--no-isolation", "--outdir", target, source]
+    run(*build, cwd=target, REPOSITORY_URL="https://github.com/us/mrla_mm")
     return next(target.glob("*.whl"))
+
+
+def test_twine_takes_the_distributions_and_the_source_carries_the_tests(wheel):
+    (archive,) = wheel.parent.glob("*.tar.gz")
+    run("-m", "twine", "check", "--strict", wheel, archive, cwd=wheel.parent)
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    for folder in ("tests", "docs", "configs", "tools", ".dev_scripts", "requirements"):
+        files = subprocess.check_output(["git", "ls-files", folder], cwd=ROOT, text=True)
+        assert not set(files.splitlines()) - names
 
 
 def test_wheel_carries_every_module_config_and_tool(wheel):
@@ -52,13 +66,13 @@ def test_wheel_carries_every_module_config_and_tool(wheel):
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}
 
 
-def test_the_wheel_asks_for_mmpretrain_alone_and_its_readme_has_no_relative_link(wheel):
-    """pip replaces nothing, and puts no mmcv-lite beside an mmcv; mmpretrain asks for neither."""
+def test_the_wheel_asks_for_nothing_and_its_readme_has_no_relative_link(wheel):
+    """pip replaces nothing: no mmcv-lite goes beside an mmcv, no mmpretrain over OneDL's."""
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     metadata = archive.read(name).decode()
     assert "](https://github.com/us/mrla_mm/raw/HEAD/docs/_static/method.svg)" in metadata
-    assert re.findall("^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE) == ["mmpretrain>=1.0.0"]
+    assert not re.findall("^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE)
     assert all("://" in target for target in re.findall(r"\]\(([^)]*)\)", metadata))
 
 
@@ -85,16 +99,33 @@ def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path)
     assert any("coco/segm_mAP" in line for line in scalars(work_dir))
 
 
-NEEDED = [("mmcv", "mrla_mm[lite]"), ("mmpretrain", "mmpretrain")]
+BUILD = """
+import mrla_mm
+from mmengine.registry import MODELS
+MODELS.build(dict(type="MRLAResNet", depth=18))
+print("built")
+MODELS.build(dict(type="MRLAViT"))
+"""
+NEEDED = [
+    ("mmcv", "mmengine", "mmcv-lite"),
+    ("mmdet", "onedl_mmengine", "onedl-mmdetection"),
+    ("mmpretrain", "mmengine", "mmpretrain"),
+    ("mmpretrain", "onedl_mmengine", "onedl-mmpretrain"),
+]
 
 
-@pytest.mark.parametrize(("package", "remedy"), NEEDED)
-def test_without_a_package_one_line_says_what_to_install(package, remedy, tmp_path):
+@pytest.mark.parametrize(("package", "engine", "remedy"), NEEDED)
+def test_without_a_package_one_line_says_what_to_install(package, engine, remedy, tmp_path):
+    """Without mmpretrain, a ResNet is built before the vision transformer asks for it."""
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith(package):
+        if not path.name.startswith((package, "mmengine-", "onedl_mmengine-")):
             (tmp_path / path.name).symlink_to(path)
-    command = [sys.executable, "-S", "-c", "import mrla_mm"]
+    about = tmp_path / f"{engine}-0.10.7.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Name: {engine}\nVersion: 0.10.7\n")
+    command = [sys.executable, "-S", "-W", "ignore", "-c", BUILD]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
     assert f"needs {package}:" in last and last.endswith(f"pip install {remedy}")
+    assert ("built" in done.stdout) == (package == "mmpretrain")

@@ -37,11 +37,11 @@ train_dataloader = dict(
 val_dataloader = dict(num_workers=1, dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
 
-train_cfg = dict(max_epochs=15, val_interval=5, dynamic_intervals=None)
+train_cfg = dict(max_epochs=24, val_interval=6, dynamic_intervals=None)
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=100),
-    dict(type="CosineAnnealingLR", eta_min_ratio=0.05, end=15, convert_to_iter_based=True),
+    dict(type="CosineAnnealingLR", eta_min_ratio=0.05, end=24, convert_to_iter_based=True),
 ]
 custom_hooks = [dict(type="DatasetCheckHook"), dict(type="CheckpointCheckHook")]
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(interval=1, max_keep_ckpts=1))

@@ -15,18 +15,16 @@ its own checkpoints back. Exactly those names are allowed here, two of them by a
 from pickle import UnpicklingError
 
 import numpy as np
-import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
-from mrla_mm.torch_support import has_named_safe_globals
+from mrla_mm.torch_support import add_safe_globals
 
 _STATISTICS = ("min", "max", "current", "mean")
 
 
 def allow_mmengine_checkpoints() -> None:
     """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves."""
-    if has_named_safe_globals:
-        torch.serialization.add_safe_globals(_allowed())
+    add_safe_globals(_allowed())
 
 
 class _LogHistory(HistoryBuffer):
@@ -60,6 +58,8 @@ def _allowed() -> list:
     ]
     for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
         allowed += [(reconstruct, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
-    # The class of a dtype object, which sets its byte order; no file names it.
-    numbers = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-    return allowed + [type(np.dtype(name)) for name in (*numbers, "float16", "float32", "float64")]
+    # The class of a dtype object, which sets its byte order. Files do not name it; the name keeps
+    # OneDL's mmengine from taking it off torch's list again.
+    numbers = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+    classes = [type(np.dtype(name)) for name in (*numbers, "float16", "float32", "float64")]
+    return allowed + [(each, f"numpy.dtypes.{each.__name__}") for each in classes]

@@ -19,7 +19,7 @@ from mmengine.runner.checkpoint import (
 )
 
 from mrla_mm.errors import InputError
-from mrla_mm.torch_support import has_named_safe_globals, safe_globals
+from mrla_mm.torch_support import load_weights_only
 
 CATALOGUES = {  # mmengine's schemes for tables of URLs
     "torchvision": get_torchvision_models,
@@ -114,19 +114,17 @@ def read_file(path: Path) -> Mapping:
 
             loaded = load_file(path)
         else:
-            with safe_globals([argparse.Namespace]):  # a plain record that DeiT's training saves
-                loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = load_weights_only(path, [argparse.Namespace])  # DeiT's training saves one
     except ImportError:  # of safetensors
         raise
     except Exception as error:  # a broken file can make the unpickler raise anything
-        called = re.search(r"(?:GLOBAL|function|class) ([\w.]+)", str(error))
+        called = re.search(r"(?:GLOBAL|function|class|attribute) '?([\w.]+)", str(error))
         if called is None:
             raise InputError(f"weights {path} are damaged; get the file again") from error
-        newer = "; torch 2.6 and newer reads checkpoints of mmengine as they are"
         raise InputError(
             f"weights {path} hold more than weights: reading them would call {called[1]}. "
             "They were refused, nothing was executed. If you trust the file, load it where it "
-            f"comes from and save its state dict alone{'' if has_named_safe_globals else newer}"
+            "comes from and save its state dict alone"
         ) from error
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")

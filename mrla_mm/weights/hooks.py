@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.errors import InputError
 from mrla_mm.weights.backbone import pretrained_entries
-from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, check_file, locate
+from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
 from mrla_mm.weights.states import BACKBONE, find_state
 
@@ -25,12 +25,15 @@ class CheckpointCheckHook(Hook):
     """
 
     def before_run(self, runner: Runner) -> None:
-        """Look at the file that mmengine is about to load."""
+        """Look at the file that mmengine is about to load, which may execute what it holds.
+
+        Before torch 2.6 mmengine always does, and OneDL's where torch refuses to read a file.
+        """
         path = runner._load_from and locate(runner._load_from)
         if path and path.suffix == SAFETENSORS:
             raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
         if path:
-            check_file(path)
+            read_file(path)
 
     def before_train(self, runner: Runner) -> None:
         """Warn of layers that start from random weights and never learn."""

@@ -1,4 +1,4 @@
-"""mmengine's checkpoints load under torch's restricted unpickler, and no others."""
+"""mmengine's checkpoints load without executing anything, and no others."""
 
 import pickle
 import zipfile
@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
-from mmengine.runner import CheckpointLoader
 
-from mrla_mm.torch_support import has_named_safe_globals
+from mrla_mm.errors import InputError
+from mrla_mm.torch_support import load_weights_only
 
 from ..engine.runs import EPOCHS, build
 from ..weights.conftest import Payload
 
-needs_named_safe_globals = pytest.mark.skipif(
-    not has_named_safe_globals, reason="torch before 2.6 executes what mmengine loads"
-)
+CHECK = dict(type="CheckpointCheckHook")
 
 
 def train(folder, epochs, **options):
@@ -56,7 +54,8 @@ def test_checkpoints_written_under_either_numpy_load(trained, tmp_path):
                     data = data.replace(cores[0], core).replace(cores[1], core)
                     assert core in data
                 target.writestr(item.filename, data)
-        loaded = torch.load(tmp_path / "other.pth")["message_hub"]["log_scalars"]["train/loss"]
+        hub = load_weights_only(tmp_path / "other.pth")["message_hub"]
+        loaded = hub["log_scalars"]["train/loss"]
         expected = trained[1].message_hub.get_scalar("train/loss")
         assert loaded.data[0].tolist() == expected.data[0].tolist()
 
@@ -65,7 +64,7 @@ def test_checkpoints_written_under_either_numpy_load(trained, tmp_path):
 def test_numpy_numbers_load(tmp_path, kind):
     values = np.arange(2).astype(kind)
     torch.save([values, values[1]], tmp_path / "numbers.pth")
-    array, scalar = torch.load(tmp_path / "numbers.pth")
+    array, scalar = load_weights_only(tmp_path / "numbers.pth")
     np.testing.assert_array_equal(array, values, strict=True)
     assert scalar == values[1] and scalar.dtype == values.dtype
 
@@ -76,7 +75,6 @@ def wrapped_in_history(payload):
     return history
 
 
-@needs_named_safe_globals
 @pytest.mark.parametrize(
     "place", [lambda p: p, lambda p: np.array([p], dtype=object), wrapped_in_history]
 )
@@ -88,13 +86,16 @@ def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, make, place):
     victim, file = tmp_path / "created", tmp_path / "evil.pth"
     torch.save({"state_dict": {}, "meta": place(make(victim))}, file)
     with pytest.raises(pickle.UnpicklingError, match="(?i)weights.only"):
-        CheckpointLoader.load_checkpoint(str(file))
+        load_weights_only(file)
+    runner = build(tmp_path, hooks=[CHECK])
+    runner._load_from = str(file)
+    with pytest.raises(InputError, match="nothing was executed"):
+        runner.train()
     assert not victim.exists()
     torch.load(file, weights_only=False)
     assert victim.exists(), "the payload is harmless: the case tests nothing"
 
 
-@needs_named_safe_globals
 @pytest.mark.parametrize(
     "owner, name",
     [(HistoryBuffer, "__init__"), (HistoryBuffer, "__setstate__"), (np.ndarray, "max")],
@@ -102,10 +103,9 @@ def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, make, place):
 def test_getattr_reaches_nothing_but_the_statistics(tmp_path, owner, name):
     torch.save(Payload(getattr, owner, name), tmp_path / "evil.pth")
     with pytest.raises(pickle.UnpicklingError, match=name):
-        torch.load(tmp_path / "evil.pth")
+        load_weights_only(tmp_path / "evil.pth")
 
 
-@needs_named_safe_globals
 def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     class Poisoned(HistoryBuffer):
         def __getstate__(self):
@@ -117,7 +117,7 @@ def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
     with pytest.MonkeyPatch.context() as patch:  # pickle looks the name up to check it
         patch.setattr("mmengine.logging.history_buffer.HistoryBuffer", Poisoned)
         torch.save(poisoned, file)
-    loaded = torch.load(file)
+    loaded = load_weights_only(file)
     assert type(loaded) is HistoryBuffer and loaded.data[0].tolist() == [1.0]
     assert HistoryBuffer._statistics_methods["mean"] is HistoryBuffer.mean
     assert "extra" not in HistoryBuffer._statistics_methods
