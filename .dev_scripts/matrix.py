@@ -4,7 +4,8 @@
 `python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs
 the tests there and removes each again: 6 GB of disk at a time. Results go to OUT/<stack>.json,
 output to OUT/<stack>.log, and the table of all results in OUT is printed. `--list` shows what each
-stack is.
+stack is. What has to be compiled, for 10 to 50 minutes on two cores, stays as a wheel in
+OUT/wheels-<stack>; a wheel put there before is used.
 """
 
 import argparse
@@ -27,30 +28,32 @@ TEST_TOOLS = ("pytest", "pytest-xdist")
 WITHOUT_MMCV = ("mmengine==0.10.7", "mmdet==3.3.0", "mmpretrain==1.2.0")
 OPENMMLAB = (*WITHOUT_MMCV, "mmcv-lite==2.1.0")
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
+ONEDL_TORCH = ("torch==2.11.0", "torchvision==0.26.0")
 ONEDL_MMCV = "onedl-mmcv==2.3.6"
-SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools<81", "wheel")
+SHARED = ("pycocotools", "opencv-python", "matplotlib", "setuptools", "wheel")
 NUMPY_1 = ("numpy==1.26.4", "opencv-python<4.12")  # torch below 2.3 was compiled against it
 SHOWN = ["torch", "torchvision", "numpy", "mmcv"]
 SHOWN += [name.split("==")[0] for name in (*OPENMMLAB, *ONEDL, ONEDL_MMCV)]
 
 
 class Stack(NamedTuple):
-    """A Python version, and the arguments of its install commands."""
+    """A Python version, the arguments of the install command, and what is compiled after it."""
 
     python: str
-    installs: tuple[tuple[str, ...], ...]
+    packages: tuple[str, ...]
+    compiled: str = ""
     installer: str = "uv"
 
 
 def locked(python):
     """Return the stack of the lock file, installed as `make install` does it."""
-    return Stack(python, (("--require-hashes", "-r", "requirements/lock.txt"),), "pip")
+    return Stack(python, ("--require-hashes", "-r", "requirements/lock.txt"), installer="pip")
 
 
 def with_torch(python, torch, torchvision, *more):
     """Return OpenMMLab's packages on another torch."""
     packages = (f"torch=={torch}", f"torchvision=={torchvision}", *OPENMMLAB, *SHARED, *more)
-    return Stack(python, (packages,))
+    return Stack(python, packages)
 
 
 STACKS = {
@@ -63,18 +66,12 @@ STACKS = {
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
     "classic": Stack(
         "3.10",
-        (
-            ("torch==2.1.2", "torchvision==0.16.2", *SHARED, *NUMPY_1, *WITHOUT_MMCV),
-            ("--no-build-isolation", "mmcv==2.1.0"),  # compiles its ops against this torch
-        ),
+        ("torch==2.1.2", "torchvision==0.16.2", *SHARED, *NUMPY_1, *WITHOUT_MMCV, "setuptools<81"),
+        "mmcv==2.1.0",
     ),
-    "onedl": Stack(
-        "3.11",
-        (
-            ("torch==2.11.0", "torchvision==0.26.0", "ninja", *SHARED, *ONEDL),
-            ("--no-build-isolation", "--no-binary", "onedl-mmcv", ONEDL_MMCV),  # likewise
-        ),
-    ),
+    "onedl": Stack("3.11", (*ONEDL_TORCH, "ninja", *SHARED, *ONEDL), ONEDL_MMCV),
+    # Where pip builds onedl-mmcv apart from torch, as it does by default, it has no operators.
+    "onedl-lite": Stack("3.11", (*ONEDL_TORCH, *SHARED, *ONEDL, ONEDL_MMCV)),
 }
 
 
@@ -84,7 +81,6 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(prog="matrix.py", description=__doc__, formatter_class=raw)
     parser.add_argument("stacks", nargs="*", metavar="STACK", help="stacks to run (default: all)")
     parser.add_argument("--list", action="store_true", help="show what each stack is and stop")
-    parser.add_argument("--find-links", type=Path, help="folder of wheels, such as mmcv's")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/matrix"))
     args = parser.parse_args(argv)
     if unknown := [name for name in args.stacks if name not in STACKS]:
@@ -103,27 +99,30 @@ def call(command, log, **variables):
         return subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=env).returncode
 
 
-def install(stack, env, args, log):
+def install(name, env, folder, log):
     """Make a stack's environment; return the first command that failed, or None."""
+    stack = STACKS[name]
     uv = Path(sys.executable).with_name("uv")  # `make matrix` installs it
     python = env / "bin/python"
     installers = {
         "uv": (uv, "pip", "install", "--quiet", "--python", python),
         "pip": (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
     }
-    installs = stack.installs
-    if args.find_links and stack.installer == "uv":  # a wheel at hand replaces the compilation
-        compiling = ("--no-binary", "onedl-mmcv")
-        installs = []
-        for words in stack.installs:
-            packages = [word for word in words if word not in compiling]
-            installs.append(("--find-links", args.find_links, *packages))
     commands = [
         (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
-        *((*installers[stack.installer], *packages) for packages in installs),
+        (*installers[stack.installer], *stack.packages),
         (*installers["uv"], *TEST_TOOLS),
-        (*installers["uv"], "--no-deps", "--no-build-isolation", "--editable", "."),
+        (*installers["uv"], "--no-build-isolation", "--editable", "."),
     ]
+    if stack.compiled:
+        wheels = folder / f"wheels-{name}"
+        if not any(wheels.glob("*.whl")):
+            # The registry's wheel, if there is one, is of another torch or has no operators.
+            source = ("--no-binary", ":all:", "--no-deps", "--no-build-isolation")
+            commands.insert(
+                2, (python, "-m", "pip", "wheel", *source, "-w", wheels, stack.compiled)
+            )
+        commands.insert(-1, (*installers["uv"], "--find-links", wheels, stack.compiled))
     return next((command for command in commands if call(command, log) != 0), None)
 
 
@@ -145,7 +144,7 @@ def run_stack(name, args):
     folder.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     result, passed = dict(stack=name, date=str(date.today())), False
-    if failed := install(STACKS[name], env, args, log):
+    if failed := install(name, env, folder, log):
         result["tests"] = f"failed: {' '.join(map(str, failed))}"
     else:
         options = ["-q", "-m", "not slow", "-n", "2", "--dist", "worksteal"]
@@ -178,9 +177,8 @@ def main(argv=None):
     args = parse_args(argv)
     if args.list:
         for name, stack in STACKS.items():
-            print(f"{name}: Python {stack.python}")
-            for packages in stack.installs:
-                print(f"  install {' '.join(packages)}")
+            compiled = f", {stack.compiled} compiled" if stack.compiled else ""
+            print(f"{name}: Python {stack.python}, {' '.join(stack.packages)}{compiled}")
         print(f"tests: {' '.join(TESTS)}")
         return
     failed = [name for name in args.stacks or STACKS if not run_stack(name, args)]

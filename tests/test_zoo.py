@@ -20,7 +20,8 @@ from mrla_mm.backbones.anywhere import AnyBackbone
 from .conftest import ROOT
 
 MIM = Path(mmdet.__file__).parent / ".mim"
-PAGE = (ROOT / "docs/detectors.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/use_in_your_project.md").read_text(encoding="utf-8")
+PAGE = PAGE.partition("## Detectors of mmdet's zoo")[2].partition("\n## ")[0]
 TABLE = "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE))
 FOLDERS = re.findall(r"`(.+?)`", TABLE)
 PACKAGES = dict(boxinst="skimage", lad="sklearn", paa="sklearn")  # needed with a plain ResNet too

@@ -7,6 +7,7 @@ of a seed see the same images, and start from the same weights where the first c
 
 import argparse
 import csv
+import hashlib
 import json
 import math
 import multiprocessing
@@ -73,11 +74,12 @@ class ComparedRunHook(Hook):
 
     def before_run(self, runner):
         """Let a new run draw the weights of the first config; `load_from` comes later and wins."""
-        first = runner.cfg.compare.weights_shared_with
-        if first is None or runner.cfg.resume:
+        compare = runner.cfg.compare
+        if compare.weights_shared_with is None or runner.cfg.resume:
             return
+        first = read_config(compare.weights_shared_with, {})
         weights, drawn = initial_weights(runner.cfg, runner.seed)
-        shared, drawn_by_first = initial_weights(read_config(first, {}), runner.seed)
+        shared, drawn_by_first = initial_weights(first, runner.seed)
         for key in drawn & drawn_by_first:  # not what is constant or pretrained in either
             if weights[key].shape == shared[key].shape:
                 weights[key] = shared[key]
@@ -157,8 +159,10 @@ def write_config(name, args, files):
     file = args.out / Path(name).stem / f"{Path(name).stem}.py"
     if file in files:
         raise InputError(f"there are two configs of this name, and results in {file.parent}")
-    shared = None if args.independent else str([*files, file][0])
-    own = {"compare.weights_shared_with": shared, "randomness.seed": 0}
+    first = [*files, file][0]
+    own = {"randomness.seed": 0}
+    own["compare.weights_shared_with"] = None if args.independent else str(first)
+    own["compare.sha256"] = hashlib.sha256(first.read_bytes()).hexdigest() if files else None
     own["train_dataloader.persistent_workers"] = False  # a resumed one would draw other numbers
     own["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
     own["default_hooks.checkpoint.max_keep_ckpts"] = 1
@@ -207,7 +211,7 @@ def run_all(folders, slots, faults, update):
                 if code := process.exitcode:
                     last = (folder / "run.log").read_text(errors="replace").strip().split("\n")[-1]
                     end = f"fails: {signal.Signals(-code).name if code < 0 else last}"
-                    faults.append(f"{folder} {end}")
+                    faults[folder] = f"{folder} {end}"
                 print(f"{folder} {end}", flush=True)
                 update()
     finally:
@@ -260,22 +264,26 @@ def write_results(args, folders, faults):
     """Write runs.csv, table.md and the plots of what is finished; return the table."""
     files = [folder / "result.json" for folder in folders]
     rows = [json.loads(file.read_text()) for file in files if file.is_file()]
-    text = "".join(f"\n{fault}\n" for fault in faults)
+    text = ""
     if rows:
         columns = list(dict.fromkeys(key for row in rows for key in row))
         metric = args.metric or columns[2]
         values = {Path(config).stem: {} for config in args.configs}
         for row in rows:
-            if metric not in row:
-                raise InputError(f"--metric {metric}: the tests return {', '.join(columns[2:])}")
-            values[row["config"]][row["seed"]] = row[metric]
-        text = make_table(values, rows, metric) + text
+            name, seed = row["config"], row["seed"]
+            if metric in row:
+                values[name][seed] = row[metric]
+            else:
+                run = f"{name} from seed {seed}"
+                faults[run] = f"{run} has no {metric}; all tests return {', '.join(columns[2:])}"
+        text = make_table(values, rows, metric)
         with (args.out / "runs.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         for suffix in ("svg", "png"):
             draw(values, metric).savefig(args.out / f"runs.{suffix}", dpi=150)
+    text += "".join(f"\n{fault}\n" for fault in faults.values())
     write_atomically(args.out / "table.md", text.encode())
     return text
 
@@ -284,13 +292,14 @@ def main(argv=None):
     """Run what is missing; write and print what was found."""
     args = parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    files, faults = [], []
+    files = []
+    faults = {}  # by run, or by config
     for config in args.configs:
         try:
             files.append(write_config(config, args, files))
         except Exception as error:  # whatever a config does
-            faults.append(f"{config} fails: {type(error).__name__}: {error}")
-            print(faults[-1])
+            faults[config] = f"{config} fails: {type(error).__name__}: {error}"
+            print(faults[config])
     folders = [file.with_name(f"seed_{n}") for n, file in product(range(args.seeds), files)]
     todo = [folder for folder in folders if not (folder / "result.json").is_file()]
     begun = sum((folder / "last_checkpoint").is_file() for folder in todo)

@@ -36,6 +36,18 @@ def test_what_both_models_draw_at_random_starts_the_same(configs):
     assert others and all(found[key].shape != drawn[key].shape for key in others)
 
 
+def test_a_run_without_the_metric_is_a_fault_beside_the_others(tmp_path):
+    compare = load_tool("compare")
+    folders = [tmp_path / name / "seed_0" for name in ("plain", "light")]
+    for folder, metric in zip(folders, ("AP", "AP50"), strict=True):
+        folder.mkdir(parents=True)
+        result = {"config": folder.parent.name, "seed": 0, metric: 0.5}
+        (folder / "result.json").write_text(json.dumps(result | dict.fromkeys(compare.COSTS, 1)))
+    args, faults = SimpleNamespace(metric=None, out=tmp_path, configs=["plain", "light"]), {}
+    table = compare.write_results(args, folders, faults)
+    assert "| plain | 1 | 0.5 |" in table and "light from seed 0 has no AP;" in table and faults
+
+
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on_to_the_same_figures(configs, coco_root, tmp_path):
     tiny = ["--cfg-options", *tiny_options("rcnn", coco_root, "train_cfg.max_epochs=2")]
