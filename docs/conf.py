@@ -2,7 +2,11 @@
 
 import ast
 import importlib
+import re
 from pathlib import Path
+
+from docutils.nodes import SkipNode
+from docutils.utils.math.latex2mathml import tex2mathml
 
 import mrla_mm  # the stand-in operators must be in place before autodoc imports what imports mmdet
 
@@ -11,7 +15,9 @@ author = "the mrla_mm contributors"
 version = release = mrla_mm.__version__
 html_title = f"mrla_mm {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+copybutton_exclude = ".linenos, .gp, .go"
+html_math_renderer = "mathml"  # which browsers show without a script from the network
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 smartquotes = False  # the first lines of the tools name their options
@@ -32,45 +38,53 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
-PACKAGE, TOOLS = Path(mrla_mm.__file__).parent, Path(__file__).parent.parent / "tools"
+TOOLS = Path(__file__).parent.parent / "tools"
 BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 
 
-def reference_of(room):
-    """Return the reference of a package: what it exports and builds later, or its modules."""
-    exports = vars(importlib.import_module(room)).values()
-    if any(getattr(member, "__module__", "").startswith(f"{room}.") for member in exports):
+def reference_of(name):
+    """Return the reference of a module or a folder: what it exports, or else its modules."""
+    module = importlib.import_module(name)
+    if not hasattr(module, "__path__"):
+        return BLOCK.format(name, "")
+    if any(
+        getattr(each, "__module__", "").startswith(f"{name}.") for each in vars(module).values()
+    ):
         modules = [f"mrla_mm.{module}" for _, module, _ in mrla_mm.BUILT_LATER]
-        later = [name for name in modules if name.startswith(f"{room}.")]
-        blocks = [BLOCK.format(name, "") for name in later]
-        return BLOCK.format(room, "   :imported-members:\n") + "".join(blocks)
-    modules = sorted((PACKAGE / room.partition(".")[2]).glob("[a-z]*.py"))
-    return "".join(
-        f"\n### `{path.stem}`\n" + BLOCK.format(f"{room}.{path.stem}", "") for path in modules
-    )
+        later = [BLOCK.format(each, "") for each in modules if each.startswith(f"{name}.")]
+        return BLOCK.format(name, "   :imported-members:\n") + "".join(later)
+    paths = sorted(Path(module.__path__[0]).glob("[a-z]*.py"))
+    blocks = [BLOCK.format(f"{name}.{path.stem}", "") for path in paths]
+    titles = [f"\n## `{path.stem}`\n" for path in paths]
+    return "".join(map(str.__add__, titles, blocks))
 
 
 def fill_in_reference(app, docname, source):
-    """List the folders, the modules at the root and the tools on the reference page."""
-    if docname != "api/index":
-        return
-    rooms = sorted(path.parent.name for path in PACKAGE.glob("[a-z]*/__init__.py"))
-    parts = [f"## `{room}`\n{reference_of(f'mrla_mm.{room}')}" for room in rooms]
-    roots = [
-        name
-        for name in ("config", "inference", "export", "errors")
-        if (PACKAGE / f"{name}.py").exists()
-    ]
-    parts += [f"## `{name}`\n" + BLOCK.format(f"mrla_mm.{name}", "") for name in roots]
+    """Fill in what a page asks for: the reference of a folder or module, the table of tools."""
+    text = source[0].replace("<!-- tools -->", table_of_tools())
+    source[0] = re.sub(r"<!-- reference: (\S+) -->", lambda found: reference_of(found[1]), text)
+
+
+def table_of_tools():
+    """Return a table of the tools and the first lines of their docstrings."""
     rows = ["| tool | |", "|---|---|"]
     for path in sorted(TOOLS.glob("*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
         rows.append(f"| `{path.stem}` | {docstring.splitlines()[0]} |")
-    source[0] = (
-        source[0]
-        .replace("<!-- rooms -->", "\n".join(parts))
-        .replace("<!-- tools -->", "\n".join(rows))
-    )
+    return "\n".join(rows)
+
+
+def skip_fields_without_a_word(app, what, name, obj, skip, options):
+    """Leave out the docstrings that Python gives the fields of a named tuple."""
+    return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+
+
+def show_formula(self, node):
+    """Write a formula as MathML."""
+    is_block = node.tagname == "math_block"
+    formula = tex2mathml(node.astext(), as_block=is_block)
+    self.body.append(f'<div class="math">{formula}</div>' if is_block else formula)
+    raise SkipNode
 
 
 def keep_formulas(app, what, name, obj, options, lines):
@@ -85,7 +99,9 @@ def keep_formulas(app, what, name, obj, options, lines):
 
 def setup(app):
     """Register what this file adds to Sphinx."""
+    app.add_html_math_renderer("mathml", (show_formula, None), (show_formula, None))
     app.connect("source-read", fill_in_reference)
+    app.connect("autodoc-skip-member", skip_fields_without_a_word)
     app.connect(
         "autodoc-process-docstring", keep_formulas, priority=400
     )  # before Napoleon reads the sections
