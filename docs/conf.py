@@ -43,20 +43,25 @@ BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 
 
 def reference_of(name):
-    """Return the reference of a module or a folder: what it exports, or else its modules."""
+    """Return the reference of a module or a folder: what it exports, or its modules."""
     module = importlib.import_module(name)
     if not hasattr(module, "__path__"):
         return BLOCK.format(name, "")
-    if any(
-        getattr(each, "__module__", "").startswith(f"{name}.") for each in vars(module).values()
-    ):
-        modules = [f"mrla_mm.{module}" for _, module, _ in mrla_mm.BUILT_LATER]
-        later = [BLOCK.format(each, "") for each in modules if each.startswith(f"{name}.")]
-        return BLOCK.format(name, "   :imported-members:\n") + "".join(later)
+    owners = [getattr(each, "__module__", "") for each in vars(module).values()]
+    if any(owner.startswith(f"{name}.") for owner in owners):
+        return BLOCK.format(name, "   :imported-members:\n") + "".join(built_later(module))
     paths = sorted(Path(module.__path__[0]).glob("[a-z]*.py"))
     blocks = [BLOCK.format(f"{name}.{path.stem}", "") for path in paths]
     titles = [f"\n## `{path.stem}`\n" for path in paths]
     return "".join(map(str.__add__, titles, blocks))
+
+
+def built_later(folder):
+    """Yield the reference of modules that are imported late and not exported."""
+    for _, path, names in mrla_mm.BUILT_LATER:
+        exported = hasattr(folder, names.split()[0])
+        if f"mrla_mm.{path}".startswith(f"{folder.__name__}.") and not exported:
+            yield BLOCK.format(f"mrla_mm.{path}", "")
 
 
 def fill_in_reference(app, docname, source):

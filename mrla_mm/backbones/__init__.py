@@ -1,12 +1,12 @@
 """Backbones with layer attention, in the root registry so that every OpenMMLab scope finds them."""
 
-from importlib.util import find_spec
+import importlib.util
 
 from mrla_mm.backbones.anywhere import WithLayerAttention
 from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet
 from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
 
-if find_spec("mmpretrain"):
+if importlib.util.find_spec("mmpretrain"):
     from mrla_mm.backbones.ceit import CeiT, MRLACeiT
     from mrla_mm.backbones.vit import MRLAViT, ViT

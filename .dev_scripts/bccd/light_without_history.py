@@ -1,0 +1,4 @@
+"""MRLA-light without the history of earlier blocks, in the recipe of mrla_light.py."""
+
+_base_ = "./mrla_light.py"
+model = dict(backbone=dict(layer_attention=dict(previous="none")))
