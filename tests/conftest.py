@@ -131,12 +131,6 @@ def coco_root(tmp_path_factory):
     return write_coco(tmp_path_factory.mktemp("coco"))
 
 
-@pytest.fixture
-def make_coco(tmp_path):
-    """Return `make(**kwargs)`, which writes a set of the test's own, free to be broken."""
-    return lambda **kwargs: write_coco(tmp_path / "coco", **kwargs)
-
-
 def load_tool(name):
     """Return a tool as a module, by its name in tools/ or its path below the repository."""
     path = ROOT / (name if name.endswith(".py") else f"tools/{name}.py")

@@ -13,16 +13,13 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from mrla_mm.errors import InputError
 
+from ..comparators.test_resnets import plugin
 from .common import FAMILIES, VARIANTS, branches, randomize
 
 COMPARATOR = dict(type="ComparatorResNet", depth=50, base_channels=8)
 DIA = dict(layer_attention=dict(type="DIA", reduction=4))
 DLA = dict(type="DLALight", head_channels=8, reduction=4)
 KCLA = dict(layer_attention=dict(type="KCLA", head_channels=8), zero_init_attention=False)
-
-
-def plugin(kind):
-    return dict(cfg=dict(type=kind), position="after_conv3")
 
 
 OTHERS = {
