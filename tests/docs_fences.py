@@ -11,8 +11,6 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Fence(NamedTuple):
-    """A fenced block of a page."""
-
     page: str
     line: int
     language: str

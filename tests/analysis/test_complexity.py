@@ -16,8 +16,6 @@ RESNET = dict(type="MRLAResNet", depth=18)
 
 
 class Call(nn.Module):
-    """Module around a function."""
-
     def __init__(self, function, *parts):
         super().__init__()
         self.function = function

@@ -22,15 +22,12 @@ TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train2017", "
 
 
 def edit(root, change, name=TRAIN):
-    """Change the content of an annotation file."""
     content = json.loads((root / name).read_text())
     change(content)
     (root / name).write_text(json.dumps(content))
 
 
 class Loop(BaseLoop):
-    """A loop that a runner has built."""
-
     run = None
 
 
@@ -72,7 +69,6 @@ def root(tmp_path):
 
 
 def each_annotation(**values):
-    """Return a change that updates every annotation."""
     return lambda content: [one.update(values) for one in content["annotations"]]
 
 

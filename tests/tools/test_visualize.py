@@ -24,7 +24,6 @@ def save_model(config, path, options=None):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folder with detector.pth and base.pth."""
     folder = tmp_path_factory.mktemp("models")
     save_model(DETECTOR, folder / "detector.pth")
     save_model(DETECTOR, folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
@@ -33,7 +32,6 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def images(tmp_path):
-    """A folder of two small pictures of noise."""
     rng, folder = np.random.default_rng(0), tmp_path / "images"
     folder.mkdir()
     for name in ("a.png", "b.jpg"):
