@@ -18,7 +18,6 @@ class MRLALight(LayerAttention):
 
     Args:
         channels: see `LayerAttention`, as for all arguments not listed.
-        head_channels: see `LayerAttention`.
         previous: the history term. "shortcut" takes the block's identity path, which carries the
             last block's attention through the residual (how the published models were trained);
             "output" takes the last block's o within the stage, as Algorithm 3 is written; "none"

@@ -91,15 +91,10 @@ class LayerAttentionResidual(BaseModule):
     ) -> tuple[Tensor, ...]:
         """Add the attention to x; return y and the new memory.
 
-        Args:
-            x: the block's output.
-            shortcut: the block's identity path.
-            *memory: what the earlier layers of the stage left.
-            keep: drop-path factor of each sample, in place of the branch's own drop path.
+        A factor of each sample, keep (B, 1, 1, 1), takes the place of the branch's own drop path.
 
         Shapes:
-            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the
-            attention defines it.
+            x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
         fusion = choose_fusion(self, x)
         if fusion.extent == "branch":

@@ -73,7 +73,6 @@ class DIA(nn.Module):
     stage's first layer holds.
 
     Args:
-        channels: C of the feature maps.
         reduction: see `SharedCell`; 20 gives the paper's 28.4 M parameters.
         first_in_stage: this layer starts a stage and holds its LSTM. Set by the stage.
     """

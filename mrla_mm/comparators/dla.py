@@ -26,7 +26,6 @@ class DLALight(MRLALight):
     weights do not fit that detector.
 
     Args:
-        channels: C of the feature maps.
         reduction: see `SharedCell`; 16 on ImageNet, 20 in the authors' detector.
         first_in_stage: this layer starts a stage and holds its cell and E. Set by the stage.
         **kwargs: head_channels, value, kernel_size and gated of `MRLALight`.
