@@ -19,10 +19,8 @@ class Fence(NamedTuple):
 
 def pages() -> list[Path]:
     """README, and every page of the documentation."""
-    return [
-        ROOT / "README.md",
-        *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
-    ]
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(path for path in found if "_build" not in path.parts)]
 
 
 def fences(language: str) -> list[Fence]:

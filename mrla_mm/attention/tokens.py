@@ -44,7 +44,6 @@ class TokenAttentionResidual(LayerAttentionResidual):
     Args:
         attention: config of the layer attention. On tokens its `head_channels` is 16 unless given,
             and the `value` of MRLA-light "dwconv_gelu".
-        channels: C of the tokens.
         extra_tokens: number of tokens in front of the patches.
         norm_cfg: config of the norms, over the channels of a token.
         **kwargs: drop_path, the block's own, and what else `LayerAttentionResidual` takes.

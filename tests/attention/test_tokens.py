@@ -16,7 +16,6 @@ CHANNELS, HEAD_CHANNELS, DEPTH = 32, 16, 3
 
 
 def normalise(tokens, norm):
-    """LayerNorm of each token, eps 1e-6."""
     centred = tokens - tokens.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
     return centred / torch.sqrt(variance + 1e-6) * norm.weight + norm.bias

@@ -16,7 +16,6 @@ BASE = "model.backbone.layer_attention.type=MRLABase"
 
 
 def save_model(config, path, options=None):
-    """Write the weights of a config's model as they start, from seed 0."""
     torch.manual_seed(0)
     model = build_model(read_config(str(config), options or {}))
     torch.save(dict(state_dict=model.state_dict()), path)
