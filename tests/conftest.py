@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -131,12 +133,6 @@ def coco_root(tmp_path_factory):
     return write_coco(tmp_path_factory.mktemp("coco"))
 
 
-@pytest.fixture
-def make_coco(tmp_path):
-    """Return `make(**kwargs)`, which writes a set of the test's own, free to be broken."""
-    return lambda **kwargs: write_coco(tmp_path / "coco", **kwargs)
-
-
 def load_tool(name):
     """Return a tool as a module, by its name in tools/ or its path below the repository."""
     path = ROOT / (name if name.endswith(".py") else f"tools/{name}.py")
@@ -167,6 +163,15 @@ def run_tool(capsys):
         return code, capsys.readouterr().err
 
     return run
+
+
+def run_python(*argv, **variables):
+    """Run Python with arguments in a process that finds the package; return what it prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    options = dict(capture_output=True, text=True, timeout=900)
+    done = subprocess.run([sys.executable, *map(str, argv)], env=environment, **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def tiny_options(config, root, *more):

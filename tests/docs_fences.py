@@ -11,8 +11,6 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 class Fence(NamedTuple):
-    """A fenced block of a page."""
-
     page: str
     line: int
     language: str
@@ -21,10 +19,8 @@ class Fence(NamedTuple):
 
 def pages() -> list[Path]:
     """README, and every page of the documentation."""
-    return [
-        ROOT / "README.md",
-        *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
-    ]
+    found = sorted((ROOT / "docs").rglob("*.md"))
+    return [ROOT / "README.md", *(path for path in found if "_build" not in path.parts)]
 
 
 def fences(language: str) -> list[Fence]:

@@ -17,7 +17,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 
-from .conftest import ROOT, forget_runs, load_tool
+from .conftest import ROOT, forget_runs, load_tool, run_python
 
 RETINANET = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
 
@@ -199,10 +199,8 @@ def test_entry_point(capsys, monkeypatch):
 def test_tools_of_mmdet_know_our_names():
     """In a process of its own: mmdet imports without operators, `mrla_mm::` bases are found."""
     config = write_config("_base_ = 'mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py'")
-    command = [sys.executable, "-m", "mrla_mm", "mmdet", "misc/print_config", config]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert "type='MRLAResNet'" in said.stdout
+    said = run_python("-m", "mrla_mm", "mmdet", "misc/print_config", config)
+    assert "type='MRLAResNet'" in said
 
 
 def test_slurm_script_calls_srun(tmp_path):

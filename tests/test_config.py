@@ -13,7 +13,6 @@ FASTER = "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"
 
 
 def read(name, **options):
-    """Return a config with overrides and the warnings given."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         cfg = read_config(str(name), options)

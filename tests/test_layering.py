@@ -2,16 +2,14 @@
 
 import ast
 import importlib
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 
 import mrla_mm
 
-from .conftest import ROOT
+from .conftest import ROOT, run_python
 
 PACKAGE = ROOT / "mrla_mm"
 ANYONE = {"errors", "version", "torch_support"}
@@ -84,14 +82,12 @@ assert not imported, imported
 from mmengine.registry import MODELS
 assert type(MODELS.build(dict(type="MRLAResNet", depth=18))) is MODELS.get("MRLAResNet")
 """
-    tools = map(str, sorted((ROOT / "tools").glob("*.py")))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code, *tools], check=True, env=environment)
+    tools = sorted((ROOT / "tools").glob("*.py"))
+    run_python("-c", code, *tools)
 
 
 @pytest.mark.parametrize(("registry", "module", "names"), mrla_mm.BUILT_LATER)
 def test_names_that_are_registered_before_their_classes(registry, module, names):
-    """They are those of the classes that the module registers."""
     module = importlib.import_module(f"mrla_mm.{module}").__name__
     classes = registry.module_dict.items()
     theirs = [name for name, found in classes if found.__module__.startswith(module)]
@@ -100,5 +96,4 @@ def test_names_that_are_registered_before_their_classes(registry, module, names)
 
 def test_imports_without_gpu_and_without_triton():
     code = "import sys; sys.modules['triton'] = None; import mrla_mm.backbones"
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    run_python("-c", code, CUDA_VISIBLE_DEVICES="")

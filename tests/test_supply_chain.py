@@ -1,14 +1,11 @@
 """What comes from outside: hashed packages, nothing at import."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from packaging.requirements import Requirement
 
-from .conftest import ROOT
+from .conftest import ROOT, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -29,10 +26,7 @@ for name in ("r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"):
 
 
 def test_nothing_asks_the_network_before_weights_are_loaded():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", OFFLINE]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    run_python("-W", "ignore", "-c", OFFLINE)
 
 
 def test_the_lock_satisfies_what_setup_asks_for():

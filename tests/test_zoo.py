@@ -120,7 +120,6 @@ def demo_inputs(folder, training):
 
 
 def train_and_predict(model, folder):
-    """Backpropagate one batch and predict another."""
     model.train()
     batch = model.data_preprocessor(demo_inputs(folder, True), True)
     loss, _ = model.parse_losses(model(**batch, mode="loss"))

@@ -14,7 +14,7 @@ from mrla_mm.weights import convert
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="convert_weights.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "weights", help="file, URL or catalogue://name in any layout that init_cfg accepts"
     )

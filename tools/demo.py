@@ -18,7 +18,7 @@ from mrla_mm.weights.files import read_checkpoint
 def parse_args(argv):
     """Parse the command line."""
     kind = argparse.ArgumentDefaultsHelpFormatter
-    parser = argparse.ArgumentParser("demo.py", description=__doc__, formatter_class=kind)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
     parser.add_argument("inputs", help="image file or URL, or folder of images")
     parser.add_argument("model", help="config file, or package::name of a packed one")
     parser.add_argument("--weights", required=True, help="checkpoint file or URL")

@@ -21,7 +21,7 @@ from mrla_mm.inference import load_model
 def parse_args(argv):
     """Parse the command line."""
     kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("export.py", description=__doc__, formatter_class=kind)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file of a model of this config")
     parser.add_argument("--format", choices=["onnx", "pt2"], default="onnx", help="default: onnx")

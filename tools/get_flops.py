@@ -21,7 +21,7 @@ from mrla_mm.inference import build_model
 def parse_args(argv):
     """Parse the command line."""
     kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("get_flops.py", description=__doc__, formatter_class=kind)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
     parser.add_argument("config", help="config file, or package::name of a packed one")
     size = dict(type=int, nargs=2, metavar=("H", "W"))
     parser.add_argument("--shape", **size, help="image (default: 800 1280; classifiers 224 224)")
@@ -67,9 +67,8 @@ def main(argv=None):
     modules, kinds = found.by_module(args.max_depth), found.by_kind()
     if args.compare:
         second = count(args.compare, args)
-        kinds = {
-            kind: second.by_kind()[kind] - kinds[kind] for kind in {**kinds, **second.by_kind()}
-        }
+        kinds = second.by_kind()
+        kinds.subtract(found.by_kind())
         first, modules = modules, second.by_module(args.max_depth)
         for name in {**first, **modules}:
             old, new = first.get(name, (0, 0)), modules.get(name, (0, 0))

@@ -15,9 +15,7 @@ from mrla_mm.weights import publishable, read_checkpoint, save_published, stem_o
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(
-        prog="publish_weights.py", description=__doc__.partition(":")[0]
-    )
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("in_file", help="training checkpoint: file, URL or catalogue://name")
     parser.add_argument("out_file", type=Path, help="file to write, whose name gets the hash")
     return parser.parse_args(argv)

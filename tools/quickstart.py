@@ -30,7 +30,7 @@ PICTURES = 12
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="quickstart.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="data/shapes", help="folder of the generated data set")
     parser.add_argument(
         "--work-dir", type=Path, default=Path("work_dirs/quickstart"), help="folder for all results"
@@ -42,11 +42,7 @@ def parse_args(argv):
 
 
 def run_tool(name, *arguments, log_file):
-    """Run a tool, showing the matching lines of its output; all of it goes to the log file.
-
-    Raises:
-        InputError: the tool failed.
-    """
+    """Run a tool, showing the matching lines of its output; all of it goes to the log file."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
     paths = [str(TOOLS.parent), os.environ.get("PYTHONPATH")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -14,7 +14,7 @@ from mrla_mm.inference import get_test_dataset
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="test.py", description="Evaluate a checkpoint.")
+    parser = argparse.ArgumentParser(description="Evaluate a checkpoint.")
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file or URL")
     parser.add_argument(
@@ -27,10 +27,7 @@ def parse_args(argv):
     parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation")
     cli.add_run_arguments(parser)
-    args = parser.parse_args(argv)
-    if args.out is not None and not args.out.endswith((".pkl", ".pickle")):
-        parser.error(f"--out: {args.out} must end in .pkl or .pickle")
-    return args
+    return parser.parse_args(argv)
 
 
 def enable_visualization(cfg, args):

@@ -15,7 +15,7 @@ from mrla_mm.errors import InputError
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="train.py", description="Train the model of a config.")
+    parser = argparse.ArgumentParser(description="Train the model of a config.")
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("--amp", action="store_true", help="train in mixed precision (GPU only)")
     parser.add_argument(

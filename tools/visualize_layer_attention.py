@@ -58,13 +58,6 @@ def draw(panels, title, out_file):
     figure.savefig(out_file, dpi=130)
 
 
-def plot_overview(stages, out_file):
-    """Draw all stages side by side, each the mean over its heads."""
-    means = [stage.weights.numpy().mean(0) for stage in stages]
-    panels = {f"stage {number}": mean for number, mean in enumerate(means, 1)}
-    draw(panels, f"{stages[0].kind}: mean over heads", out_file)
-
-
 def plot_stage(stage, number, out_file, max_heads):
     """Draw at most `max_heads` heads of a stage, evenly spaced."""
     weights = stage.weights.numpy()
@@ -96,9 +89,11 @@ def main(argv=None):
             loaded.model.extract_feat(loaded.prepare(path).inputs)
             print(path.name, flush=True)
     stages = recorder.stages()
-    plot_overview(stages, args.out_dir / "overview.png")
+    means = {}
     for number, stage in enumerate(stages, 1):
+        means[f"stage {number}"] = stage.weights.numpy().mean(0)
         plot_stage(stage, number, args.out_dir / f"stage{number}.png", args.max_heads)
+    draw(means, f"{stages[0].kind}: mean over heads", args.out_dir / "overview.png")
     write_csv(stages, args.out_dir / "scores.csv")
     print(f"mean over {len(images)} image(s), written: {args.out_dir}")
 

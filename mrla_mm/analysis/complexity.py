@@ -92,7 +92,6 @@ class OperationCounter(TorchDispatchMode):
         self._stack = ExitStack()
 
     def __enter__(self) -> "OperationCounter":
-        """Start counting."""
         for name, module in self._model.named_modules():
             enter = module.register_forward_pre_hook(partial(self._enter_module, name))
             leave = module.register_forward_hook(self._leave_module, always_call=True)
@@ -102,7 +101,6 @@ class OperationCounter(TorchDispatchMode):
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
-        """Stop counting."""
         super().__exit__(*error)
         self._stack.close()
 
@@ -113,7 +111,6 @@ class OperationCounter(TorchDispatchMode):
         self.module.pop()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run an operator and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
@@ -143,7 +140,6 @@ class TokenAttentionCounter(TorchFunctionMode):
         self.counter = counter
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        """Run a function, and count it if it is attention."""
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)

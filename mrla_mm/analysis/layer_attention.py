@@ -76,7 +76,6 @@ class BranchRecorder(ExitStack):
         self.values: dict[str, list[Tensor]] = defaultdict(list)  # of a branch, (B, ...) a batch
 
     def __enter__(self) -> "BranchRecorder":
-        """Register the hooks."""
         for name, branch in self.branches.items():
             self.callback(branch.attention.register_forward_hook(partial(self._hook, name)).remove)
         return self
@@ -111,7 +110,6 @@ class LayerAttentionRecorder(BranchRecorder):
         self._history_tokens: Tensor | None = None
 
     def __enter__(self) -> "LayerAttentionRecorder":
-        """Register the hooks, those on the norms of the history too."""
         for branch in self.branches.values():
             norm = getattr(branch, "history_norm", None)
             if norm is not None:

@@ -10,6 +10,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, split_heads, without_autocast
 
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
+Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
 
 
 def eca_kernel_size(channels: int) -> int:

@@ -16,22 +16,19 @@ from typing import NamedTuple
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mrla_mm.attention.base import LayerAttention, Memory, has_hooks
+from mrla_mm.attention.base import Attended, LayerAttention, Memory, has_hooks
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused
 
 
 class Fusion(NamedTuple):
-    """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and the reason.
-
-    `run` is the variant's fused path, None where nothing is fused.
-    """
+    """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and why."""
 
     extent: str
     path: str
     reason: str
-    run: Callable[..., tuple[Tensor, Memory]] | None = None
+    run: Callable[..., Attended] | None = None
 
 
 class FusedVariant(NamedTuple):
@@ -44,7 +41,7 @@ class FusedVariant(NamedTuple):
         supports_branch: whether the norm and residual behind an instance can be fused too.
     """
 
-    run: Callable[..., tuple[Tensor, Memory]]
+    run: Callable[..., Attended]
     obstacle: Callable[[LayerAttention], str]
     supports_branch: Callable[[LayerAttention], bool] = lambda attention: True
 
@@ -57,7 +54,7 @@ def run_light(
     memory: Memory,
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
-) -> tuple[Tensor, Memory]:
+) -> Attended:
     """Run MRLA-light fused; the arguments are those of `FusedVariant.run`."""
     history = attention.history(shortcut, memory)
     weights = Weights(
@@ -80,7 +77,7 @@ def run_base(
     memory: Memory,
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
-) -> tuple[Tensor, Memory]:
+) -> Attended:
     """Run MRLA-base or MLA fused; the arguments are those of `FusedVariant.run`."""
     is_mla = type(attention) is MLA
     keys, *values = memory or (None,)

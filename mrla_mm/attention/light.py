@@ -4,7 +4,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention.base import LayerAttention, Memory, check_choice
+from mrla_mm.attention.base import Attended, LayerAttention, Memory, check_choice
 from mrla_mm.errors import InputError
 from mrla_mm.ops import light_attention, light_gate
 
@@ -18,7 +18,6 @@ class MRLALight(LayerAttention):
 
     Args:
         channels: see `LayerAttention`, as for all arguments not listed.
-        head_channels: see `LayerAttention`.
         previous: the history term. "shortcut" takes the block's identity path, which carries the
             last block's attention through the residual (how the published models were trained);
             "output" takes the last block's o within the stage, as Algorithm 3 is written; "none"
@@ -68,9 +67,7 @@ class MRLALight(LayerAttention):
         starts = self.first_in_stage and self.previous == "output"
         return super().silent_arguments() | dict(previous=self.previous, first_in_stage=starts)
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`."""
         gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
         history = self.history(shortcut, memory)  # (B, C, H, W)

@@ -3,7 +3,7 @@
 from mmengine.registry import MODELS
 from torch import Tensor, fx
 
-from mrla_mm.attention.base import LayerAttention, Memory
+from mrla_mm.attention.base import Attended, LayerAttention, Memory
 from mrla_mm.ops import feature_map, linear_attention, linear_state
 
 fx.wrap("linear_attention")  # torch.fx calls it as a whole: it depends on the precision
@@ -18,9 +18,7 @@ class LinearRLA(LayerAttention):
     feature map: prefer small heads. Arguments are those of `LayerAttention`.
     """
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         query, key = self.query_and_key(x)  # (B, G, D)
         value = self.project_value(x)  # (B, C, H, W)

@@ -6,7 +6,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import Memory
+from mrla_mm.attention.base import Attended, Memory
 from mrla_mm.attention.fusion import Fusion, choose_fusion
 from mrla_mm.errors import InputError
 from mrla_mm.ops import FrozenNorm
@@ -29,13 +29,10 @@ class LayerAttentionResidual(BaseModule):
     Args:
         attention: config of the layer attention, built by `MODELS` with `channels` and
             `first_in_stage`.
-        channels: C of the feature maps.
-        norm_cfg: config of the norm after the attention; it must have a learnable scale if
-            zero_init is set. A requires_grad=False in it, which is meant for the norms of plain
-            weights, does not reach the branch.
+        norm_cfg: config of the norm after the attention. A requires_grad=False in it, which is
+            meant for the norms of plain weights, does not reach the branch.
         drop_path: probability to drop the branch for a sample in training.
         zero_init: start the norm's weight at zero, else at one.
-        first_in_stage: whether the layer starts a stage.
 
     Raises:
         InputError: zero_init asks for a norm with a weight, and this one has none; or there is an
@@ -91,15 +88,10 @@ class LayerAttentionResidual(BaseModule):
     ) -> tuple[Tensor, ...]:
         """Add the attention to x; return y and the new memory.
 
-        Args:
-            x: the block's output.
-            shortcut: the block's identity path.
-            *memory: what the earlier layers of the stage left.
-            keep: drop-path factor of each sample, in place of the branch's own drop path.
+        A factor of each sample, keep (B, 1, 1, 1), takes the place of the branch's own drop path.
 
         Shapes:
-            x and shortcut (B, C, H, W), keep (B, 1, 1, 1) -> y (B, C, H, W); memory as the
-            attention defines it.
+            x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
         fusion = choose_fusion(self, x)
         if fusion.extent == "branch":
@@ -130,7 +122,7 @@ class LayerAttentionResidual(BaseModule):
 
     def attend(
         self, fusion: Fusion, x: Tensor, shortcut: Tensor | None, memory: Memory
-    ) -> tuple[Tensor, Memory]:
+    ) -> Attended:
         """Run the attention alone, fused or as its class is written."""
         if fusion.extent != "nothing":
             return fusion.run(self.attention, fusion.path, x, shortcut, memory)

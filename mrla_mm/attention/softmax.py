@@ -4,7 +4,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import LayerAttention, Memory, has_hooks
+from mrla_mm.attention.base import Attended, LayerAttention, Memory, has_hooks
 from mrla_mm.ops import global_average, softmax_scores, weighted_sum
 
 # torch.fx calls these as a whole: they depend on the precision or loop over layers
@@ -21,9 +21,7 @@ class MRLABase(LayerAttention):
     stage. Arguments are those of `LayerAttention`.
     """
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         query, key = self.query_and_key(x)  # (B, G, D)
         keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
@@ -47,9 +45,7 @@ class MLA(LayerAttention):
     `LayerAttention`.
     """
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         pooled = global_average(x)  # (B, C)
         averages = self.averages(pooled, memory)  # (B, T, C)

@@ -44,12 +44,9 @@ class TokenAttentionResidual(LayerAttentionResidual):
     Args:
         attention: config of the layer attention. On tokens its `head_channels` is 16 unless given,
             and the `value` of MRLA-light "dwconv_gelu".
-        channels: C of the tokens.
         extra_tokens: number of tokens in front of the patches.
         norm_cfg: config of the norms, over the channels of a token.
-        drop_path: probability to drop the branch for a sample in training; the block's own.
-        zero_init: start the norms' weights at zero, else at one.
-        first_in_stage: whether the layer starts a stage.
+        **kwargs: drop_path, the block's own, and what else `LayerAttentionResidual` takes.
     """
 
     def __init__(
@@ -59,19 +56,10 @@ class TokenAttentionResidual(LayerAttentionResidual):
         *,
         extra_tokens: int = 0,
         norm_cfg: dict | None = None,
-        drop_path: float = 0.0,
-        zero_init: bool = True,
-        first_in_stage: bool = False,
+        **kwargs: object,
     ) -> None:
         norm_cfg = norm_cfg or dict(type="LN", eps=1e-6)
-        super().__init__(
-            with_token_defaults(attention),
-            channels,
-            norm_cfg=norm_cfg,
-            drop_path=drop_path,
-            zero_init=zero_init,
-            first_in_stage=first_in_stage,
-        )
+        super().__init__(with_token_defaults(attention), channels, norm_cfg=norm_cfg, **kwargs)
         self.extra_tokens = extra_tokens
         uses_shortcut = getattr(self.attention, "uses_shortcut", False)
         self.history_norm = build_branch_norm(norm_cfg, channels) if uses_shortcut else None

@@ -81,7 +81,6 @@ class CeiT(ViT):
         arch: "ceit-tiny", "ceit-small", or a dict with `embed_dims`, `num_layers`, `num_heads` and
             `feedforward_channels`.
         img_size: size in pixels of the images that the positional embedding is made for.
-        in_channels: channels of the images.
         stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M
             parameters.
         out_indices: see `ViT`; a class token comes from the last block alone.

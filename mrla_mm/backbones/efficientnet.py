@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones.checkpointing import run_checkpointed
+from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -63,12 +64,7 @@ class MRLAMBConv(BaseModule):
 class MRLAMBConvLayer(Sequential):
     """Blocks that pass on a memory, empty at first and after a block without a shortcut."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
-        memory = ()
-        for block in self:
-            x, *memory = block(x, *memory)
-        return x
+    forward = MRLAResLayer.forward
 
 
 @MODELS.register_module(force=True)
@@ -103,13 +99,11 @@ class MRLAEfficientNet(PlainEfficientNet):
     """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
     Layer attention follows the blocks that have a shortcut, and only those, and is dropped in
-    training together with its block (`drop_path_rate`). `with_cp`, `frozen_stages` and `norm_eval`
-    cover it as they cover the block; a `norm_cfg` with requires_grad=False does not: behind a norm
-    frozen at zero, layer attention would never learn.
+    training together with its block (`drop_path_rate`). `with_cp`, `frozen_stages`, `norm_eval` and
+    `norm_cfg` reach it as in `MRLAResNet`.
 
     Args:
-        layer_attention: config of the variant, by default ``dict(type="MRLALight",
-            head_channels=8)``.
+        layer_attention: config of the variant, by default MRLALight with head_channels=8.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 

@@ -77,8 +77,7 @@ class MRLAPVTv2(PVTv2):
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
 
     Args:
-        layer_attention: config of the variant, by default ``dict(type="MRLALight",
-            head_channels=16)``.
+        layer_attention: config of the variant, by default MRLALight with head_channels=16.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 

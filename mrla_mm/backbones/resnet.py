@@ -163,8 +163,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        layer_attention: config of the variant, by default ``dict(type="MRLALight",
-            head_channels=32)``.
+        layer_attention: config of the variant, by default MRLALight with head_channels=32.
         attention_drop_path: probability of dropping the layer attention of a block, and nothing
             else, for a sample in training: 0.2 for ImageNet (App. B.1), 0 for COCO.
         zero_init_attention: start each branch as an exact identity, so that plain ResNet weights

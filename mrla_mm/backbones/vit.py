@@ -156,8 +156,7 @@ class MRLAViT(ViT):
     (Algorithms 2 and 4).
 
     Args:
-        layer_attention: config of the variant, by default ``dict(type="MRLALight",
-            head_channels=16)``.
+        layer_attention: config of the variant, by default MRLALight with head_channels=16.
         stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
             the stages' numbers, which add up to the model's blocks.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.

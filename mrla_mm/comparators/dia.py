@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from mrla_mm.attention import Memory
+from mrla_mm.attention.base import Attended, Memory
 from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
@@ -73,7 +73,6 @@ class DIA(nn.Module):
     stage's first layer holds.
 
     Args:
-        channels: C of the feature maps.
         reduction: see `SharedCell`; 20 gives the paper's 28.4 M parameters.
         first_in_stage: this layer starts a stage and holds its LSTM. Set by the stage.
     """
@@ -82,9 +81,7 @@ class DIA(nn.Module):
         super().__init__()
         self.lstm = SharedCell(channels, reduction, 4) if first_in_stage else None
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         pooled = x.mean((2, 3))  # (B, C)
         if not memory:

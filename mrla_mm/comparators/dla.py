@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import Memory, MRLALight
+from mrla_mm.attention import MRLALight
+from mrla_mm.attention.base import Attended, Memory
 from mrla_mm.attention.fusion import FUSED, FusedVariant, light_obstacle, run_light
 from mrla_mm.comparators.dia import SharedCell, cell_gates, shared_weights
 from mrla_mm.errors import InputError
@@ -26,7 +27,6 @@ class DLALight(MRLALight):
     weights do not fit that detector.
 
     Args:
-        channels: C of the feature maps.
         reduction: see `SharedCell`; 16 on ImageNet, 20 in the authors' detector.
         first_in_stage: this layer starts a stage and holds its cell and E. Set by the stage.
         **kwargs: head_channels, value, kernel_size and gated of `MRLALight`.
@@ -45,9 +45,7 @@ class DLALight(MRLALight):
             self.cell = SharedCell(channels, reduction, 3)
             self.context = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`."""
         refreshed, memory = self.refresh(x, shortcut, memory)
         return super().forward(x, refreshed)[0], memory
@@ -92,7 +90,7 @@ def run_dla(
     memory: Memory,
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
-) -> tuple[Tensor, Memory]:
+) -> Attended:
     """Run DLA-light, all but the refresh fused; the arguments are those of `FusedVariant.run`."""
     x = (c + shortcut).relu() if add_relu else c
     refreshed, memory = attention.refresh(x, shortcut, memory)

@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention import LayerAttention, Memory
-from mrla_mm.attention.base import run_projection
+from mrla_mm.attention.base import Attended, LayerAttention, Memory, run_projection
 from mrla_mm.ops.reference import expand_heads
 
 EPSILON = 1e-3  # beside the sum of the weights in o^t
@@ -35,9 +34,7 @@ class KCLA(LayerAttention):
         super().__init__(channels, head_channels, **kwargs)
         self.mix = nn.Linear(self.heads, self.heads, bias=False)
 
-    def forward(
-        self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         query, key = self.query_and_key(x)  # (B, G, D)
         log_weight = log_weights(key)  # (B, G)

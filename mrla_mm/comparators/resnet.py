@@ -13,8 +13,6 @@ from mrla_mm.weights import PretrainedBackbone
 class _Gated:
     """Mixin of a block whose layer attention, if any, acts before the shortcut is added."""
 
-    mrla: nn.Module | None
-
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         shortcut = self.run_shortcut(x)
         x = self.run_convs(x)
@@ -48,7 +46,6 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
         layer_attention: config of a gate with the contract of layer attention, such as
             ``dict(type="DIA")``. It gets a block's last convolution, and the block adds the
             shortcut to what it returns.
-        **kwargs: those of mmdet's ``ResNet``.
     """
 
     key_layout = "resnet"

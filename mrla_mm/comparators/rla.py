@@ -32,7 +32,6 @@ class Aggregation(nn.Module):
         conv: the block's first convolution. `read` is its part for the hidden state: together they
             are the convolution of the concatenation, without the copy, and `conv` keeps the weights
             of a plain ResNet.
-        hidden_channels: K, channels of the hidden state.
         norm: of the update behind this block; None if nothing reads the state afterwards, since an
             unused parameter would stop DistributedDataParallel.
         shared_channels: of the stage's maps; 0 for later blocks.
@@ -53,10 +52,8 @@ class RLAResLayer(ResLayer):
     """Stage of an RLAResNet.
 
     Args:
-        hidden_channels: K.
         update_last: update the state after the last block too: where a later stage or the
             classifier reads it.
-        **kwargs: those of mmdet's ``ResLayer``.
     """
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
@@ -71,17 +68,9 @@ class RLAResLayer(ResLayer):
             # This norm is that of two convolutions, so fuse_conv_bn must not find it below one.
             block._modules = {block.norm1_name: block.norm1, **block._modules}
 
-    def forward(self, x: Tensor, *hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the blocks: x (B, C', H', W') and h (B, K, H', W') -> both behind the stage.
-
-        Without h, as in the first stage, it starts at zero.
-        """
+    def forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the blocks: x (B, C', H', W') and h (B, K, H', W') -> both behind the stage."""
         shared = self[0].mrla
-        if hidden:
-            (hidden,) = hidden
-        else:
-            zeros = torch.zeros_like(x[:, :1])
-            hidden = zeros.expand(-1, shared.read.in_channels, -1, -1)
         for block in self:
             x = block(x, hidden)
             if block.stride > 1:
@@ -135,12 +124,12 @@ class RLAResNet(ComparatorResNet):
         """Run the network: (B, 3, H, W) -> its levels."""
         x = self.stem(x) if self.deep_stem else self.relu(self.norm1(self.conv1(x)))
         x = self.maxpool(x)
-        hidden = ()
+        hidden = torch.zeros_like(x[:, :1]).expand(-1, self.hidden_channels, -1, -1)
         levels = []
         for index, name in enumerate(self.res_layers):
-            x, *hidden = getattr(self, name)(x, *hidden)
+            x, hidden = getattr(self, name)(x, hidden)
             if index in self.out_indices:
                 levels.append(x)
         if self.out_hidden:
-            levels[-1] = torch.cat([x, self.out_norm(*hidden).relu()], 1)
+            levels[-1] = torch.cat([x, self.out_norm(hidden).relu()], 1)
         return tuple(levels)

@@ -47,7 +47,6 @@ class AA(nn.Module):
     stage_with_dcn=(False, True, True, True)``.
 
     Args:
-        heads: number of heads.
         key_ratio: channels of all keys, as a share of the output's; a head has at least 20.
         value_ratio: channels of all values, which take the place of as many channels of the
             convolution.

@@ -25,8 +25,6 @@ class SimpleFeaturePyramid(BaseModule):
     rest take every second pixel.
 
     Args:
-        in_channels: C of the map.
-        out_channels: channels of every level.
         strides: strides of the levels in pixels of the image, each twice the one before, and the
             first between in_stride / 4 and 2 in_stride.
         in_stride: stride of the map: the patch size of the backbone.

@@ -96,8 +96,7 @@ def depthwise_value(x: Tensor, weight: Tensor | None) -> Tensor:
     """
     if weight is None:
         return x
-    reach = weight.shape[-1] // 2
-    return F.conv2d(x, weight, padding=(reach, reach), groups=x.shape[1])
+    return F.conv2d(x, weight, padding=1, groups=x.shape[1])
 
 
 def split_heads(pooled: Tensor, heads: int) -> Tensor:

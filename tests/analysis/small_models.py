@@ -7,7 +7,6 @@ from tests.backbones.common import randomize_zero_init
 
 
 def resnet(variant, **arguments):
-    """Return a narrow ResNet of two stages."""
     attention = dict(type=variant, head_channels=4, **arguments)
     torch.manual_seed(0)
     stages = dict(num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
@@ -20,7 +19,6 @@ def resnet(variant, **arguments):
 
 
 def vit(variant, **arguments):
-    """Return a narrow vision transformer of two stages of three blocks."""
     arch = dict(embed_dims=16, num_layers=6, num_heads=2, feedforward_channels=32)
     attention = dict(type=variant, head_channels=8, **arguments)
     torch.manual_seed(0)

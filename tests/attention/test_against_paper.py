@@ -1,6 +1,7 @@
 """Values and every gradient of the modules against the step-by-step equations."""
 
 import pytest
+import torch
 
 from .stages import VARIANTS, Stage, assert_same
 
@@ -25,4 +26,12 @@ def test_values_and_gradients(variant, size):
 @pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)", "linear RLA"])
 def test_heads_of_one_channel(variant):
     stage = Stage(variant, **dict(STAGES["wide"], head_channels=1))
+    assert_same(stage.run(), stage.run_reference(), stage.leaves)
+
+
+def test_a_hook_on_the_value_of_mla_sees_every_map():
+    stage = Stage("MLA (a)", **STAGES["deep"])
+    stage.options["gelu"] = torch.tanh
+    for block in stage.blocks:
+        block.value.register_forward_hook(lambda module, given, out: out.tanh())
     assert_same(stage.run(), stage.run_reference(), stage.leaves)

@@ -6,8 +6,6 @@ from mrla_mm import attention
 from mrla_mm.errors import InputError
 
 SIZES = {4: 1, 8: 3, 64: 3, 96: 3, 128: 5, 1280: 5, 2048: 7, 32768: 9}  # 8: 4 / 2 = 2, raised to 3
-
-
 PROJECTIONS = [(channels, {}, (1, 1, size)) for channels, size in SIZES.items()]
 PROJECTIONS += [(24, dict(kernel_size=9), (1, 1, 9)), (24, dict(projection="linear"), (24, 24))]
 PROJECTIONS += [(24, dict(projection="linear", reduction=2), (12, 24))]

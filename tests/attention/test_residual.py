@@ -42,7 +42,6 @@ NORMS = {
     "frozen SyncBN": dict(type="SyncBN"),
     "GN": dict(type="GN", num_groups=2),
 }
-LIGHT_AND_BASE = pytest.mark.parametrize("variant", ["light", "base", "MLA"])
 
 
 def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop_path=0.0):
@@ -74,10 +73,6 @@ def call(function, *args):
 
 def recompute(function, *args):
     return checkpoint(function, *args, use_reentrant=False)
-
-
-def reentrant(function, *args):
-    return checkpoint(function, *args, use_reentrant=True)
 
 
 def run(stage, x, shortcut, call=call):
@@ -315,7 +310,7 @@ IN_PLACE = (dilate, add_bias, bias_query, dilate_key, enlarge_key, wrap_query, d
 CHANGES |= {change.__name__: change for change in IN_PLACE}
 
 
-@LIGHT_AND_BASE
+@pytest.mark.parametrize("variant", ["light", "base", "MLA"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     """DeepLab changes dilations of a built model; whatever is not as built runs unfused."""

@@ -22,10 +22,6 @@ def layer_norm(tokens, module):
     return F.layer_norm(tokens, tokens.shape[-1:], module.weight, module.bias, eps=1e-6)
 
 
-def linear(x, module):
-    return F.linear(x, module.weight, module.bias)
-
-
 def attend(queries, tokens, attention):
     """Multi-head attention of some tokens' queries over all tokens."""
     parameters = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
@@ -35,7 +31,7 @@ def attend(queries, tokens, attention):
         heads.append(projected.transpose(1, 2))
     query, key, value = heads
     scores = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1)
-    return linear((scores @ value).transpose(1, 2).flatten(2), attention.proj)
+    return attention.proj((scores @ value).transpose(1, 2).flatten(2))
 
 
 def plain_block(x, layer, grid):
@@ -74,7 +70,7 @@ def transcribe(backbone, image, grid, mrla):
     normed = layer_norm(seen, lca.ln1)
     last = seen[:, -1:] + attend(normed[:, -1:], normed, lca.attn)
     hidden, out = lca.ffn.layers[0][0], lca.ffn.layers[1]
-    last = last + linear(F.gelu(linear(layer_norm(last, lca.ln2), hidden)), out)
+    last = last + out(F.gelu(hidden(layer_norm(last, lca.ln2))))
     return layer_norm(last[:, 0], backbone.ln1)
 
 

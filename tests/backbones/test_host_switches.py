@@ -13,16 +13,13 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from mrla_mm.errors import InputError
 
+from ..comparators.test_resnets import plugin
 from .common import FAMILIES, VARIANTS, branches, randomize
 
 COMPARATOR = dict(type="ComparatorResNet", depth=50, base_channels=8)
 DIA = dict(layer_attention=dict(type="DIA", reduction=4))
 DLA = dict(type="DLALight", head_channels=8, reduction=4)
 KCLA = dict(layer_attention=dict(type="KCLA", head_channels=8), zero_init_attention=False)
-
-
-def plugin(kind):
-    return dict(cfg=dict(type=kind), position="after_conv3")
 
 
 OTHERS = {
@@ -163,23 +160,6 @@ def test_changing_what_a_stage_shares_is_refused(change):
         shared.attention.context.dilation = (2, 2)
     with pytest.raises(InputError, match="share"):
         backbone(draw_image(64, 64))
-
-
-def test_a_hook_on_the_value_of_mla_sees_every_map():
-    backbone = build("resnet18", "mla").eval()
-    branch = backbone.layer1[1].mrla
-    maps = torch.rand(2, 3, 8, 7, 5, dtype=torch.float64).unbind(1)
-    branch.attention.value.register_forward_hook(lambda module, given, out: out.tanh())
-    _, memory = branch.attention(maps[0], None)
-    found, _ = branch.attention(maps[1], None, memory)
-    scores = []
-    query, _ = branch.attention.query_and_key(maps[1])
-    for each in maps[:2]:
-        scores.append((query * branch.attention.query_and_key(each)[1]).sum(-1) / 8**0.5)
-    weights = torch.stack(scores, -1).softmax(-1)  # (B, G, T)
-    values = [branch.attention.value(each) for each in maps[:2]]
-    expected = sum(w[..., None, None] * v for w, v in zip(weights.unbind(-1), values, strict=True))
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -75,7 +75,6 @@ def test_networks_by_hand(kind, norm_eval, monkeypatch):
 
 
 def in_rla_release(state):
-    """A state dict of ours by the names of RLA's authors."""
     theirs = {}
     for key, tensor in state.items():
         if key.endswith(".conv1.weight"):

@@ -15,22 +15,19 @@ from torch import nn
 from mrla_mm.datasets.checks import check_data
 from mrla_mm.errors import InputError
 
-from ..conftest import ROOT, tiny_options, write_class_folders
+from ..conftest import ROOT, tiny_options, write_class_folders, write_coco
 
 ABC, BLOOD = ["a", "b", "c"], ["RBC", "WBC", "Platelets"]
 TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train2017", "val2017"))
 
 
 def edit(root, change, name=TRAIN):
-    """Change the content of an annotation file."""
     content = json.loads((root / name).read_text())
     change(content)
     (root / name).write_text(json.dumps(content))
 
 
 class Loop(BaseLoop):
-    """A loop that a runner has built."""
-
     run = None
 
 
@@ -67,12 +64,11 @@ def faults(cfg, **options):
 
 
 @pytest.fixture
-def root(make_coco):
-    return make_coco(images=6, names=ABC)
+def root(tmp_path):
+    return write_coco(tmp_path / "coco", images=6, names=ABC)
 
 
 def each_annotation(**values):
-    """Return a change that updates every annotation."""
     return lambda content: [one.update(values) for one in content["annotations"]]
 
 

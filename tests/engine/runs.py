@@ -19,8 +19,6 @@ LOOPS = {"epoch": (EPOCHS, {}), "iter": (ITERATIONS, dict(interval=2, by_epoch=F
 
 
 class Model(BaseModel):
-    """A linear layer."""
-
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(2, 4)
@@ -31,8 +29,6 @@ class Model(BaseModel):
 
 
 class ImprovingMetric(Evaluator):
-    """An evaluation that is better every time."""
-
     calls = 0
 
     def process(self, **_):
@@ -75,7 +71,6 @@ def build(work_dir, *, loop=EPOCHS, workers=0, start="fork", hooks=(), resume=Fa
 
 
 def weights(state_dict):
-    """Return all weights as one tensor."""
     return torch.cat([value.flatten() for value in state_dict.values()])
 
 
@@ -93,5 +88,4 @@ class At(Hook):
 
 
 def terminate():
-    """Send SIGTERM to this process."""
     os.kill(os.getpid(), signal.SIGTERM)

@@ -72,7 +72,6 @@ def make(tmp_path, monkeypatch):
 
 
 def picture(height, width, seed=0):
-    """Return coarse noise (height, width, 3) uint8."""
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
     return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
 

@@ -16,7 +16,6 @@ BASE = "model.backbone.layer_attention.type=MRLABase"
 
 
 def save_model(config, path, options=None):
-    """Write the weights of a config's model as they start, from seed 0."""
     torch.manual_seed(0)
     model = build_model(read_config(str(config), options or {}))
     torch.save(dict(state_dict=model.state_dict()), path)
@@ -24,7 +23,6 @@ def save_model(config, path, options=None):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folder with detector.pth and base.pth."""
     folder = tmp_path_factory.mktemp("models")
     save_model(DETECTOR, folder / "detector.pth")
     save_model(DETECTOR, folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
@@ -33,7 +31,6 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def images(tmp_path):
-    """A folder of two small pictures of noise."""
     rng, folder = np.random.default_rng(0), tmp_path / "images"
     folder.mkdir()
     for name in ("a.png", "b.jpg"):

@@ -57,7 +57,6 @@ def test_names_and_hashes(tmp_path):
 
 
 def training_checkpoint(tmp_path):
-    """What mmengine saves of a detector in training."""
     model = torch.nn.ModuleDict({"backbone": scatter(narrow())})
     model["bbox_head"] = torch.nn.Linear(2, 2)
     meta = {"epoch": 12, "dataset_meta": {"classes": ("cat", "dog")}, "cfg": "x = 1", "seed": 5}

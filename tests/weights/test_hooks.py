@@ -19,8 +19,6 @@ THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_in
 
 
 class Detector(BaseModel):
-    """A backbone and a head with some number of classes."""
-
     def __init__(self, classes=2, depth=18, attention=LIGHT, **more):
         super().__init__()
         self.backbone = MRLAResNet(depth, attention, base_channels=16, **THREE_STAGES, **more)

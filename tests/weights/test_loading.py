@@ -28,7 +28,6 @@ from .test_hooks import THREE_STAGES, Detector
 
 
 def initialised(init_cfg):
-    """Build a backbone and initialise it as a run does."""
     cfg = dict(type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT)
     built = MODELS.build(dict(cfg, init_cfg=init_cfg))
     built.init_weights()
