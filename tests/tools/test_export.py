@@ -64,7 +64,8 @@ def make(tmp_path, monkeypatch):
             for ending, std in SPREAD.items():
                 if key.endswith(ending):
                     torch.nn.init.normal_(weight, std=std)
-        torch.save(dict(state_dict=model.state_dict()), "epoch_10.pth")
+        meta = dict(dataset_meta=dict(classes=("RBC", "WBC", "Platelets")))
+        torch.save(dict(state_dict=model.state_dict(), meta=meta), "epoch_10.pth")
         model.cfg = cfg
         return model.eval()
 
