@@ -108,21 +108,21 @@ def install(name, env, folder, log):
         "uv": (uv, "pip", "install", "--quiet", "--python", python),
         "pip": (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
     }
-    commands = [
-        (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
-        (*installers[stack.installer], *stack.packages),
-        (*installers["uv"], *TEST_TOOLS),
-        (*installers["uv"], "--no-build-isolation", "--editable", "."),
-    ]
+    compiled = []
     if stack.compiled:
         wheels = folder / f"wheels-{name}"
         if not any(wheels.glob("*.whl")):
             # The registry's wheel, if there is one, is of another torch or has no operators.
             source = ("--no-binary", ":all:", "--no-deps", "--no-build-isolation")
-            commands.insert(
-                2, (python, "-m", "pip", "wheel", *source, "-w", wheels, stack.compiled)
-            )
-        commands.insert(-1, (*installers["uv"], "--find-links", wheels, stack.compiled))
+            compiled.append((python, "-m", "pip", "wheel", *source, "-w", wheels, stack.compiled))
+        compiled.append((*installers["uv"], "--find-links", wheels, stack.compiled))
+    commands = [
+        (uv, "venv", "--quiet", "--clear", "--seed", "--python", stack.python, env),
+        (*installers[stack.installer], *stack.packages),
+        *compiled,
+        (*installers["uv"], *TEST_TOOLS),
+        (*installers["uv"], "--no-build-isolation", "--editable", "."),
+    ]
     return next((command for command in commands if call(command, log) != 0), None)
 
 

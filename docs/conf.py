@@ -50,10 +50,10 @@ def reference_of(name):
     owners = [getattr(each, "__module__", "") for each in vars(module).values()]
     if any(owner.startswith(f"{name}.") for owner in owners):
         return BLOCK.format(name, "   :imported-members:\n") + "".join(built_later(module))
-    paths = sorted(Path(module.__path__[0]).glob("[a-z]*.py"))
-    blocks = [BLOCK.format(f"{name}.{path.stem}", "") for path in paths]
-    titles = [f"\n## `{path.stem}`\n" for path in paths]
-    return "".join(map(str.__add__, titles, blocks))
+    text = ""
+    for path in sorted(Path(module.__path__[0]).glob("[a-z]*.py")):
+        text += f"\n## `{path.stem}`\n" + BLOCK.format(f"{name}.{path.stem}", "")
+    return text
 
 
 def built_later(folder):
@@ -66,7 +66,9 @@ def built_later(folder):
 
 def fill_in_reference(app, docname, source):
     """Fill in what a page asks for: the reference of a folder or module, the table of tools."""
-    text = source[0].replace("<!-- tools -->", table_of_tools())
+    text = source[0]
+    if "<!-- tools -->" in text:
+        text = text.replace("<!-- tools -->", table_of_tools())
     source[0] = re.sub(r"<!-- reference: (\S+) -->", lambda found: reference_of(found[1]), text)
 
 
@@ -79,7 +81,7 @@ def table_of_tools():
     return "\n".join(rows)
 
 
-def skip_fields_without_a_word(app, what, name, obj, skip, options):
+def skip_undocumented_fields(app, what, name, obj, skip, options):
     """Leave out the docstrings that Python gives the fields of a named tuple."""
     return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
 
@@ -106,7 +108,7 @@ def setup(app):
     """Register what this file adds to Sphinx."""
     app.add_html_math_renderer("mathml", (show_formula, None), (show_formula, None))
     app.connect("source-read", fill_in_reference)
-    app.connect("autodoc-skip-member", skip_fields_without_a_word)
+    app.connect("autodoc-skip-member", skip_undocumented_fields)
     app.connect(
         "autodoc-process-docstring", keep_formulas, priority=400
     )  # before Napoleon reads the sections

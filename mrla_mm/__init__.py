@@ -18,7 +18,7 @@ def require(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if not missing:
         return
-    pip_names = {"mmcv": "mmcv-lite"}
+    pip_names = {"mmcv": "mmcv-lite==2.1.0"}  # mmdet 3.3 refuses newer ones
     with suppress(metadata.PackageNotFoundError):
         metadata.version("onedl-mmengine")
         pip_names = {name: f"onedl-{name}" for name in ("mmengine", "mmcv", "mmpretrain")}

@@ -55,11 +55,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     patch_triton_interpreter()
 
 
-# What torch before 2.6 says where it lacks half precision on a CPU, named globals, torch.export,
+# What torch before 2.6 says where it lacks half precision on a CPU, types of a proxy, torch.export,
 # meta kernels, or where its Dynamo gives up.
 TOO_OLD = re.compile(
-    r"not implemented for 'Half'|CPU only support Bfloat16|would call argparse"
-    r"|argument 'grad_input'|meta tensor|torch\._dynamo"
+    r"not implemented for 'Half'|CPU only support Bfloat16"
+    r"|argument 'grad_input'|meta tensor|torch\._dynamo|must be torch\.dtype, not Attribute"
     r"|has no attribute '(compiler|export|Dim|weight_norm)'"
 )
 

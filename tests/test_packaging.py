@@ -107,7 +107,7 @@ print("built")
 MODELS.build(dict(type="MRLAViT"))
 """
 NEEDED = [
-    ("mmcv", "mmengine", "mmcv-lite"),
+    ("mmcv", "mmengine", "mmcv-lite==2.1.0"),
     ("mmdet", "onedl_mmengine", "onedl-mmdetection"),
     ("mmpretrain", "mmengine", "mmpretrain"),
     ("mmpretrain", "onedl_mmengine", "onedl-mmpretrain"),

@@ -74,8 +74,8 @@ class ComparedRunHook(Hook):
 
     def before_run(self, runner):
         """Let a new run draw the weights of the first config; `load_from` comes later and wins."""
-        compare = runner.cfg.compare
-        if compare.weights_shared_with is None or runner.cfg.resume:
+        compare = runner.cfg.get("compare")
+        if compare is None or runner.cfg.resume:
             return
         first = read_config(compare.weights_shared_with, {})
         weights, drawn = initial_weights(runner.cfg, runner.seed)
@@ -161,8 +161,10 @@ def write_config(name, args, files):
         raise InputError(f"there are two configs of this name, and results in {file.parent}")
     first = [*files, file][0]
     own = {"randomness.seed": 0}
-    own["compare.weights_shared_with"] = None if args.independent else str(first)
-    own["compare.sha256"] = hashlib.sha256(first.read_bytes()).hexdigest() if files else None
+    if not args.independent:
+        own["compare.weights_shared_with"] = str(first)
+    if files and not args.independent:
+        own["compare.sha256"] = hashlib.sha256(first.read_bytes()).hexdigest()
     own["train_dataloader.persistent_workers"] = False  # a resumed one would draw other numbers
     own["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
     own["default_hooks.checkpoint.max_keep_ckpts"] = 1
@@ -269,13 +271,15 @@ def write_results(args, folders, faults):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         metric = args.metric or columns[2]
         values = {Path(config).stem: {} for config in args.configs}
+        if not any(metric in row for row in rows):
+            raise InputError(f"--metric {metric}: the tests return {', '.join(columns[2:])}")
         for row in rows:
             name, seed = row["config"], row["seed"]
             if metric in row:
                 values[name][seed] = row[metric]
             else:
                 run = f"{name} from seed {seed}"
-                faults[run] = f"{run} has no {metric}; all tests return {', '.join(columns[2:])}"
+                faults[run] = f"the test of {run} returns no {metric}"
         text = make_table(values, rows, metric)
         with (args.out / "runs.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, columns, lineterminator="\n")

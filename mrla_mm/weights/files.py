@@ -39,7 +39,7 @@ TRAIN_ALL = "frozen_stages=-1, norm_eval=False"  # where a backbone has these op
 def read_checkpoint(location: str | Path) -> Mapping:
     """Read the weights at a path, URL or `catalogue://name` onto the CPU.
 
-    Downloads go to torch.hub's cache; other schemes of mmengine, such as s3://, to its backends.
+    Downloads go to torch.hub's cache. Other schemes, such as s3://, are mmengine's to read.
 
     Raises:
         InputError: it is not there, cannot be fetched, is damaged, is not the file that its name's

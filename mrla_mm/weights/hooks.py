@@ -3,7 +3,7 @@
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, Runner, find_latest_checkpoint
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -29,7 +29,10 @@ class CheckpointCheckHook(Hook):
 
         Before torch 2.6 mmengine always does, and OneDL's where torch refuses to read a file.
         """
-        path = runner._load_from and locate(runner._load_from)
+        location = runner._load_from
+        if runner._resume and not location:
+            location = find_latest_checkpoint(runner.work_dir)
+        path = location and locate(location)
         if path and path.suffix == SAFETENSORS:
             raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
         if path:

@@ -1,5 +1,6 @@
 """mmengine's checkpoints load without executing anything, and no others."""
 
+import argparse
 import pickle
 import zipfile
 from pathlib import Path
@@ -94,6 +95,26 @@ def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, make, place):
     assert not victim.exists()
     torch.load(file, weights_only=False)
     assert victim.exists(), "the payload is harmless: the case tests nothing"
+
+
+def test_torchscript_which_runs_when_it_is_loaded_is_refused(tmp_path):
+    torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "script.pth"))
+    with pytest.raises((pickle.UnpicklingError, RuntimeError), match="TorchScript"):
+        load_weights_only(tmp_path / "script.pth")
+
+
+def test_no_attribute_of_a_class_is_set(tmp_path):
+    """BUILD with a pair as state sets attributes of what lies below it, here of a class."""
+    program = b"\x80\x02cargparse\nNamespace\nN}X\x04\x00\x00\x00evilX\x01\x00\x00\x00xs\x86b."
+    torch.save({}, tmp_path / "plain.pth")
+    source = zipfile.ZipFile(tmp_path / "plain.pth")
+    with zipfile.ZipFile(tmp_path / "evil.pth", "w") as target:
+        for item in source.infolist():
+            is_pickle = item.filename.endswith("data.pkl")
+            target.writestr(item.filename, program if is_pickle else source.read(item))
+    with pytest.raises(pickle.UnpicklingError, match="class"):
+        load_weights_only(tmp_path / "evil.pth", [argparse.Namespace])
+    assert not hasattr(argparse.Namespace, "evil")
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_a_run_without_the_metric_is_a_fault_beside_the_others(tmp_path):
         (folder / "result.json").write_text(json.dumps(result | dict.fromkeys(compare.COSTS, 1)))
     args, faults = SimpleNamespace(metric=None, out=tmp_path, configs=["plain", "light"]), {}
     table = compare.write_results(args, folders, faults)
-    assert "| plain | 1 | 0.5 |" in table and "light from seed 0 has no AP;" in table and faults
+    assert "| plain | 1 | 0.5 |" in table and "light from seed 0 returns no AP" in table and faults
 
 
 @pytest.mark.slow
