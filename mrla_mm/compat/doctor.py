@@ -21,7 +21,7 @@ FAMILIES = {  # import name: the distributions that provide it, of which only on
 REMEDIES = {
     "torchvision": "install the torchvision build that belongs to your torch (index, CUDA)",
     "cv2": "pip install opencv-python (opencv-python-headless on a machine without libGL)",
-    **{name: f"pip install {distributions[0]}" for name, distributions in FAMILIES.items()},
+    "mmcv": "pip install mmcv-lite==2.1.0",
 }
 
 
@@ -68,6 +68,9 @@ def check_packages(report: Report) -> None:
             remedy = f"pip uninstall -y {' '.join(found)}, then install one of them"
             report.fail(f"{names} are both installed and overwrite each other's files", remedy)
     for name in ("torch", "torchvision", "numpy", "cv2", "pycocotools", "matplotlib", *FAMILIES):
+        if name == "mmpretrain" and importlib.util.find_spec(name) is None:
+            report.ok("mmpretrain is not installed; DeiT, CeiT and the ImageNet recipes need it")
+            continue
         try:
             module = importlib.import_module(name)
             report.ok(f"{name} {getattr(module, '__version__', None) or version(name) or ''}")

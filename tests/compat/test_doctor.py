@@ -34,6 +34,11 @@ def test_a_missing_package_is_named_and_nothing_crashes(doctor, monkeypatch, cap
     assert printed.count("remedy: ") == printed.count("  FAIL  ")
 
 
+def test_detectors_on_resnet_do_without_mmpretrain(doctor, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mmpretrain", None)
+    assert doctor.main() == 0 and "mmpretrain is not installed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("part", "replacement", "remedy"),
     [
