@@ -92,6 +92,9 @@ def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, make, place):
     runner._load_from = str(file)
     with pytest.raises(InputError, match="nothing was executed"):
         runner.train()
+    (tmp_path / "last_checkpoint").write_text(str(file))
+    with pytest.raises(InputError, match="nothing was executed"):
+        build(tmp_path, hooks=[CHECK], resume=True).train()
     assert not victim.exists()
     torch.load(file, weights_only=False)
     assert victim.exists(), "the payload is harmless: the case tests nothing"
