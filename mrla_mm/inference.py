@@ -96,6 +96,8 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
     parser.add_argument("input", help="image file, or folder of images")
     out_dir = Path("work_dirs", name.removeprefix("visualize_"))
     parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
+    kinds = dict(choices=("png", "svg", "pdf"), default="png")
+    parser.add_argument("--format", **kinds, help="of the pictures (default: %(default)s)")
     parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
     device = dict(type=device_name, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     parser.add_argument("--device", **device)

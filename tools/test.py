@@ -17,13 +17,9 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint.")
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file or URL")
-    parser.add_argument(
-        "--out", metavar="FILE.pkl", help="also write the raw predictions to this pickle file"
-    )
+    parser.add_argument("--out", metavar="FILE.pkl", help="also pickle the raw predictions")
     parser.add_argument("--show", action="store_true", help="show the predictions in a window")
-    parser.add_argument(
-        "--show-dir", help="write painted predictions to <work dir>/<timestamp>/SHOW_DIR"
-    )
+    parser.add_argument("--show-dir", help="paint predictions to <work dir>/<timestamp>/SHOW_DIR")
     parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
     parser.add_argument("--tta", action="store_true", help="test-time augmentation")
     cli.add_run_arguments(parser)
@@ -33,9 +29,8 @@ def parse_args(argv):
 def enable_visualization(cfg, args):
     """Let the config's visualization hook paint every test image into a window or a folder."""
     hook = cfg.default_hooks.visualization
-    switch, folder = (
-        ("draw", "test_out_dir") if cfg.default_scope == "mmdet" else ("enable", "out_dir")
-    )
+    is_detector = cfg.default_scope == "mmdet"
+    switch, folder = ("draw", "test_out_dir") if is_detector else ("enable", "out_dir")
     hook.update({switch: True, "interval": 1, "show": args.show, "wait_time": args.wait_time})
     if args.show_dir:
         hook[folder] = args.show_dir

@@ -8,6 +8,7 @@ names if given. Models of --compare are asked for the same class and box. Writes
 """
 
 import sys
+import textwrap
 
 import numpy as np
 
@@ -47,15 +48,16 @@ def scaled(target, seen, picture):
 
 
 def draw(row, loaded, prepared, target, args):
-    """Draw what a model saw with the box to explain, and its maps: warm supports the prediction."""
+    """Draw what a model saw with the box to explain, and its maps; return the last map drawn."""
     from mrla_mm.analysis import cams
 
+    picture, inputs = prepared.picture, prepared.inputs
     for axes in row:
         axes.set_axis_off()
-    picture, inputs = prepared.picture, prepared.inputs
+        axes.set(xlim=(0, picture.shape[1]), ylim=(picture.shape[0], 0))
     name = loaded.classes[target.label] if loaded.classes else f"class {target.label}"
     row[0].imshow(picture)
-    row[0].set_title(f"{loaded.name}: {name}", fontsize=7)
+    row[0].set_title(textwrap.fill(f"{loaded.name}: {name}", 32), fontsize=9)
     if target.box is not None:
         left, top, right, bottom = target.box.tolist()
         row[0].plot([left, right, right, left, left], [top, top, bottom, bottom, top], color="red")
@@ -69,9 +71,11 @@ def draw(row, loaded, prepared, target, args):
             axes = next(panels)
             axes.imshow(picture.mean(-1), cmap="gray")
             colours = dict(cmap="turbo", vmin=0, vmax=1, alpha=0.5, interpolation="bilinear")
-            axes.imshow(cam.cpu(), extent=(0, inputs.shape[3], inputs.shape[2], 0), **colours)
-            axes.set(xlim=(0, picture.shape[1]), ylim=(picture.shape[0], 0))
-            axes.set_title(f"{method} {layer}", fontsize=7)
+            shown = axes.imshow(
+                cam.cpu(), extent=(0, inputs.shape[3], inputs.shape[2], 0), **colours
+            )
+            axes.set_title(f"{method} {layer}", fontsize=9)
+    return shown
 
 
 def main(argv=None):
@@ -96,12 +100,14 @@ def main(argv=None):
             print(f"{path.name}: nothing detected, nothing to explain", flush=True)
             continue
         columns = 1 + 2 * len(args.layers)
-        figure = Figure(figsize=(2.2 * columns, 2.5 * len(models)), layout="compressed")
+        figure = Figure(figsize=(2.7 * columns, 2.7 * len(models)), layout="compressed")
         rows = figure.subplots(len(models), columns, squeeze=False)
         for row, loaded, image in zip(rows, models, prepared, strict=True):
-            draw(row, loaded, image, scaled(target, first.picture, image.picture), args)
-        figure.savefig(args.out_dir / f"{path.stem}.png", dpi=130)
-        print(args.out_dir / f"{path.stem}.png", flush=True)
+            scale = draw(row, loaded, image, scaled(target, first.picture, image.picture), args)
+        figure.colorbar(scale, ax=rows, shrink=0.8, label="support (1: most)")
+        out_file = args.out_dir / f"{path.stem}.{args.format}"
+        figure.savefig(out_file, dpi=130, bbox_inches="tight")
+        print(out_file, flush=True)
 
 
 if __name__ == "__main__":

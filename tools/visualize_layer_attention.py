@@ -9,6 +9,7 @@ Writes overview.png (each stage, mean over its heads), stage<n>.png (its heads) 
 
 import csv
 import sys
+import textwrap
 
 import numpy as np
 import torch
@@ -49,9 +50,12 @@ def draw(panels, title, out_file):
         extent = (0.5, last, last, 0.5)
         image = axes.imshow(np.ma.masked_invalid(matrix), cmap=palette, norm=norm, extent=extent)
         axes.set_title(name, fontsize=9)
+        for t, s in np.argwhere(np.isfinite(matrix)) if last < 9 else ():
+            label = dict(ha="center", va="center", fontsize=7, bbox=dict(fc="white", lw=0, pad=1))
+            axes.text(s + 1, t + 1, f"{matrix[t, s]:.2f}", **label)
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(textwrap.fill(title, int(11 * size[0])), fontsize=11)
     figure.supxlabel("attends to layer", fontsize=9)
     figure.supylabel("layer", fontsize=9)
     figure.colorbar(image, ax=grid, shrink=0.8, pad=0.02, label="weight")
@@ -92,8 +96,8 @@ def main(argv=None):
     means = {}
     for number, stage in enumerate(stages, 1):
         means[f"stage {number}"] = stage.weights.numpy().mean(0)
-        plot_stage(stage, number, args.out_dir / f"stage{number}.png", args.max_heads)
-    draw(means, f"{stages[0].kind}: mean over heads", args.out_dir / "overview.png")
+        plot_stage(stage, number, args.out_dir / f"stage{number}.{args.format}", args.max_heads)
+    draw(means, f"{stages[0].kind}: mean over heads", args.out_dir / f"overview.{args.format}")
     write_csv(stages, args.out_dir / "scores.csv")
     print(f"mean over {len(images)} image(s), written: {args.out_dir}")
 

@@ -30,17 +30,17 @@ def plot_histograms(models, out_file):
     from matplotlib.figure import Figure
 
     columns = max(stage.number for _, stages in models for stage in stages)
-    figure = Figure(figsize=(2.7 * columns + 0.9, 2.2 * len(models) + 0.8), layout="constrained")
+    figure = Figure(figsize=(3 * columns + 0.9, 2.2 * len(models) + 0.8), layout="constrained")
     grid = figure.subplots(len(models), columns, squeeze=False, sharex=True, sharey=True)
     for row, (name, stages) in enumerate(models):
-        grid[row, 0].set_ylabel(f"{name}\n% of pairs", fontsize=8)
+        grid[row, 0].set_ylabel(f"{name}\n% of pairs", fontsize=9)
         for stage in stages:
             axes, values = grid[row, stage.number - 1], stage.values.flatten().numpy()
             share, median = np.full(len(values), 100 / len(values)), np.median(values)
             axes.hist(values, bins=25, range=(0, 1), weights=share, color=f"C{row}", alpha=0.8)
             axes.axvline(median, color="black", linewidth=1, linestyle="--")
             title = f"stage {stage.number}: {len(values)} pairs, median {median:.2f}"
-            axes.set_title(title, fontsize=8)
+            axes.set_title(title, fontsize=9)
     figure.supxlabel("|cosine similarity| of a head's queries in consecutive layers", fontsize=10)
     figure.savefig(out_file, dpi=130)
 
@@ -72,7 +72,7 @@ def main(argv=None):
                 loaded.model.extract_feat(loaded.prepare(path).inputs)
                 print(loaded.name, path.name, flush=True)
         found.append((loaded.name, recorder.stages(skip_first=args.skip_first)))
-    plot_histograms(found, args.out_dir / "histograms.png")
+    plot_histograms(found, args.out_dir / f"histograms.{args.format}")
     write_csv(found, args.out_dir / "similarities.csv")
     print(f"{len(images)} image(s), written: {args.out_dir}")
 

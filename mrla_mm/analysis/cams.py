@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from mmdet.structures.bbox import bbox_overlaps
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from mrla_mm.errors import InputError
 
@@ -31,6 +32,16 @@ class Target(NamedTuple):
 
     label: int
     box: Tensor | None = None
+
+
+class AttachedScores(TorchFunctionMode):
+    """Makes `detach` do nothing: mmdet's dense heads detach scores before they choose boxes."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Call the function, unless it is `Tensor.detach`."""
+        if function is Tensor.detach:
+            return args[0]
+        return function(*args, **(kwargs or {}))
 
 
 def detect(model: nn.Module, images: Tensor, sample) -> list:
@@ -91,7 +102,7 @@ def grad_cam(
 ) -> Tensor:
     """Return the Grad-CAM map (h, w) of a layer for one image (1, 3, H, W)."""
     images = images.detach().clone().requires_grad_()
-    with torch.enable_grad():
+    with torch.enable_grad(), AttachedScores():
         result, maps = run_with_map(layer, lambda: score(model, images, target, sample))
         (grad,) = torch.autograd.grad(result.sum(), maps)
     return unit_range((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].relu()).detach()

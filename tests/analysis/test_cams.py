@@ -102,3 +102,19 @@ def test_the_detectors_score_by_its_definition(detector, images):
     elsewhere = target._replace(box=torch.tensor([200.0, 200, 210, 210]))
     found = cams.score(detector, images, elsewhere, SAMPLE)
     assert float(found) == pytest.approx(np.log(0.001 / 0.999), rel=1e-4)
+
+
+def test_gradcam_of_a_dense_head_whose_scores_mmdet_detaches(images):
+    """The best detection's log-odds are the largest output of the head."""
+    options = {"model.backbone.depth": 18, "model.neck.in_channels": [64, 128, 256, 512]}
+    options["model.test_cfg.score_thr"] = 0.0
+    torch.manual_seed(0)
+    model = build_model(read_config("mrla_mm::retinanet_r50_mrla_light_1x.py", options)).eval()
+    layer = model.backbone.layer3
+    target = cams.choose_target(model, images, SAMPLE)
+    found = cams.grad_cam(model, layer, images, target, SAMPLE)
+    inputs = images.clone().requires_grad_()
+    (scores, _), maps = cams.run_with_map(layer, lambda: model(inputs, mode="tensor"))
+    (grad,) = torch.autograd.grad(torch.cat([each.flatten() for each in scores]).max(), maps)
+    expected = normalised((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].detach())
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

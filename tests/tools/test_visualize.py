@@ -79,6 +79,8 @@ def test_class_activation_maps(run_tool, models, images, tmp_path):
     code, err = run_tool("visualize_cam", *arguments, *compare, *few)
     assert code == 0, err
     check_picture(tmp_path / "out/a.png")
+    code, err = run_tool("visualize_cam", *arguments, *few, "--format", "svg")
+    assert code == 0 and "<svg" in (tmp_path / "out/a.svg").read_text()
     code, err = run_tool("visualize_cam", *arguments, "--class", "unicorn")
     assert code == 2 and "unicorn" in err
     code, err = run_tool("visualize_cam", *arguments)
