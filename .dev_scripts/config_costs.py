@@ -1,0 +1,77 @@
+"""Write docs/tables/configs.csv: what training a detector costs, by config.
+
+Parameters, multiply-adds of an image of 1280 x 800, and MiB that the forward pass of one image of
+1333 x 800 with ten objects saves for backward: with and without checkpointed blocks.
+"""
+
+import csv
+from pathlib import Path
+
+import torch
+from mmengine.runner import set_random_seed
+
+from measure import saved_bytes
+from mrla_mm.analysis.complexity import measure
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
+
+RESNETS = ("r50", "r101", "r152")
+OTHERS = ("efficientnet_b0", "efficientnet_b1", "pvtv2_b0", "pvtv2_b1")
+VITS = ("ceit_t", "ceit_s", "deit_t", "deit_s", "deit_b")
+VARIANTS = ("1x", "mrla_light_1x", "mrla_base_1x")
+ANYWHERE = [
+    "mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py",
+    "mrla_mm::anywhere/mask_rcnn_swin_t_mrla_light_1x.py",
+    "mmdet::rtmdet/rtmdet_s_8xb32-300e_coco.py",
+    "mrla_mm::anywhere/rtmdet_s_mrla_light_300e.py",
+]
+
+
+def chosen_configs() -> list[str]:
+    """Return the configs of the table."""
+    families = [("retinanet", ["r50"]), ("faster_rcnn", ["r50"])]
+    families += [("mask_rcnn", RESNETS + OTHERS + VITS)]
+    found = []
+    for detector, backbones in families:
+        for backbone in backbones:
+            for variant in VARIANTS:
+                name = f"{detector}_{backbone}_{variant}.py"
+                if Path("configs", name).is_file():
+                    found.append(f"mrla_mm::{name}")
+    return found + ANYWHERE
+
+
+def saved_mib(name: str, options: dict) -> float:
+    """Return what the forward pass of an image saves for backward, in MiB."""
+    from mmdet.testing import demo_mm_inputs  # after mrla_mm, whose operators it needs
+
+    set_random_seed(0)
+    cfg = read_config(name, {"model.backbone.init_cfg": None} | options)
+    model = build_model(cfg).train()
+    image = demo_mm_inputs(1, [[3, 800, 1333]], num_items=[10], num_classes=80, with_mask=True)
+    image = model.data_preprocessor(image, True)
+    return saved_bytes(lambda: model(**image, mode="loss"), model) / 2**20
+
+
+def main() -> None:
+    """Count all configs; print each row as it is known."""
+    out = Path("docs/tables/configs.csv")
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        columns = "parameters (M)", "multiply-adds (G)", "saved (MiB)", "with_cp (MiB)"
+        writer.writerow(["config", *columns])
+        for name in chosen_configs():
+            model = build_model(read_config(name, {}))
+            found = measure(model, (800, 1280), device="meta")
+            row = [f"{sum(found.parameters.values()) / 1e6:.2f}", f"{found.total / 1e9:.1f}"]
+            row += [f"{saved_mib(name, {}):.0f}"]
+            if "rtmdet" not in name:  # CSPNeXt has no checkpointed blocks
+                row += [f"{saved_mib(name, {'model.backbone.with_cp': True}):.0f}"]
+            writer.writerow([Path(name.partition("::")[2]).stem, *row])
+            file.flush()
+            print(name, *row, flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
