@@ -44,11 +44,8 @@ __all__ = ["__version__", "attention", "comparators", "compat", "datasets", "eng
 # Names that stand in the registries until their module is imported and its classes replace them
 # (force=True).
 BUILT_LATER = [
-    (
-        MODELS,
-        "backbones",
-        "MRLAEfficientNet MRLAPVTv2 MRLAResNet PVTv2 PlainEfficientNet WithLayerAttention",
-    ),
+    (MODELS, "backbones", "MRLAPVTv2 MRLAResNet PVTv2 WithLayerAttention"),
+    (MODELS, "backbones.efficientnet", "MRLAEfficientNet PlainEfficientNet"),
     (MODELS, "backbones.ceit", "CeiT MRLACeiT"),
     (MODELS, "backbones.vit", "MRLAViT ViT"),
     (MODELS, "comparators.resnet", "ComparatorResNet"),

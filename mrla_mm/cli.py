@@ -24,8 +24,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     folder = "folder for logs and checkpoints (default: work_dirs/<config name>)"
     parser.add_argument("--work-dir", help=folder)
     add_option_argument(parser)
-    launchers = ["none", "pytorch", "slurm", "mpi"]
-    parser.add_argument("--launcher", choices=launchers, default="none", help="job launcher")
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     rank = "set by torch.distributed.launch"
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=rank)
 

@@ -21,14 +21,9 @@ TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
 
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
     """Add --cfg-options."""
-    parser.add_argument(
-        "--cfg-options",
-        nargs="+",
-        action=DictAction,
-        default={},
-        metavar="KEY=VALUE",
-        help="override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]",
-    )
+    pairs = dict(nargs="+", action=DictAction, default={}, metavar="KEY=VALUE")
+    said = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
+    parser.add_argument("--cfg-options", **pairs, help=said)
 
 
 def device_name(name: str) -> str:

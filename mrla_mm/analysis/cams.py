@@ -38,7 +38,6 @@ class AttachedScores(TorchFunctionMode):
     """Makes `detach` do nothing: mmdet's dense heads detach scores before they choose boxes."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        """Call the function, unless it is `Tensor.detach`."""
         if function is Tensor.detach:
             return args[0]
         return function(*args, **(kwargs or {}))

@@ -161,8 +161,7 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
         faults.append(missing_names(classes, list(names.values())))
     elif ordered != list(classes):
         faults.append(f"mmdet numbers classes in the file's order: set metainfo.classes={ordered}")
-    unknown = {each["category_id"] for each in annotations} - names.keys()
-    if unknown:
+    if unknown := {each["category_id"] for each in annotations} - names.keys():
         ids = f"the ids of its categories are {min(names)} to {max(names)}: number both alike"
         faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
     if masks and any(not each.get("segmentation") for each in annotations):

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from mmcv.ops import roi_align
-from torch.nn.functional import avg_pool2d, grid_sample
+from torch.nn.functional import avg_pool2d, grid_sample, max_pool2d
 
 from mrla_mm.compat.ext_ops import roi
 
@@ -31,8 +31,9 @@ def sparse(monkeypatch):
     monkeypatch.setattr(roi, "torchvision_ops", None)
 
 
-def reference(maps, rois, shape, scale, ratio, _, aligned):
-    """Sample the bins of one RoI at a time, and average the samples."""
+def reference(maps, rois, shape, scale, ratio, mode, aligned):
+    """Sample the bins of one RoI at a time, and pool the samples."""
+    pool = max_pool2d if mode == "max" else avg_pool2d
     height, width = maps.shape[2:]
     pooled = []
     for image, *corners in rois.tolist():
@@ -51,11 +52,11 @@ def reference(maps, rois, shape, scale, ratio, _, aligned):
         options = dict(padding_mode="border", align_corners=True)
         samples = grid_sample(maps[int(image)][None], points, **options)[0]
         inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
-        pooled.append(avg_pool2d(samples * inside, grid))
+        pooled.append(pool(samples * inside, grid))
     return torch.stack(pooled)
 
 
-@pytest.mark.parametrize("way", ["torchvision", "sparse"])
+@pytest.mark.parametrize("way", ["torchvision", "sparse", "max"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("ratio", [0, 2])
@@ -65,19 +66,18 @@ def test_output_and_gradient(device, way, dtype, aligned, ratio, request):
             pytest.skip("the sparse product is for CPUs")
         request.getfixturevalue("sparse")
     rois = torch.tensor(ROIS, device=device).to(dtype)
-    arguments = ((3, 2), 0.5, ratio, "avg", aligned)
+    arguments = ((3, 2), 0.5, ratio, "max" if way == "max" else "avg", aligned)
     expected = lambda x: reference(x, rois.double(), *arguments)  # noqa: E731
     x = torch.randn(2, 3, 9, 13, device=device).to(dtype).requires_grad_()
     check_op(lambda x: roi_align(x, rois, *arguments), expected, [x], atol=1e-3)
 
 
-def test_no_rois_and_no_maximum(device):
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_no_rois(device, mode):
     x = torch.randn(2, 3, 9, 13, device=device, requires_grad=True)
-    out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, "avg", True)
+    out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, mode, True)
     assert out.shape == (0, 3, 3, 2)
     assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
-    with pytest.raises(NotImplementedError, match="max"):
-        roi_align(x, x.new_zeros(1, 5), (3, 2), 0.5, 0, "max", True)
 
 
 @pytest.mark.parametrize(

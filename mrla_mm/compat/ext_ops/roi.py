@@ -1,17 +1,20 @@
 """RoIAlign (He et al., ICCV 2017): a sparse product on a CPU, torchvision's operator elsewhere.
 
+For the maximum of a bin (mmcv's ``pool_mode="max"``) torchvision's operator returns each sample.
+
 The average of a bin is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as
 (B * H * W, C). Its backward is the product with the transpose, where torchvision's is one scalar
 thread. The samples of a bin form a grid and bilinear weights are separable, so that a row of the
 matrix is the outer product of a few weights per axis.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
+from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
 
 from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
 
@@ -49,12 +52,21 @@ class Bins(NamedTuple):
         return cls(start, size, torch.full_like(size, ratio) if ratio > 0 else size.ceil())
 
 
-def roi_align_forward(input, rois, output, *argmax, pool_mode, **options) -> None:
-    """Average the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW)."""
-    if pool_mode != AVG:
-        raise NotImplementedError("RoIAlign with pool_mode='max' exists only in compiled mmcv")
+def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **options) -> None:
+    """Pool the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW).
+
+    ``argmax_y`` and ``argmax_x`` receive the row and column of a maximum in its bin's samples.
+    """
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
+    if pool_mode != AVG:
+        for part, grid, fine in _sample_grids(rois, output, geometry):
+            samples = torch.ops.torchvision.roi_align(input.to(rois.dtype), rois[part], *fine)
+            best, index = max_pool2d(samples, grid, return_indices=True)
+            output[part] = best.to(output.dtype)
+            argmax_y[part] = (index // samples.shape[3] % grid[0]).to(output.dtype)
+            argmax_x[part] = (index % grid[1]).to(output.dtype)
+        return
     if bins := _sparse_bins(input, rois, output, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
         pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
@@ -72,18 +84,43 @@ def roi_align_backward(
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(grad_input))
     grad = grad_output.to(rois.dtype)
+    if pool_mode != AVG:
+        total = 0
+        for part, grid, fine in _sample_grids(rois, grad, geometry):
+            rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
+            y = argmax_y[part].long() + grid[0] * rows[:, None]
+            x = argmax_x[part].long() + grid[1] * columns
+            samples = max_unpool2d(grad[part], y * fine.aligned_width + x, grid)
+            total += _average_backward(samples, rois[part], grad_input, fine)
+        grad_input.copy_(torch.as_tensor(total))
+        return
     bins = _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry)
     if not bins:
-        torchvision_ops()
-        scale, height, width, *sampling = geometry
-        backward = torch.ops.torchvision._roi_align_backward
-        grad_input.copy_(backward(grad, rois, scale, height, width, *grad_input.shape, *sampling))
+        grad_input.copy_(_average_backward(grad, rois, grad_input, geometry))
         return
     grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
     grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
     images = grad.view(len(grad_input), -1, grad.shape[1])
     for image, cells in zip(grad_input.flatten(2), images, strict=True):
         image.copy_(cells.T)  # five times as fast as one permuted copy
+
+
+def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
+    """Return the gradient of the maps by torchvision's operator."""
+    torchvision_ops()
+    scale, height, width, *sampling = geometry
+    backward = torch.ops.torchvision._roi_align_backward
+    return backward(grad, rois, scale, height, width, *maps.shape, *sampling)
+
+
+def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
+    """Yield RoIs with equal grids of samples in a bin, the grid, and a geometry of them as bins."""
+    torchvision_ops()
+    grids = Bins.of(rois, geometry).samples.int().clamp(min=0)  # (K, 2)
+    for grid in grids[grids.all(1)].unique(dim=0):
+        height, width = (grid * grid.new_tensor(output.shape[2:])).tolist()
+        fine = geometry._replace(aligned_height=height, aligned_width=width, sampling_ratio=1)
+        yield (grids == grid).all(1), grid.tolist(), fine
 
 
 def _sparse_bins(
@@ -127,9 +164,8 @@ def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
     first = (image * height + y[at_y]) * width
     ends = np.concatenate([[0], np.cumsum(count_y * count_x)])
     weight = weight_y[at_y][line] * weight_x[at_x]
-    return csr_matrix(
-        (weight, first[line] + x[at_x], ends), (len(ends) - 1, batch * height * width)
-    )
+    size = len(ends) - 1, batch * height * width
+    return csr_matrix((weight, first[line] + x[at_x], ends), size)
 
 
 def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> tuple[np.ndarray, ...]:
