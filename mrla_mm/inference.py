@@ -90,7 +90,7 @@ def get_test_dataset(cfg: Config) -> dict:
 def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
     """Return the parser of a tool that runs a model, or several to compare, over images."""
     kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(f"{name}.py", description=description, formatter_class=kind)
+    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
     parser.add_argument("config", help="config file, or package::name of a packed one")
     parser.add_argument("checkpoint", help="checkpoint file")
     parser.add_argument("input", help="image file, or folder of images")

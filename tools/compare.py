@@ -41,7 +41,7 @@ COSTS = ("parameters", "seconds an iteration", "peak memory, MiB", "multiply-add
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser("compare.py", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("configs", nargs="+", help="files, or package::name; the first is the base")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each config (default: 5)")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: 1, or one on each GPU)")
