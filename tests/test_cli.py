@@ -124,12 +124,14 @@ def test_augmentation_at_test_time(plan):
     cfg = plan("test", "c.pth", "--tta")
     assert (cfg.model.type, cfg.model.module.type) == ("DetTTAModel", "RetinaNet")
     assert cfg.test_dataloader.dataset.pipeline == own.tta_pipeline
-    cfg = plan("test", "c.pth", "--tta", config=ROOT / "configs/faster_rcnn_r50_mrla_light_1x.py")
-    *steps, last = cfg.test_dataloader.dataset.pipeline
-    assert [step["type"] for step in steps] == ["LoadImageFromFile", "Resize", "LoadAnnotations"]
-    flips, (pack,) = last["transforms"]
-    assert [flip["prob"] for flip in flips] == [0.0, 1.0], "the ground truth is the first view's"
-    assert {"flip", "flip_direction", "scale_factor", "img_shape"} <= set(pack["meta_keys"])
+    for name in ("faster_rcnn_r50_mrla_light_1x", "quickstart/rtmdet_quarter_mrla_light"):
+        cfg = plan("test", "c.pth", "--tta", config=ROOT / f"configs/{name}.py")
+        *steps, last = cfg.test_dataloader.dataset.pipeline
+        kinds = [step["type"] for step in steps]
+        assert kinds == ["LoadImageFromFile", "Resize", "LoadAnnotations"]
+        flips, (pack,) = last["transforms"]
+        assert [flip["prob"] for flip in flips] == [0.0, 1.0], "the ground truth is the first's"
+        assert {"flip", "flip_direction", "scale_factor", "img_shape"} <= set(pack["meta_keys"])
     with pytest.raises(InputError, match="tta_model"):
         plan("test", "c.pth", "--tta", config=ROOT / "configs/imagenet/resnet50_8xb32.py")
 

@@ -41,8 +41,8 @@ def enable_tta(cfg):
     dataset = get_test_dataset(cfg)
     if cfg.default_scope == "mmdet":
         tta_cfg = dict(nms=dict(type="nms", iou_threshold=0.5), max_per_img=100)
-        cfg.setdefault("tta_model", dict(type="DetTTAModel", tta_cfg=tta_cfg))
-        cfg.setdefault("tta_pipeline", flip_pipeline(dataset.pipeline))
+        cfg.tta_model = cfg.get("tta_model") or dict(type="DetTTAModel", tta_cfg=tta_cfg)
+        cfg.tta_pipeline = cfg.get("tta_pipeline") or flip_pipeline(dataset.pipeline)
     if not {"tta_model", "tta_pipeline"} <= set(cfg):
         raise InputError("--tta: the config defines no tta_model and tta_pipeline")
     cfg.model = {**cfg.tta_model, "module": cfg.model}

@@ -52,7 +52,7 @@ def draw(panels, title, out_file):
         axes.set_title(name, fontsize=9)
         for t, s in np.argwhere(np.isfinite(matrix)) if last < 9 else ():
             label = dict(ha="center", va="center", fontsize=7, bbox=dict(fc="white", lw=0, pad=1))
-            axes.text(s + 1, t + 1, f"{matrix[t, s]:.2f}", **label)
+            axes.text(s + 1, t + 1, f"{matrix[t, s].round(2) + 0.0:.2f}", **label)
         for axis in (axes.xaxis, axes.yaxis):
             axis.get_major_locator().set_params(integer=True)
     figure.suptitle(textwrap.fill(title, int(11 * size[0])), fontsize=11)

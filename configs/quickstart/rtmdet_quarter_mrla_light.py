@@ -36,6 +36,7 @@ train_dataloader = dict(
 )
 val_dataloader = dict(num_workers=1, dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
+tta_model = tta_pipeline = None  # mmdet's are for 640 x 640; --tta flips images of this size
 
 train_cfg = dict(max_epochs=24, val_interval=6, dynamic_intervals=None)
 optim_wrapper = dict(optimizer=dict(lr=2e-3))

@@ -227,7 +227,7 @@ def WithLayerAttention(  # a function, by the name that configs know
             host = registry.get(backbone)
     if not (isinstance(host, type) and issubclass(host, BaseModule)):
         raise InputError(
-            f"backbone={backbone!r} must be a plain backbone derived from mmengine's BaseModule; "
+            f"backbone={backbone!r} is unknown or not a plain backbone derived from BaseModule; "
             'those of other packages have their scope before the name, as "mmpretrain.ConvNeXt"'
         )
     if kwargs.get("rfp_inplanes"):

@@ -97,7 +97,7 @@ class LoadReport:
         """Return the error for a file that does not fit, with what it probably is."""
         kinds = (self.matched, self.fresh, self.additional, self.missing, self.mismatched)
         total = sum(map(len, kinds))
-        reason = "It is of another depth, width or model, or its keys need prefix= beside the file"
+        reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
         if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in self.matched):
             reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         return InputError(
