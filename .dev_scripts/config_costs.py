@@ -32,14 +32,14 @@ def chosen_configs() -> list[str]:
     """Return the configs of the table."""
     families = [("retinanet", ["r50"]), ("faster_rcnn", ["r50"])]
     families += [("mask_rcnn", RESNETS + OTHERS + VITS)]
-    found = []
+    names = []
     for detector, backbones in families:
         for backbone in backbones:
             for variant in VARIANTS:
                 name = f"{detector}_{backbone}_{variant}.py"
                 if Path("configs", name).is_file():
-                    found.append(f"mrla_mm::{name}")
-    return found + ANYWHERE
+                    names.append(f"mrla_mm::{name}")
+    return names + ANYWHERE
 
 
 def saved_mib(name: str, options: dict) -> float:
@@ -64,8 +64,8 @@ def main() -> None:
         writer.writerow(["config", *columns])
         for name in chosen_configs():
             model = build_model(read_config(name, {}))
-            found = measure(model, (800, 1280), device="meta")
-            row = [f"{sum(found.parameters.values()) / 1e6:.2f}", f"{found.total / 1e9:.1f}"]
+            cost = measure(model, (800, 1280), device="meta")
+            row = [f"{sum(cost.parameters.values()) / 1e6:.2f}", f"{cost.total / 1e9:.1f}"]
             row += [f"{saved_mib(name, {}):.0f}"]
             if "rtmdet" in name:  # CSPNeXt has no checkpointed blocks
                 row += [""]

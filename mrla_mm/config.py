@@ -21,9 +21,9 @@ TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
 
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
     """Add --cfg-options."""
-    pairs = dict(nargs="+", action=DictAction, default={}, metavar="KEY=VALUE")
-    said = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
-    parser.add_argument("--cfg-options", **pairs, help=said)
+    options = dict(nargs="+", action=DictAction, default={}, metavar="KEY=VALUE")
+    purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
+    parser.add_argument("--cfg-options", **options, help=purpose)
 
 
 def device_name(name: str) -> str:

@@ -26,9 +26,8 @@ _ALLOWED = {"_codecs.encode": codecs.encode, "collections.Counter": Counter}
 def is_autocast_enabled(device_type: str) -> bool:
     """Whether autocast is on for a type of device."""
     if hasattr(torch.amp, "is_autocast_available"):
-        return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(
-            device_type
-        )
+        is_available = torch.amp.is_autocast_available(device_type)
+        return is_available and torch.is_autocast_enabled(device_type)
     return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
 
 

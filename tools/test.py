@@ -43,7 +43,7 @@ def enable_tta(cfg):
         tta_cfg = dict(nms=dict(type="nms", iou_threshold=0.5), max_per_img=100)
         cfg.tta_model = cfg.get("tta_model") or dict(type="DetTTAModel", tta_cfg=tta_cfg)
         cfg.tta_pipeline = cfg.get("tta_pipeline") or flip_pipeline(dataset.pipeline)
-    if not {"tta_model", "tta_pipeline"} <= set(cfg):
+    if not (cfg.get("tta_model") and cfg.get("tta_pipeline")):
         raise InputError("--tta: the config defines no tta_model and tta_pipeline")
     cfg.model = {**cfg.tta_model, "module": cfg.model}
     dataset.pipeline = cfg.tta_pipeline

@@ -14,6 +14,7 @@ among probabilities, ScoreCAM's softmax would weigh all maps alike.
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -101,8 +102,14 @@ def grad_cam(
 ) -> Tensor:
     """Return the Grad-CAM map (h, w) of a layer for one image (1, 3, H, W)."""
     images = images.detach().clone().requires_grad_()
-    with torch.enable_grad(), AttachedScores():
-        result, maps = run_with_map(layer, lambda: score(model, images, target, sample))
+    run = partial(score, model, images, target, sample)
+    with torch.enable_grad():
+        result, maps = run_with_map(layer, run)
+        if not result.requires_grad:
+            with AttachedScores():
+                result, maps = run_with_map(layer, run)
+        if not result.requires_grad:  # the model does not detect the target
+            return torch.zeros_like(maps[0, 0])
         (grad,) = torch.autograd.grad(result.sum(), maps)
     return unit_range((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].relu()).detach()
 

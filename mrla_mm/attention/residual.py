@@ -127,7 +127,8 @@ class LayerAttentionResidual(BaseModule):
         if fusion.extent != "nothing":
             return fusion.run(self.attention, fusion.path, x, shortcut, memory)
         out, memory = self.attention(x, shortcut, memory)
-        if not isinstance(memory, tuple) or not all(map(is_tensor, memory)):
+        tensors = Tensor | fx.Proxy  # with which torch.fx traces
+        if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
             raise InputError(
                 f"{type(self.attention).__name__} returned {type(memory).__name__} as its memory: "
                 "return a tuple of tensors, empty for none, with numbers as tensors too"
@@ -147,8 +148,3 @@ class LayerAttentionResidual(BaseModule):
             keep = keep.flatten()
         statistics = norm.running_mean, norm.running_var
         return FrozenNorm(norm.weight, norm.bias, *statistics, keep, norm.eps)
-
-
-def is_tensor(value: object) -> bool:
-    """Whether a value is a tensor, or stands for one while torch.fx traces."""
-    return isinstance(value, Tensor | fx.Proxy)

@@ -1,6 +1,7 @@
 """What lets mmdet run without compiled mmcv ops and with torch >= 2.6."""
 
 from mrla_mm.compat import checkpoint, config_scope, ext
+from mrla_mm.torch_support import add_safe_globals
 
 __all__ = ["checkpoint", "config_scope", "ext", "install"]
 
@@ -8,5 +9,5 @@ __all__ = ["checkpoint", "config_scope", "ext", "install"]
 def install() -> None:
     """Put every compatibility measure in place; calling it again changes nothing."""
     ext.install()
-    checkpoint.allow_mmengine_checkpoints()
+    add_safe_globals(checkpoint.allowed_types())
     config_scope.install()

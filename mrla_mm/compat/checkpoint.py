@@ -17,14 +17,7 @@ from pickle import UnpicklingError
 import numpy as np
 from mmengine.logging.history_buffer import HistoryBuffer
 
-from mrla_mm.torch_support import add_safe_globals
-
 _STATISTICS = ("min", "max", "current", "mean")
-
-
-def allow_mmengine_checkpoints() -> None:
-    """Let ``torch.load(..., weights_only=True)`` read what mmengine's Runner saves."""
-    add_safe_globals(_allowed())
 
 
 class _LogHistory(HistoryBuffer):
@@ -46,8 +39,8 @@ def _statistic(owner: type, name: str) -> str:
     return name
 
 
-def _allowed() -> list:
-    """Return what may occur, with its name in a checkpoint, whether numpy 1 or 2 wrote it."""
+def allowed_types() -> list:
+    """Return what mmengine saves, with its name in a file, whether numpy 1 or 2 wrote it."""
     reconstruct = np.zeros(1).__reduce__()[0]
     scalar = np.float64(0).__reduce__()[0]
     allowed = [

@@ -118,3 +118,8 @@ def test_gradcam_of_a_dense_head_whose_scores_mmdet_detaches(images):
     (grad,) = torch.autograd.grad(torch.cat([each.flatten() for each in scores]).max(), maps)
     expected = normalised((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].detach())
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_gradcam_of_what_a_model_does_not_detect_is_empty(detector, images):
+    nowhere = cams.Target(99, torch.tensor([0.0, 0, 8, 8]))
+    assert not cams.grad_cam(detector, detector.backbone.layer3, images, nowhere, SAMPLE).any()

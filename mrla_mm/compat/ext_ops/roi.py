@@ -1,7 +1,5 @@
 """RoIAlign (He et al., ICCV 2017): a sparse product on a CPU, torchvision's operator elsewhere.
 
-For the maximum of a bin (mmcv's ``pool_mode="max"``) torchvision's operator returns each sample.
-
 The average of a bin is linear in the map: a sparse (K * PH * PW, B * H * W) matrix times the map as
 (B * H * W, C). Its backward is the product with the transpose, where torchvision's is one scalar
 thread. The samples of a bin form a grid and bilinear weights are separable, so that a row of the
@@ -60,12 +58,12 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
     if pool_mode != AVG:
-        for part, grid, fine in _sample_grids(rois, output, geometry):
-            samples = torch.ops.torchvision.roi_align(input.to(rois.dtype), rois[part], *fine)
+        for chosen, grid, fine in _sample_grids(rois, output, geometry):
+            samples = torch.ops.torchvision.roi_align(input.to(rois.dtype), rois[chosen], *fine)
             best, index = max_pool2d(samples, grid, return_indices=True)
-            output[part] = best.to(output.dtype)
-            argmax_y[part] = (index // samples.shape[3] % grid[0]).to(output.dtype)
-            argmax_x[part] = (index % grid[1]).to(output.dtype)
+            output[chosen] = best.to(output.dtype)
+            argmax_y[chosen] = (index // samples.shape[3] % grid[0]).to(output.dtype)
+            argmax_x[chosen] = (index % grid[1]).to(output.dtype)
         return
     if bins := _sparse_bins(input, rois, output, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
@@ -85,14 +83,14 @@ def roi_align_backward(
     rois = rois.to(compute_dtype(grad_input))
     grad = grad_output.to(rois.dtype)
     if pool_mode != AVG:
-        total = 0
-        for part, grid, fine in _sample_grids(rois, grad, geometry):
+        total = torch.zeros_like(grad_input, dtype=rois.dtype)
+        for chosen, grid, fine in _sample_grids(rois, grad, geometry):
             rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
-            y = argmax_y[part].long() + grid[0] * rows[:, None]
-            x = argmax_x[part].long() + grid[1] * columns
-            samples = max_unpool2d(grad[part], y * fine.aligned_width + x, grid)
-            total += _average_backward(samples, rois[part], grad_input, fine)
-        grad_input.copy_(torch.as_tensor(total))
+            y = argmax_y[chosen].long() + grid[0] * rows[:, None]
+            x = argmax_x[chosen].long() + grid[1] * columns
+            samples = max_unpool2d(grad[chosen], y * fine.aligned_width + x, grid)
+            total += _average_backward(samples, rois[chosen], grad_input, fine)
+        grad_input.copy_(total)
         return
     bins = _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry)
     if not bins:
@@ -120,7 +118,9 @@ def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[
     for grid in grids[grids.all(1)].unique(dim=0):
         height, width = (grid * grid.new_tensor(output.shape[2:])).tolist()
         fine = geometry._replace(aligned_height=height, aligned_width=width, sampling_ratio=1)
-        yield (grids == grid).all(1), grid.tolist(), fine
+        same = (grids == grid).all(1).nonzero().squeeze(1)
+        for chosen in same.split(max(1, 2**23 // (output.shape[1] * height * width))):  # memory
+            yield chosen, grid.tolist(), fine
 
 
 def _sparse_bins(
