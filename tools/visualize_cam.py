@@ -71,9 +71,8 @@ def draw(row, loaded, prepared, target, args):
             axes = next(panels)
             axes.imshow(picture.mean(-1), cmap="gray")
             colours = dict(cmap="turbo", vmin=0, vmax=1, alpha=0.5, interpolation="bilinear")
-            shown = axes.imshow(
-                cam.cpu(), extent=(0, inputs.shape[3], inputs.shape[2], 0), **colours
-            )
+            extent = 0, inputs.shape[3], inputs.shape[2], 0
+            shown = axes.imshow(cam.cpu(), extent=extent, **colours)
             axes.set_title(f"{method} {layer}", fontsize=9)
     return shown
 

@@ -50,7 +50,8 @@ def draw(panels, title, out_file):
         extent = (0.5, last, last, 0.5)
         image = axes.imshow(np.ma.masked_invalid(matrix), cmap=palette, norm=norm, extent=extent)
         axes.set_title(name, fontsize=9)
-        for t, s in np.argwhere(np.isfinite(matrix)) if last < 9 else ():
+        is_readable = len(matrix) <= 8
+        for t, s in np.argwhere(np.isfinite(matrix) & is_readable):
             label = dict(ha="center", va="center", fontsize=7, bbox=dict(fc="white", lw=0, pad=1))
             axes.text(s + 1, t + 1, f"{matrix[t, s].round(2) + 0.0:.2f}", **label)
         for axis in (axes.xaxis, axes.yaxis):
