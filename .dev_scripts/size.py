@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMITS = {"mrla_mm": 9500, "tools": 1300, ".dev_scripts": 2000, "tests": 9500}
+LIMITS = {"mrla_mm": 10_300, "tools": 1_200, ".dev_scripts": 2_000, "tests": 10_300}
 
 
 def count_lines(path):
