@@ -1,13 +1,18 @@
 """Reading configs: where they are found, what overrides do, and which are warned of."""
 
+import argparse
 import warnings
 from pathlib import Path
 
 import pytest
 from mmengine.config import Config
+from mmengine.registry import MODELS, init_default_scope
 
-from mrla_mm.config import read_config
+from mrla_mm.attention import MRLABase, MRLALight
+from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
+
+from .backbones.common import branches
 
 FASTER = "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"
 
@@ -93,3 +98,52 @@ def test_a_config_that_does_not_exist_is_answered_with_the_nearest(
     with pytest.raises(InputError) as caught:
         read_config(name, {})
     assert nearest in str(caught.value)
+
+
+def backbone_of(cfg):
+    """The backbone of a config, without a weight file."""
+    init_default_scope(cfg.default_scope)
+    return MODELS.build({**cfg.model.backbone, "init_cfg": None})
+
+
+LIGHT = "mrla_mm::mask_rcnn_pvtv2_b0_mrla_light_1x.py"
+
+
+@pytest.mark.parametrize("off", ["None", "False"])
+def test_the_plain_twin_of_a_config(off, tmp_path):
+    """By an option of the command line, and by a config that inherits it."""
+    parser = argparse.ArgumentParser()
+    add_option_argument(parser)
+    options = parser.parse_args(["--cfg-options", f"model.backbone.layer_attention={off}"])
+    by_option, said = read(LIGHT, **options.cfg_options)
+    (tmp_path / "twin.py").write_text(
+        f'_base_ = "{LIGHT}"\nmodel = dict(backbone=dict(layer_attention={off}))\n'
+    )
+    inherited, _ = read(tmp_path / "twin.py")
+    assert not said and branches(backbone_of(read(LIGHT)[0]))
+    for cfg in (by_option, inherited):
+        assert cfg.model.backbone.type == "MRLAPVTv2"
+        assert not branches(backbone_of(cfg))
+
+
+def test_a_config_with_python_imports(tmp_path):
+    """Types are classes, and bases are imported."""
+    (tmp_path / "base.py").write_text(
+        "from mrla_mm.attention import MRLABase\n"
+        "from mrla_mm.backbones import MRLAResNet\n"
+        "attention = dict(type=MRLABase, head_channels=16)\n"
+        "backbone = dict(type=MRLAResNet, depth=18, layer_attention=attention)\n"
+        'default_scope = "mmdet"\n'
+        "model = dict(backbone=backbone)\n"
+    )
+    (tmp_path / "child.py").write_text(
+        "from mmengine.config import read_base\n"
+        "from mrla_mm.attention import MRLALight\n"
+        "with read_base():\n"
+        "    from .base import *\n"
+        "model.update(dict(backbone=dict(depth=34, layer_attention=MRLALight)))\n"
+    )
+    for name, depth, variant in (("base", 8, MRLABase), ("child", 16, MRLALight)):
+        cfg, _ = read(tmp_path / f"{name}.py")
+        found = branches(backbone_of(cfg))
+        assert [type(branch.attention) for branch in found] == [variant] * depth

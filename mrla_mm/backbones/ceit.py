@@ -105,6 +105,7 @@ class CeiT(ViT):
         out_indices: int | Sequence[int] = -1,
         batch_norm_cfg: dict | None = None,
         norm_eval: bool = False,
+        frozen_stages: int = -1,
         **kwargs: object,
     ) -> None:
         super().__init__(
@@ -116,6 +117,7 @@ class CeiT(ViT):
             out_indices=out_indices,
             **kwargs,
         )
+        self.frozen_stages = frozen_stages  # from here on, or the parent would freeze too early
         self.img_size = to_2tuple(img_size)
         self.norm_eval = norm_eval
         norms = batch_norm_cfg or dict(type="BN")
@@ -178,7 +180,7 @@ class CeiT(ViT):
     def _freeze_stages(self) -> None:
         """Freeze the stem with the embedding, LCA and final norm with the last block."""
         super()._freeze_stages()
-        if self.frozen_stages < 0 or not hasattr(self, "lca"):  # ViT's constructor calls this too
+        if self.frozen_stages < 0:
             return
         self.stem.eval().requires_grad_(False)
         if self.frozen_stages == self.num_layers and self.lca is not None:

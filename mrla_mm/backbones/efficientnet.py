@@ -1,5 +1,7 @@
 """EfficientNet, plain and with layer attention, on mmdet's EfficientNet."""
 
+from types import MappingProxyType
+
 import torch
 from mmdet.models.backbones import EfficientNet
 from mmdet.models.backbones.efficientnet import EdgeResidual
@@ -8,10 +10,12 @@ from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.weights import PretrainedBackbone
+
+LIGHT = MappingProxyType(dict(type="MRLALight", head_channels=8))  # the paper's, App. B.1
 
 
 class MRLAMBConv(BaseModule):
@@ -103,26 +107,28 @@ class MRLAEfficientNet(PlainEfficientNet):
     `norm_cfg` reach it as in `MRLAResNet`.
 
     Args:
-        layer_attention: config of the variant, by default MRLALight with head_channels=8.
+        layer_attention: config of the variant, or its name alone; by default MRLALight with
+            head_channels=8. None or False for a plain EfficientNet.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 
     def __init__(
         self,
         arch: str = "b0",
-        layer_attention: dict | None = None,
+        layer_attention: AttentionConfig = LIGHT,
         *,
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
         super().__init__(arch, **kwargs)
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=8)
+        self.layer_attention = attention_config(layer_attention)
         self.zero_init_attention = zero_init_attention
-        # mmengine's ModuleList hands init_weights on; the first and last layer have no blocks
-        self.layers = ModuleList(
-            self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer
-            for layer in self.layers
-        )
+        if self.layer_attention is not None:
+            # mmengine's ModuleList hands init_weights on; the first and last layer have no blocks
+            self.layers = ModuleList(
+                self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer
+                for layer in self.layers
+            )
         self._freeze_stages()
 
     def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:

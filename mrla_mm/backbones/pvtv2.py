@@ -6,7 +6,7 @@ from mmdet.models.layers import nlc_to_nchw
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mrla_mm.attention import TokenAttentionResidual
+from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
@@ -77,33 +77,42 @@ class MRLAPVTv2(PVTv2):
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
 
     Args:
-        layer_attention: config of the variant, by default MRLALight with head_channels=16.
+        layer_attention: config of the variant, or its name alone; by default MRLALight with
+            head_channels=16. None or False for a plain PVTv2.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 
     def __init__(
         self,
         arch: str = "b0",
-        layer_attention: dict | None = None,
+        layer_attention: AttentionConfig = "MRLALight",
         *,
         zero_init_attention: bool = True,
         **kwargs: object,
     ) -> None:
         super().__init__(arch, **kwargs)
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=16)
+        self.layer_attention = attention_config(layer_attention)
+        if self.layer_attention is not None:
+            self.add_branches(zero_init_attention)
+        self._freeze_stages()
+
+    def add_branches(self, zero_init: bool) -> None:
+        """Give each block its residual branch."""
         for _, blocks, _ in self.layers:
             for index, block in enumerate(blocks):
                 block.mrla = TokenAttentionResidual(
                     self.layer_attention,
                     block.ffn.embed_dims,
                     drop_path=block.ffn.dropout_layer.drop_prob,
-                    zero_init=zero_init_attention,
+                    zero_init=zero_init,
                     first_in_stage=index == 0,
                 )
-        self._freeze_stages()
 
     def run_block(
         self, block: PVTEncoderLayer, grid: tuple[int, int], tokens: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, H * W, C)."""
-        return block.mrla(block(tokens, grid), tokens, grid, *memory)
+        out = block(tokens, grid)
+        if self.layer_attention is None:
+            return (out,)
+        return block.mrla(out, tokens, grid, *memory)

@@ -1,6 +1,5 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,7 +8,12 @@ from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import (
+    AttentionConfig,
+    LayerAttentionResidual,
+    attention_config,
+    stage_pattern,
+)
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
@@ -163,7 +167,9 @@ class MRLAResNet(PretrainedBackbone, ResNet):
 
     Args:
         depth: 18, 34, 50, 101 or 152.
-        layer_attention: config of the variant, by default MRLALight with head_channels=32.
+        layer_attention: config of the variant, or its name alone; by default MRLALight with
+            head_channels=32. None or False for a plain ResNet, in which the other arguments of
+            layer attention have no effect.
         attention_drop_path: probability of dropping the layer attention of a block, and nothing
             else, for a sample in training: 0.2 for ImageNet (App. B.1), 0 for COCO.
         zero_init_attention: start each branch as an exact identity, so that plain ResNet weights
@@ -195,7 +201,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
     def __init__(
         self,
         depth: int,
-        layer_attention: dict | None = None,
+        layer_attention: AttentionConfig = "MRLALight",
         *,
         attention_drop_path: float = 0.0,
         zero_init_attention: bool = True,
@@ -205,14 +211,17 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         multi_grid: Sequence[int] | None = None,
         **kwargs: object,
     ) -> None:
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=32)
+        # mmdet's constructor calls make_res_layer for each stage, which reads these.
+        self.layer_attention = attention_config(layer_attention)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        self.stages, self.blocks = stages, blocks
+        self.stages = stage_pattern(stages)
+        self.blocks = blocks
         self.contract_dilation = contract_dilation
         self.multi_grid = multi_grid
         super().__init__(depth, **kwargs)
-        if not any(isinstance(module, LayerAttentionResidual) for module in self.modules()):
+        has_branch = any(isinstance(module, LayerAttentionResidual) for module in self.modules())
+        if self.layer_attention is not None and not has_branch:
             names = ", ".join(self.res_layers)
             raise InputError(f"stages={stages!r}, blocks={blocks} leave no block of {names}")
 
@@ -225,7 +234,8 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             drop_path=self.attention_drop_path,
             zero_init=self.zero_init_attention,
         )
-        is_attended = re.fullmatch(self.stages, f"layer{len(self.res_layers) + 1}")
+        name = f"layer{len(self.res_layers) + 1}"
+        is_attended = self.layer_attention is not None and self.stages.fullmatch(name)
         stage = MRLAResLayer(
             make_branch=make_branch,
             attended=self.blocks if is_attended else (),

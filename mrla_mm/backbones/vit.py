@@ -12,7 +12,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, nn
 
-from mrla_mm.attention import TokenAttentionResidual
+from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
 from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
@@ -156,7 +156,8 @@ class MRLAViT(ViT):
     (Algorithms 2 and 4).
 
     Args:
-        layer_attention: config of the variant, by default MRLALight with head_channels=16.
+        layer_attention: config of the variant, or its name alone; by default MRLALight with
+            head_channels=16. None or False for a plain transformer.
         stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
             the stages' numbers, which add up to the model's blocks.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
@@ -165,31 +166,40 @@ class MRLAViT(ViT):
     def __init__(
         self,
         arch: str | dict,
-        layer_attention: dict | None = None,
+        layer_attention: AttentionConfig = "MRLALight",
         *,
         stage_blocks: int | Sequence[int] = 4,
         zero_init_attention: bool = True,
+        frozen_stages: int = -1,
         **kwargs: object,
     ) -> None:
         super().__init__(arch, **kwargs)
-        self.layer_attention = layer_attention or dict(type="MRLALight", head_channels=16)
+        self.frozen_stages = frozen_stages  # from here on, or the parent would freeze too early
+        self.layer_attention = attention_config(layer_attention)
         self.starts = stage_starts(stage_blocks, self.num_layers)
+        if self.layer_attention is not None:
+            self.add_branches(zero_init_attention)
+        self._freeze_stages()
+
+    def add_branches(self, zero_init: bool) -> None:
+        """Give each block its residual branch."""
         for index, layer in enumerate(self.layers):
             layer.mrla = TokenAttentionResidual(
                 self.layer_attention,
                 self.embed_dims,
                 extra_tokens=self.num_extra_tokens,
                 drop_path=layer.attn.out_drop.drop_prob,
-                zero_init=zero_init_attention,
+                zero_init=zero_init,
                 first_in_stage=index in self.starts,
             )
-        self._freeze_stages()
 
     def run_block(
         self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, E + H * W, C)."""
+        (out,) = super().run_block(index, grid, x)
+        if self.layer_attention is None:
+            return (out,)
         if index in self.starts:
             memory = ()
-        (out,) = super().run_block(index, grid, x)
         return self.layers[index].mrla(out, x, grid, *memory)

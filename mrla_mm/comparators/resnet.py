@@ -4,6 +4,7 @@ from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.attention import AttentionConfig, attention_config
 from mrla_mm.backbones.resnet import MRLABasicBlock, MRLABottleneck, MRLAResLayer
 from mrla_mm.comparators.channel import BA
 from mrla_mm.errors import InputError
@@ -51,8 +52,11 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     key_layout = "resnet"
     block_classes = {BasicBlock: GatedBasicBlock, Bottleneck: GatedBottleneck}
 
-    def __init__(self, depth: int, layer_attention: dict | None = None, **kwargs: object) -> None:
-        self.layer_attention = layer_attention
+    def __init__(
+        self, depth: int, layer_attention: AttentionConfig = None, **kwargs: object
+    ) -> None:
+        # mmdet's constructor calls make_res_layer for each stage, which reads it
+        self.layer_attention = attention_config(layer_attention)
         super().__init__(depth, **kwargs)
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
+from mrla_mm.errors import InputError
 from mrla_mm.ops import dispatch
 
 from .common import (
@@ -30,6 +31,7 @@ from .common import (
 )
 
 PLAIN = dict(ResNet="mmdet.ResNet", EfficientNet="PlainEfficientNet")
+NAMED = [name for name in FAMILIES if name not in ("regnet", "swin")]
 HEAD_CHANNELS = {"ResNet": 32, "EfficientNet": 8, "ViT": 16, "CeiT": 16, "PVTv2": 16}
 
 
@@ -64,6 +66,33 @@ def test_the_root_registry_builds_the_light_variant_by_default(name, head_channe
         attention = branch.attention
         assert type(attention).__name__ == "MRLALight" and attention.previous == "shortcut"
         assert attention.channels // attention.heads == head_channels
+
+
+@pytest.mark.parametrize("off", [None, False])
+@pytest.mark.parametrize("name", NAMED)
+def test_none_and_false_mean_plain(name, off):
+    family = FAMILIES[name]
+    plain = family.plain()
+    backbone = family.build(layer_attention=off)
+    assert not branches(backbone)
+    shapes = {key: tensor.shape for key, tensor in backbone.state_dict().items()}
+    assert shapes == {key: tensor.shape for key, tensor in plain.state_dict().items()}
+    image = torch.randn(2, 3, 65, 97)
+    for mode in (True, False):
+        backbone.train(mode)
+        assert_same_levels(backbone, load_plain(plain, backbone), image)
+    with pytest.raises(RuntimeError, match="mrla.attention.query"):
+        backbone.load_state_dict(family.mrla().state_dict())
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_name_alone_is_a_variant(name):
+    family = FAMILIES[name]
+    backbone = family.build(layer_attention="MRLABase")
+    assert {type(branch.attention).__name__ for branch in branches(backbone)} == {"MRLABase"}
+    for wrong in (True, dict(head_channels=8), 3):
+        with pytest.raises(InputError, match="layer_attention=.*None for a plain"):
+            family.build(layer_attention=wrong)
 
 
 def test_fresh_branches_leave_plain_weights_their_outputs(family, variant):

@@ -71,6 +71,9 @@ def test_blocks_without_layer_attention_are_plain_and_pass_the_memory_on(blocks)
         MRLAResNet(50, BASE, stages="layer5", **options)
     with pytest.raises(InputError, match="no block 3"):
         MRLAResNet(50, BASE, blocks=(3,), **options)
+    for wrong in ("(", ["a"], "layer", 3):  # "layer" matches no name entirely
+        with pytest.raises(InputError, match="stages="):
+            MRLAResNet(50, BASE, stages=wrong, **options)
 
 
 def test_zero_init_residual_reaches_our_blocks():
