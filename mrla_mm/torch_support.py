@@ -3,14 +3,12 @@
 The oldest torch that works throughout is 2.1.
 """
 
-import codecs
-import pickle
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
+
+from mrla_mm import restricted_pickle
 
 _compiler = getattr(torch, "compiler", None)
 # Dynamo knows these functions by identity, so they are not wrapped.
@@ -19,8 +17,7 @@ is_dynamo_compiling = getattr(_compiler, "is_dynamo_compiling", None) or is_comp
 # Whether weights_only reads types allowed under a name of one's own choice; from then on it is
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
-# Newer releases allow these two themselves: bytes of numpy's numbers, and a scheduler's milestones.
-_ALLOWED = {"_codecs.encode": codecs.encode, "collections.Counter": Counter}
+_ALLOWED: dict[str, object] = {}
 
 
 def is_autocast_enabled(device_type: str) -> bool:
@@ -50,37 +47,5 @@ def load_weights_only(path: str | Path, more: Sequence[type] = ()) -> object:
     if has_named_safe_globals:
         with torch.serialization.safe_globals(list(more)):
             return torch.load(path, map_location="cpu", weights_only=True)
-    with open(path, "rb") as file:
-        is_zip = torch.serialization._is_zipfile(file)
-    if not is_zip:  # written before torch 1.6: weights alone
-        return torch.load(path, map_location="cpu", weights_only=True)
-    if torch.serialization._is_torchscript_zip(torch._C.PyTorchFileReader(str(path))):
-        raise pickle.UnpicklingError("weights only: a class TorchScript is refused")
-    allowed = torch._weights_only_unpickler._get_allowed_globals() | _ALLOWED
-    allowed |= {f"{each.__module__}.{each.__qualname__}": each for each in more}
-
-    class Unpickler(_RestrictedUnpickler):
-        allowed_globals = allowed
-
-    restricted = SimpleNamespace(Unpickler=Unpickler, __name__="restricted pickle")
-    return torch.load(path, map_location="cpu", pickle_module=restricted, weights_only=False)
-
-
-class _RestrictedUnpickler(pickle._Unpickler):
-    """Finds what is allowed and nothing else, and leaves classes and functions as they are."""
-
-    allowed_globals: Mapping[str, object]
-
-    def find_class(self, module: str, name: str) -> object:
-        key = f"{module}.{name}".replace("__builtin__", "builtins")  # Python 2's are saved
-        if key not in self.allowed_globals:
-            raise pickle.UnpicklingError(f"weights only: GLOBAL {key} is refused")
-        return self.allowed_globals[key]
-
-    def load_build(self) -> None:
-        owner = self.stack[-2]  # below the state that it is to get
-        if callable(owner):
-            raise pickle.UnpicklingError(f"weights only: state of the class {owner} is refused")
-        super().load_build()
-
-    dispatch = pickle._Unpickler.dispatch | {pickle.BUILD[0]: load_build}
+    named = {f"{each.__module__}.{each.__qualname__}": each for each in more}
+    return restricted_pickle.load(path, _ALLOWED | named)

@@ -12,7 +12,7 @@ import mrla_mm
 from .conftest import ROOT, run_python
 
 PACKAGE = ROOT / "mrla_mm"
-ANYONE = {"errors", "version", "torch_support"}
+ANYONE = {"errors", "version", "torch_support", "restricted_pickle"}
 ALLOWED = {
     **dict.fromkeys((*ANYONE, "ops", "necks", "weights", "datasets", "engine"), set()),
     "compat": {"ops"},

@@ -2,7 +2,8 @@
 
 torch >= 2.6 loads nothing but tensors and plain containers unless told otherwise. mmengine 0.10
 also stores its log history (``HistoryBuffer``, numpy arrays) and numpy scalars, so it cannot read
-its own checkpoints back. Exactly those names are allowed here, two of them by a stricter stand-in:
+its own checkpoints back. Exactly those names are allowed here, each by a stricter stand-in, since
+an unpickler calls what is allowed with any arguments and gives any state to what it returns:
 
 * ``HistoryBuffer`` pickles a registry of functions with every instance, and its ``__setstate__``
   merges that registry into the class for the whole process. The stand-in restores the numbers
@@ -10,6 +11,12 @@ its own checkpoints back. Exactly those names are allowed here, two of them by a
 * That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open
   every attribute of every allowed object, so the name is bound to a function that knows those four
   methods and nothing else.
+* numpy makes an array of any memory: of bytes that it takes for pointers to objects, by a dtype
+  that claims another size, or of a buffer that it frees while a tensor still reads it. The
+  stand-ins know the dtypes of numbers and fill an array once.
+
+Other libraries may allow numpy's own under the same names, and chance decides whose are found. So
+the stand-ins work with numpy's.
 """
 
 from pickle import UnpicklingError
@@ -18,21 +25,73 @@ import numpy as np
 from mmengine.logging.history_buffer import HistoryBuffer
 
 _STATISTICS = ("min", "max", "current", "mean")
+_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
+_NUMBERS = {dtype.str[1:]: dtype for dtype in map(np.dtype, _NAMES.split())}  # f8: float64, ...
 
 
 class _LogHistory(HistoryBuffer):
     """A HistoryBuffer being unpickled: takes its history alone and turns into a plain one."""
 
     def __setstate__(self, state: dict) -> None:
+        max_length = state["max_length"]
+        histories = [state["_log_history"], state["_count_history"]]
+        if type(max_length) is not int or not all(isinstance(h, np.ndarray) for h in histories):
+            raise UnpicklingError("the attribute HistoryBuffer.data is not made of numbers")
         self.__class__ = HistoryBuffer
-        self.__init__(max_length=state["max_length"])
-        self._log_history = state["_log_history"]
-        self._count_history = state["_count_history"]
+        self.__init__(max_length=max_length)
+        self._log_history, self._count_history = map(np.array, histories)
+
+
+class _Array(np.ndarray):
+    """An array being unpickled: takes numbers, once, and is pickled as a plain array."""
+
+    is_filled = False
+
+    def __new__(cls, *arguments: object) -> "_Array":
+        if arguments:
+            raise UnpicklingError("the class numpy.ndarray is not to be called")
+        return super().__new__(cls, 0, "S1")  # which no tensor can share
+
+    def __setstate__(self, state: tuple) -> None:
+        version, shape, dtype, is_fortran, content = state
+        if self.is_filled or type(content) is not bytes:
+            raise UnpicklingError("the class numpy.ndarray takes bytes, and those once")
+        super().__setstate__((version, shape, _number_dtype(dtype), is_fortran, content))
+        self.is_filled = True
+
+    def __reduce__(self) -> tuple:
+        return np.asarray(self).__reduce__()
+
+
+def _reconstruct(*_: object) -> _Array:
+    """Stand in for numpy's function of this name: return an array that waits for its state."""
+    return _Array()
+
+
+def _dtype(code: str, *_: object) -> np.dtype:
+    """Stand in for ``numpy.dtype``: return a copy, whose state sets the byte order."""
+    if type(code) is not str or code not in _NUMBERS:
+        raise UnpicklingError(f"the class numpy.dtype is allowed for numbers, not for {code!r}")
+    return np.dtype(code, copy=True)
+
+
+def _number_dtype(dtype: np.dtype) -> np.dtype:
+    """Return a dtype as its name says: its state, from the file, may claim anything."""
+    code = dtype.str if isinstance(dtype, np.dtype) else ""
+    if code[1:] not in _NUMBERS:
+        raise UnpicklingError(f"the class numpy.dtype is allowed for numbers, not for {code!r}")
+    return np.dtype(code)
+
+
+def _scalar(dtype: np.dtype, content: bytes) -> np.generic:
+    """Stand in for numpy's function of this name: return a number."""
+    (number,) = np.frombuffer(content, _number_dtype(dtype))
+    return number
 
 
 def _statistic(owner: type, name: str) -> str:
     """Stand in for ``getattr`` in a checkpoint: return the name of one of the four methods."""
-    if owner is not _LogHistory or name not in _STATISTICS:
+    if owner not in (_LogHistory, HistoryBuffer) or name not in _STATISTICS:
         raise UnpicklingError(
             f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed"
         )
@@ -41,18 +100,16 @@ def _statistic(owner: type, name: str) -> str:
 
 def allowed_types() -> list:
     """Return what mmengine saves, with its name in a file, whether numpy 1 or 2 wrote it."""
-    reconstruct = np.zeros(1).__reduce__()[0]
-    scalar = np.float64(0).__reduce__()[0]
     allowed = [
         (_LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
         (_statistic, "builtins.getattr"),
-        (np.ndarray, "numpy.ndarray"),
-        (np.dtype, "numpy.dtype"),
+        (_Array, "numpy.ndarray"),
+        (_Array, "_Array"),  # may get its state whatever is found as numpy.ndarray
+        (_dtype, "numpy.dtype"),
     ]
     for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
-        allowed += [(reconstruct, f"{core}._reconstruct"), (scalar, f"{core}.scalar")]
+        allowed += [(_reconstruct, f"{core}._reconstruct"), (_scalar, f"{core}.scalar")]
     # The class of a dtype object, which sets its byte order. Files do not name it; the name keeps
     # OneDL's mmengine from taking it off torch's list again.
-    numbers = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-    classes = [type(np.dtype(name)) for name in (*numbers, "float16", "float32", "float64")]
+    classes = [type(dtype) for dtype in _NUMBERS.values()]
     return allowed + [(each, f"numpy.dtypes.{each.__name__}") for each in classes]

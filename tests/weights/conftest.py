@@ -22,10 +22,10 @@ def checkpoint_bytes(content=None, zipped=True):
 
 
 class Payload:
-    """Pickles as a call of a function."""
+    """Pickles as a call of a function, and a state for what it returns."""
 
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
+    def __init__(self, function, *arguments, state=None):
+        self.call = function, arguments, state
 
     def __reduce__(self):
         return self.call
