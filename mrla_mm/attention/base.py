@@ -76,8 +76,9 @@ class LayerAttention(nn.Module):
         if head_channels is None:
             sizes = range(self.default_head_channels, 0, -1)
             head_channels = next(size for size in sizes if channels % size == 0)
-        if head_channels < 1 or channels % head_channels:
-            raise InputError(f"head_channels={head_channels} must divide channels={channels}")
+        whole = isinstance(head_channels, int) and head_channels > 0
+        if not whole or channels % head_channels:
+            raise InputError(f"head_channels={head_channels!r} must divide channels={channels}")
         self.channels = channels
         self.heads = channels // head_channels
         self.first_in_stage = first_in_stage

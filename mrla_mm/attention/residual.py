@@ -17,14 +17,28 @@ def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
     return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
 
 
+def check_memory(attention: nn.Module, memory: object) -> None:
+    """Raise InputError unless what an attention returned as its memory is a tuple of tensors."""
+    tensors = Tensor | fx.Proxy  # with which torch.fx traces
+    others = [memory]
+    if isinstance(memory, tuple):
+        others = [each for each in memory if not isinstance(each, tensors)]
+    if others:
+        where = "in" if isinstance(memory, tuple) else "as"
+        raise InputError(
+            f"{type(attention).__name__} returned {type(others[0]).__name__} {where} its memory: "
+            "return a tuple of tensors, empty for none, with numbers as tensors too"
+        )
+
+
 class LayerAttentionResidual(BaseModule):
     """Layer attention as a residual branch.
 
     y = x + drop_path(norm(attention(x, shortcut, memory)))
 
-    The norm's weight starts at zero, so that a fresh branch is an exact identity and the backbone
-    around it computes what its plain pretrained weights compute. An attention with an `activation`
-    has it behind the norm.
+    The norm's weight and bias start at zero, so that a fresh branch is an exact identity and the
+    backbone around it computes what its plain pretrained weights compute. An attention with an
+    `activation` has it behind the norm.
 
     Args:
         attention: config of the layer attention, built by `MODELS` with `channels` and
@@ -66,7 +80,7 @@ class LayerAttentionResidual(BaseModule):
         self.reset_zero_init()
 
     def reset_zero_init(self) -> None:
-        """Set the weight of each norm to its start value."""
+        """Set weight and bias of each norm to their start values."""
         for name, norm in self.named_children():
             if not name.endswith("norm"):
                 continue
@@ -77,9 +91,11 @@ class LayerAttentionResidual(BaseModule):
                     f"{type(norm).__name__} has no weight to start at zero; use a norm_cfg with a "
                     "learnable scale, or zero_init_attention=False"
                 )
+            if getattr(norm, "bias", None) is not None:
+                nn.init.zeros_(norm.bias)
 
     def init_weights(self) -> None:
-        """Initialise as the parent does, then restore the start value that it overwrites."""
+        """Initialise as the parent does, then restore the start values that it overwrites."""
         super().init_weights()
         self.reset_zero_init()
 
@@ -127,12 +143,7 @@ class LayerAttentionResidual(BaseModule):
         if fusion.extent != "nothing":
             return fusion.run(self.attention, fusion.path, x, shortcut, memory)
         out, memory = self.attention(x, shortcut, memory)
-        tensors = Tensor | fx.Proxy  # with which torch.fx traces
-        if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
-            raise InputError(
-                f"{type(self.attention).__name__} returned {type(memory).__name__} as its memory: "
-                "return a tuple of tensors, empty for none, with numbers as tensors too"
-            )
+        check_memory(self.attention, memory)
         return out, memory
 
     def activate(self, branch: Tensor) -> Tensor:

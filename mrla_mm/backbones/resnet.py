@@ -6,7 +6,7 @@ from functools import partial
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
-from torch import Tensor
+from torch import Tensor, nn
 
 from mrla_mm.attention import (
     AttentionConfig,
@@ -64,11 +64,6 @@ class _MRLABlock:
             return x
         return self.forward_plugin(x, getattr(self, f"after_conv{step}_plugin_names"))
 
-    def set_dilation(self, dilation: int) -> None:
-        """Change the dilation of the block's 3x3 convolution."""
-        conv = self.conv2 if self.num_convs == 3 else self.conv1
-        conv.dilation = conv.padding = (dilation, dilation)
-
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
     """Basic block of ResNet-18 and -34 with layer attention; it takes plugins, unlike mmdet's."""
@@ -95,6 +90,23 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
     """Bottleneck of ResNet-50, -101 and -152 with layer attention."""
 
     num_convs = 3
+
+
+class BlocksOfDilations:
+    """Stands in for a block class where mmdet builds a stage: each block gets its own dilation.
+
+    A block is built with it, since only its 3x3 layer knows where it belongs: that layer may be a
+    deformable convolution or another that holds several.
+    """
+
+    def __init__(self, block: type[nn.Module], dilations: Sequence[int]) -> None:
+        self.block = block
+        self.expansion = block.expansion
+        self.dilations = iter(dilations)
+
+    def __call__(self, **kwargs: object) -> nn.Module:
+        """Build the next block."""
+        return self.block(**{**kwargs, "dilation": next(self.dilations)})
 
 
 class MRLAResLayer(ResLayer):
@@ -172,8 +184,9 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             layer attention have no effect.
         attention_drop_path: probability of dropping the layer attention of a block, and nothing
             else, for a sample in training: 0.2 for ImageNet (App. B.1), 0 for COCO.
-        zero_init_attention: start each branch as an exact identity, so that plain ResNet weights
-            keep their outputs.
+        zero_init_attention: start each branch as an exact identity, whatever `init_cfg` says of
+            norms, so that plain ResNet weights keep their outputs. If False, the weight of a
+            branch's norm starts at one.
         stages: regular expression; stages whose name, "layer1" to "layer4", it does not match
             entirely have no layer attention.
         blocks: places of the blocks of a stage that have layer attention, counted from either end
@@ -236,18 +249,22 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         )
         name = f"layer{len(self.res_layers) + 1}"
         is_attended = self.layer_attention is not None and self.stages.fullmatch(name)
-        stage = MRLAResLayer(
+        block = self.block_classes[kwargs["block"]]
+        dilations = self.block_dilations(kwargs["num_blocks"], kwargs["dilation"])
+        return MRLAResLayer(
             make_branch=make_branch,
             attended=self.blocks if is_attended else (),
-            **{**kwargs, "block": self.block_classes[kwargs["block"]]},
+            **{**kwargs, "block": BlocksOfDilations(block, dilations)},
         )
-        if self.multi_grid is not None and len(self.res_layers) == self.num_stages - 1:
-            if len(self.multi_grid) != len(stage):
+
+    def block_dilations(self, depth: int, dilation: int) -> Sequence[int]:
+        """Return the dilation of each block of the stage that is built next."""
+        is_last = len(self.res_layers) == self.num_stages - 1
+        if is_last and self.multi_grid is not None:
+            if len(self.multi_grid) != depth:
                 raise InputError(
-                    f"multi_grid={self.multi_grid} must have one for each of {len(stage)} blocks"
+                    f"multi_grid={self.multi_grid} must have one for each of {depth} blocks"
                 )
-            for block, dilation in zip(stage, self.multi_grid, strict=True):
-                block.set_dilation(dilation)
-        elif self.contract_dilation:
-            stage[0].set_dilation(max(kwargs["dilation"] // 2, 1))
-        return stage
+            return self.multi_grid
+        first = max(dilation // 2, 1) if self.contract_dilation else dilation
+        return [first] + [dilation] * (depth - 1)

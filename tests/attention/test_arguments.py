@@ -22,6 +22,8 @@ def test_shapes_of_query_and_key(channels, options, shape, kind):
 BAD = [
     (dict(head_channels=10), "head_channels=10"),
     (dict(head_channels=0), "head_channels=0"),
+    (dict(head_channels="a"), "head_channels='a'"),
+    (dict(head_channels=2.0), "head_channels=2.0"),
     (dict(value="conv"), "value='conv'"),
     (dict(projection="mlp"), "projection='mlp'"),
     (dict(kernel_size=4), "kernel_size=4"),

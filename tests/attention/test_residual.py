@@ -183,6 +183,23 @@ def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     assert extent(branch) == "attention"
 
 
+@pytest.mark.parametrize("dropping", [True, False])
+def test_drop_path_follows_its_own_mode(dropping, monkeypatch):
+    """Which a host may set apart from that of the branch."""
+    branch = make_stage(drop_path=0.9, depth=1)[0].train(not dropping)
+    branch.norm.eval()
+    branch.drop_path.train(dropping)
+    x = draw_map(batch=16)
+    found = []
+    for path in ("naive", "fused"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        torch.manual_seed(1)
+        found.append(branch(x, x)[0])
+    torch.testing.assert_close(*found)
+    dropped = (found[0] == x).flatten(1).all(1)
+    assert dropped.any() == dropping
+
+
 def test_forward_mode_differentiation():
     branch, x = make_stage(depth=1)[0].requires_grad_(False), draw_map()
     with forward_ad.dual_level():
@@ -379,10 +396,14 @@ class Unflat(nn.Module):
         return x, self.left
 
 
-@pytest.mark.parametrize("memory", [None, ((torch.zeros(1),),), (1,), [torch.zeros(1)]])
-def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
+UNFLAT = [(None, "NoneType as"), ((1,), "int in"), ([torch.zeros(1)], "list as")]
+UNFLAT += [(((torch.zeros(1),),), "tuple in")]
+
+
+@pytest.mark.parametrize(("memory", "said"), UNFLAT)
+def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory, said):
     branch = make_stage(dict(type=Unflat, memory=memory), depth=1)[0]
-    with pytest.raises(InputError, match="Unflat returned"):
+    with pytest.raises(InputError, match=f"Unflat returned {said} its memory"):
         branch(draw_map(), draw_map())
 
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.backbones import WithLayerAttention
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 from mrla_mm.ops import dispatch
@@ -159,11 +160,39 @@ def test_frozen_stages_cover_layer_attention_from_construction(family, variant):
     assert {name for name, gradient in found.items() if gradient is None} == frozen  # for DDP
 
 
+def check_identity(branch, taken, returned):
+    assert torch.equal(returned[0], taken[0])
+
+
+NORMS = ["BatchNorm2d", "SyncBatchNorm", "GroupNorm", "LayerNorm"]
+BIASED = dict(type="Constant", layer=NORMS, val=1, bias=0.1)
+STARTS = {name: family.mrla for name, family in FAMILIES.items()}
+STARTS["shufflenet"] = partial(WithLayerAttention, "mmpretrain.ShuffleNetV1", groups=1)
+for kind in ("GN", "SyncBN"):
+    norm_cfg = dict(type=kind, num_groups=2) if kind == "GN" else dict(type=kind)
+    STARTS[f"resnet18, {kind}"] = partial(FAMILIES["resnet18"].mrla, norm_cfg=norm_cfg)
+
+
+@pytest.mark.parametrize("name", STARTS)
+@torch.no_grad()
+def test_branches_start_as_an_identity_whatever_the_host_initialises(name):
+    """ShuffleNet's own initialisation gives norms a bias; PVT and Swin take files alone."""
+    options = {} if name in ("shufflenet", "pvtv2", "swin") else dict(init_cfg=[BIASED])
+    backbone = STARTS[name](**options).eval()
+    for branch in branches(backbone):
+        branch.register_forward_hook(check_identity)
+    for initialise in (lambda: None, backbone.init_weights):
+        initialise()
+        backbone(torch.randn(1, 3, 64, 64))
+
+
 def test_the_identity_start_can_be_turned_off(family):
     for zero_init, weight in ((True, 0), (False, 1)):
         backbone = family.mrla(zero_init_attention=zero_init)
         backbone.init_weights()
-        assert all(torch.all(branch.norm.weight == weight) for branch in branches(backbone))
+        norms = [branch.norm for branch in branches(backbone)]
+        assert all(torch.all(norm.weight == weight) for norm in norms)
+        assert not any(torch.any(norm.bias) for norm in norms)
 
 
 # Operators that copy, and the position of what they copy.

@@ -45,15 +45,34 @@ def test_resnet_options_work_as_in_mmdet(name, norm_eval):
     assert_same_levels(backbone, plain, torch.randn(2, options.get("in_channels", 3), *size))
 
 
+WRAPPERS = {
+    "conv": ({}, "conv2"),
+    "AA": (dict(type="AA", max_grid=64), "conv2.conv"),
+    "DCNv2": (dict(type="DCNv2"), "conv2.conv_offset"),  # inside the deformable convolution
+}
+
+
+@pytest.mark.parametrize(("dcn", "path"), WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.parametrize(("multi_grid", "last"), [(None, [2, 4, 4]), ((1, 2, 3), [1, 2, 3])])
-def test_dilation_of_each_block(multi_grid, last):
-    """As mmseg's ResNet has it."""
+def test_dilation_of_each_block(multi_grid, last, dcn, path):
+    """As mmseg's ResNet has it, in what replaces the 3x3 convolutions too."""
     options = dict(contract_dilation=True, multi_grid=multi_grid, base_channels=16)
-    backbone = MRLAResNet(50, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), **options)
-    assert [block.conv2.dilation[0] for block in backbone.layer3] == [1, 2, 2, 2, 2, 2]
-    assert [block.conv2.dilation[0] for block in backbone.layer4] == last
+    if dcn:
+        options |= dict(dcn=dcn, stage_with_dcn=(True,) * 4)
+    backbone = MRLAResNet(50, strides=(1, 2, 1, 1), dilations=(1, 1, 3, 4), **options)
+    expected = {"layer1": [1] * 3, "layer3": [1, 3, 3, 3, 3, 3], "layer4": last}
+    for name, dilations in expected.items():
+        convs = [block.get_submodule(path) for block in getattr(backbone, name)]
+        assert [conv.dilation for conv in convs] == [(each, each) for each in dilations]
+        assert [conv.padding for conv in convs] == [(each, each) for each in dilations]
     with pytest.raises(InputError, match="multi_grid"):
         MRLAResNet(50, multi_grid=(1, 2))
+
+
+def test_dilation_of_basic_blocks():
+    backbone = MRLAResNet(18, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), multi_grid=(2, 3))
+    assert [block.conv1.dilation for block in backbone.layer4] == [(2, 2), (3, 3)]
+    assert [block.conv1.dilation for block in backbone.layer3] == [(2, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("blocks", [None, (1, -1)])
