@@ -28,9 +28,9 @@ CATALOGUES = {  # mmengine's schemes for tables of URLs
     "openmmlab": get_external_models,
     "mmcls": get_mmcls_models,
 }
-# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256, which
-# are not a date.
-NAMED_DIGEST = re.compile(r"-(?!(?:19|20)\d{6}\.)([0-9a-f]{8,64})\.[a-z]+$")
+# The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256. Without
+# a letter among them they may be a date or the number of a run.
+NAMED_DIGEST = re.compile(r"-(?=\d*[a-f])([0-9a-f]{8,64})\.[a-z]+$")
 PICKLE = b"\x80"  # how torch.save began files before torch 1.6
 SAFETENSORS = ".safetensors"
 TRAIN_ALL = "frozen_stages=-1, norm_eval=False"  # where a backbone has these options

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +49,10 @@ def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
     """Write `<stem>-<first digits of its SHA-256>.pth` whole or not at all; return its path."""
     buffer = io.BytesIO()  # torch.save stores a file's name in it, which would change the hash
     torch.save(dict(checkpoint), buffer)
-    path = Path(folder) / f"{stem}-{hashlib.sha256(buffer.getbuffer()).hexdigest()[:8]}.pth"
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    first_letter = re.search("[a-f]", digest)
+    length = max(8, first_letter.end())  # digits alone are not read as a hash again
+    path = Path(folder) / f"{stem}-{digest[:length]}.pth"
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_bytes(buffer.getbuffer())

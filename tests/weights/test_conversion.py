@@ -1,12 +1,13 @@
 """Converted and published files: our names, the same tensors, hashes, and what stays out."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 import torch
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import convert, load_weights, read_checkpoint, stem_of
+from mrla_mm.weights import convert, load_weights, read_checkpoint, save_published, stem_of
 
 from ..conftest import load_tool
 from .conftest import (
@@ -56,9 +57,32 @@ def test_names_and_hashes(tmp_path):
     assert stem_of(first) == "a" and stem_of("x/y.pth") == "y"
 
 
+def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
+    """The disk is full after half of it."""
+
+    def write_half(path, data):
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match="No space"):
+        save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path, "model")
+    assert not list(tmp_path.glob("*.pth"))
+
+
+def test_a_hash_of_digits_alone_is_made_longer(tmp_path):
+    """Or nobody would know it from the number of a run: one file in 43 has one."""
+    numbers = (save_published({"number": number}, tmp_path, "a") for number in range(500))
+    stems = {stem_of(path): path for path in numbers}
+    assert stems.keys() == {"a"}
+    assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}
+
+
 def training_checkpoint(tmp_path):
     model = torch.nn.ModuleDict({"backbone": scatter(narrow())})
     model["bbox_head"] = torch.nn.Linear(2, 2)
+    model["bbox_head"].bias.data = torch.zeros(10**7)[:2]  # a view: torch.save writes all of it
     meta = {"epoch": 12, "dataset_meta": {"classes": ("cat", "dog")}, "cfg": "x = 1", "seed": 5}
     content = {
         "meta": meta,
@@ -80,6 +104,7 @@ def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys
     original = torch.load(path, weights_only=True)["state_dict"]
     assert same(prefixed(content["state_dict"], "module."), original)
     assert "left behind: optimizer, ema_state_dict" in capsys.readouterr().out
+    assert published.stat().st_size < 2 * sum(value.nbytes for value in original.values())
     converted, _, left_out = convert(published, narrow(), folder=tmp_path)
     assert left_out == ["bbox_head.weight", "bbox_head.bias"]
     assert all(key.startswith("backbone.") for key in read_checkpoint(converted)["state_dict"])

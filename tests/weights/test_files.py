@@ -74,7 +74,8 @@ def named(content, digits=8):
 
 def test_hash_in_the_name(tmp_path):
     content = checkpoint_bytes()
-    for name in (named(content), named(content, 64), "resnet50-20240131.pth"):  # a date is no hash
+    others = ("resnet50-20240131.pth", "run-48151623.pth")  # a date and the number of a run
+    for name in (named(content), named(content, 64), *others):
         (tmp_path / name).write_bytes(content)
         assert read_checkpoint(tmp_path / name)["weight"].tolist() == [0, 1, 2]
     (tmp_path / named(b"another")).write_bytes(content)

@@ -139,6 +139,25 @@ def test_wrong_architecture_loads_nothing(make, expected, trained, tmp_path):
     assert same(model.state_dict(), before)
 
 
+def test_values_that_the_model_cannot_hold(trained, tmp_path):
+    """Finite in the file's precision, infinite in the model's."""
+    key = "layer2.0.conv1.weight"
+    content = dict(trained)
+    content[key] = content[key].double()
+    assert torch.equal(backbone(save(tmp_path, content)).state_dict()[key], trained[key])
+    content[key] = content[key] + 1e300
+    assert key in message(save(tmp_path, content))
+
+
+def test_plain_weights_for_deformable_convolutions(tmp_path):
+    """They have no offsets; anything else that is missing is refused."""
+    path = save(tmp_path, plain_resnet(50))
+    deformable = dict(dcn=dict(type="DCNv2"), stage_with_dcn=(False, True, True, True))
+    report = load_weights(narrow(50, **deformable), path)
+    assert not report.faults() and len(report.additional) == 2 * (4 + 6 + 3)
+    assert all(".conv2.conv_offset." in key for key in report.additional)
+
+
 def test_what_matches_by_explicit_request_only(trained, tmp_path):
     path = save(tmp_path, without(trained, "layer4."))
     assert "layer4" in message(path)
