@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, has_hooks
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
-from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused
+from mrla_mm.ops import (
+    FrozenNorm,
+    Weights,
+    base_fused,
+    choose_path,
+    light_fused,
+    mla_fused,
+)
 
 
 class Fusion(NamedTuple):
@@ -70,7 +77,7 @@ def run_light(
 
 
 def run_base(
-    attention: MRLABase | MLA,
+    attention: MRLABase,
     path: str,
     c: Tensor,
     shortcut: Tensor | None,
@@ -78,17 +85,30 @@ def run_base(
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
 ) -> Attended:
-    """Run MRLA-base or MLA fused; the arguments are those of `FusedVariant.run`."""
-    is_mla = type(attention) is MLA
+    """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
     keys, *values = memory or (None,)
-    if is_mla and memory:
-        keys = attention.project_keys(memory[0]).flatten(2)
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm, project_last=is_mla)
-    out, left, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
-    if is_mla:
-        left = attention.averages(left, memory)
-    return out, (left, *values)
+    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
+    out, keys, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
+    return out, (keys, *values)
+
+
+def run_mla(
+    attention: MLA,
+    path: str,
+    c: Tensor,
+    shortcut: Tensor | None,
+    memory: Memory,
+    add_relu: bool = False,
+    norm: FrozenNorm | None = None,
+) -> Attended:
+    """Run MLA fused; the arguments are those of `FusedVariant.run`."""
+    averages, *values = memory or (None,)
+    keys = attention.project_keys(averages).flatten(2) if memory else None
+    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
+    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
+    out, average, values = mla_fused(path, c, shortcut, weights, (keys, values), **options)
+    return out, (attention.averages(average, memory), *values)
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -111,7 +131,7 @@ def light_supports_branch(attention: MRLALight) -> bool:
 FUSED = {
     MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
     MRLABase: FusedVariant(run_base, base_obstacle),
-    MLA: FusedVariant(run_base, base_obstacle),
+    MLA: FusedVariant(run_mla, base_obstacle),
 }
 
 
@@ -165,15 +185,10 @@ def why_not_as_built(attention: LayerAttention) -> str:
             return f"{name} has a hook, or its forward was replaced"
         if not (is_depthwise(part) or is_projection(part)):
             return f"{name} was replaced or changed"
-    if projection_size(attention, "query") != projection_size(attention, "key"):
+    query, key = getattr(attention, "query", None), getattr(attention, "key", None)
+    if query is not None and query.kernel_size != key.kernel_size:
         return "query and key differ in size"
     return ""
-
-
-def projection_size(attention: LayerAttention, name: str) -> object:
-    """Kernel size of a projection or number of its outputs, None without one."""
-    projection = getattr(attention, name, None)
-    return getattr(projection, "kernel_size", None) or getattr(projection, "out_features", None)
 
 
 def is_depthwise(part: nn.Module) -> bool:
@@ -189,9 +204,7 @@ def is_depthwise(part: nn.Module) -> bool:
 
 
 def is_projection(part: nn.Module) -> bool:
-    """Whether a module is a query or key projection as the fused paths compute it."""
-    if type(part) is nn.Linear:
-        return part.bias is None
+    """Whether a module is the query or key convolution that the fused paths compute."""
     return (
         type(part) is nn.Conv1d
         and part.kernel_size[0] == 2 * part.padding[0] + 1

@@ -147,7 +147,7 @@ def check_paths(report: Report) -> None:
         last = x.stride(1) == 1
         layout = "channels-last" if last else "contiguous"
         text = f"{x.device}, {x.dtype}, {layout}: {path} ({reason})"
-        if outcome := OUTCOMES.get((x.device, x.dtype, last)):
+        if outcome := OUTCOMES.get((path, x.device, x.dtype, last)):
             text += f"; largest difference in the self-check {outcome.difference:.1e}"
         report.ok(text)
 

@@ -1,13 +1,14 @@
 """Layer attention as linear functions of the maps: its coefficients, and gradients from grid sums.
 
-With the scores A of a layer, the drop-path factor k, and a frozen batch norm of scale s and offset
-t, the residual branch is
+With the scores A of a layer, the drop-path factor k, and a frozen batch norm of scale s and bias t,
+the residual branch is
 
-    light   y = x + k (s (A dw(x; W) + lambda p) + t) = x + gain dw(x; W) + slope p + shift
-    base    y = x + k (s sum_s A_s v_s + t)           = x + gain sum_s A_s v_s + shift
+    light   y = x + k (s (A dw(x; W) + lambda p) + t) = x + gain dw(x; W) + slope p + offset
+    base    y = x + k (s sum_s A_s v_s + t)           = x + gain sum_s A_s v_s + offset
+    MLA     as base, but the values are the maps x_s, and dw comes after the sum
 
-    factor = k s,  slope = factor lambda,  shift = k t          per sample and channel
-    gain = factor A for light, factor for base
+    factor = k s,  slope = factor lambda,  offset = k t          per sample and channel
+    gain = factor A for light, factor for base and MLA
 
 where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of
 grad times each shifted x, or times each value, of grad times p, and of grad. With these, of light
@@ -15,7 +16,7 @@ grad times each shifted x, or times each value, of grad times p, and of grad. Wi
     d gain = sum grad dw(x) = sum_i W_i sum grad x_i    x_i: x shifted to place i of the kernel
     d W_i = sum_B gain sum grad x_i
     d A = factor d gain,  d slope = sum grad p,  d lambda = sum_B factor d slope
-    d factor = A d gain + lambda d slope,  d shift = sum grad
+    d factor = A d gain + lambda d slope,  d offset = sum grad
 
 Everything here is small and at least in single precision.
 """
@@ -54,16 +55,42 @@ class Parameters(NamedTuple):
     @classmethod
     def pack(cls, weights: Weights, norm: FrozenNorm | None) -> "Parameters":
         """All tensors of both."""
-        return cls(*weights) if norm is None else cls(*weights, *norm[:-1])  # all but eps
+        parameters = cls(weights.query, weights.key, weights.value, weights.history_scale)
+        if norm is None:
+            return parameters
+        return parameters._replace(
+            norm_weight=norm.weight,
+            norm_bias=norm.bias,
+            mean=norm.mean,
+            variance=norm.variance,
+            keep=norm.keep,
+        )
+
+    def weights(self) -> Weights:
+        """The weights of the attention."""
+        return Weights(self.query, self.key, self.value, self.history_scale)
+
+    def norm(self, eps: float) -> FrozenNorm | None:
+        """The norm, if there is one."""
+        if self.mean is None:
+            return None
+        return FrozenNorm(
+            self.norm_weight, self.norm_bias, self.mean, self.variance, self.keep, eps
+        )
 
 
 class Layer(NamedTuple):
-    """What a layer computes with: its parameters, the norm behind it, G, whether it has history."""
+    """What a layer computes with.
+
+    Its parameters and the norm behind it; G; whether lambda p is part of it; and whether x is
+    relu(c + shortcut), so that gradients go on through that ReLU.
+    """
 
     weights: Weights
     norm: FrozenNorm | None
     heads: int
     has_history: bool = False
+    add_relu: bool = False
 
     def take(self, samples: slice | None) -> "Layer":
         """The layer for some samples: with their drop-path factors."""
@@ -72,21 +99,41 @@ class Layer(NamedTuple):
         return self._replace(norm=self.norm._replace(keep=self.norm.keep[samples]))
 
 
-class State(NamedTuple):
-    """Coefficients of a layer's attention, and what its backward needs.
+class Attention(NamedTuple):
+    """Scores of a layer and what they are computed from; None each for a layer without a gate.
 
-    pooled (B, C); query (B, E); keys of the stage's layers so far (B, T, E), T = 1 for light;
-    scores (B, T, G); gain, slope and shift (B, C). None stands for what is absent: a gain or slope
-    of 1, a shift of 0.
+    pooled: averages of x over the grid (B, C); query (B, C); keys of the stage's layers so far
+    (B, T, C), T = 1 for light; scores (B, T, G).
     """
 
     pooled: Tensor | None = None
     query: Tensor | None = None
     keys: Tensor | None = None
     scores: Tensor | None = None
+
+
+class Coefficients(NamedTuple):
+    """What maps are multiplied by, or what is added to every pixel: (B, C) each.
+
+    gain of the value or values, slope of the history, offset. None stands for what is absent: a
+    gain or slope of 1, an offset of 0.
+    """
+
     gain: Tensor | None = None
     slope: Tensor | None = None
-    shift: Tensor | None = None
+    offset: Tensor | None = None
+
+
+class Saved(NamedTuple):
+    """Small tensors that a layer's forward pass leaves for its backward pass."""
+
+    attention: Attention
+    coefficients: Coefficients
+
+    def take(self, samples: slice | None) -> "Saved":
+        """Those of some samples."""
+        attention = Attention(*take(samples, *self.attention))
+        return Saved(attention, Coefficients(*take(samples, *self.coefficients)))
 
 
 class GridSums(NamedTuple):
@@ -98,6 +145,13 @@ class GridSums(NamedTuple):
 
     value: Tensor
     history: Tensor | None = None
+    grad: Tensor | None = None
+
+
+class ValueSums(NamedTuple):
+    """Sums over the grid of a gradient times each of T values (B, T, C), and of the gradient."""
+
+    values: Tensor
     grad: Tensor | None = None
 
 
@@ -113,9 +167,11 @@ def cat(chunks: Sequence[Tensor | None]) -> Tensor | None:
     return chunks[0] if len(chunks) == 1 or chunks[0] is None else torch.cat(chunks)
 
 
-def cat_chunks(states: Sequence[State]) -> State:
-    """State of all samples from those of chunks of the batch."""
-    return State(*map(cat, zip(*states, strict=True)))
+def cat_chunks(chunks: Sequence[Saved]) -> Saved:
+    """What is saved of all samples, from that of chunks of the batch."""
+    attentions, coefficients = zip(*chunks, strict=True)
+    attention = Attention(*map(cat, zip(*attentions, strict=True)))
+    return Saved(attention, Coefficients(*map(cat, zip(*coefficients, strict=True))))
 
 
 def sum_chunks(gradients: Sequence[Parameters]) -> Parameters:
@@ -136,12 +192,12 @@ def product(*factors: Tensor | None) -> Tensor | None:
 def norm_coefficients(
     norm: FrozenNorm | None, size: torch.Size
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Factor keep s and shift keep t of a norm (B, C), at least float32; None each without one."""
+    """Factor keep s and offset keep t of a norm (B, C), at least float32; None each without one."""
     if norm is None:
         return None, None
-    scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
+    scale, bias = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
     keep = None if norm.keep is None else norm.keep.unsqueeze(1)
-    return product(scale, keep).expand(size), product(offset, keep).expand(size)
+    return product(scale, keep).expand(size), product(bias, keep).expand(size)
 
 
 def expand_scores(scores: Tensor, channels: int) -> Tensor:
@@ -149,22 +205,22 @@ def expand_scores(scores: Tensor, channels: int) -> Tensor:
     return scores.unsqueeze(-1).expand(-1, -1, -1, channels // scores.shape[2]).flatten(2)
 
 
+def sum_heads(per_channel: Tensor, heads: int) -> Tensor:
+    """Sum over the channels of each head: (B, T, C) -> (B, T, G)."""
+    return per_channel.unflatten(2, (heads, -1)).sum(-1)
+
+
 def project_both(pooled: Tensor, weights: Weights) -> Sequence[Tensor]:
-    """Query and key (B, E) of pooled channels (B, C), by one operation."""
-    both = torch.cat((weights.query, weights.key)).to(pooled.dtype)  # (2, 1, k) or (2 E, C)
-    if both.dim() == 2:
-        return F.linear(pooled, both).chunk(2, 1)
+    """Query and key (B, C) of averages (B, C), by one convolution."""
+    both = torch.cat((weights.query, weights.key)).to(pooled.dtype)  # (2, 1, k)
     return F.conv1d(pooled.unsqueeze(1), both, padding=both.shape[-1] // 2).unbind(1)
 
 
 def project_both_backward(
     pooled: Tensor, weights: Weights, grad_query: Tensor, grad_key: Tensor
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Gradients of pooled (B, C), and of the weights of query and key."""
+    """Gradients of the averages (B, C), and of the weights of query and key."""
     both = torch.cat((weights.query, weights.key)).to(pooled.dtype)
-    if both.dim() == 2:
-        flat = torch.cat((grad_query, grad_key), 1)
-        return flat @ both, (flat.T @ pooled).chunk(2)
     grad_pooled, grad_both, _ = torch.ops.aten.convolution_backward(
         torch.stack((grad_query, grad_key), 1), pooled.unsqueeze(1), both, None,
         [1], [both.shape[-1] // 2], [1], False, [0], 1, [True, True, False],
@@ -172,39 +228,39 @@ def project_both_backward(
     return grad_pooled.squeeze(1), grad_both.chunk(2)
 
 
-def light_state(x: Tensor, pooled: Tensor | None, layer: Layer) -> State:
-    """State of MRLA-light for a map (B, C, H, W), whose averages (B, C) are None without a gate."""
-    weights, norm, heads, has_history = layer
-    size = x.shape[:2]
-    factor, shift = norm_coefficients(norm, size)
-    query = keys = scores = gate = slope = None
+def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
+    """Coefficients of MRLA-light for averages (B, C), None without a gate; size is that of x."""
+    size = size[:2]
+    factor, offset = norm_coefficients(layer.norm, size)
+    attention, gate, slope = Attention(), None, None
     if pooled is not None:
-        query, key = project_both(pooled, weights)
-        keys = key.unsqueeze(1)
+        query, key = project_both(pooled, layer.weights)
+        heads = layer.heads
         scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
+        attention = Attention(pooled, query, key.unsqueeze(1), scores)
         gate = expand_scores(scores, size[1]).squeeze(1)
-    if has_history:
-        slope = product(at_least_float32(weights.history_scale), factor)
+    if layer.has_history:
+        slope = product(at_least_float32(layer.weights.history_scale), factor)
     if slope is not None:
         slope = slope.expand(size)
-    return State(pooled, query, keys, scores, product(gate, factor), slope, shift)
+    return Saved(attention, Coefficients(product(gate, factor), slope, offset))
 
 
-def base_state(pooled: Tensor, layer: Layer, earlier: Tensor | None) -> State:
-    """State of MRLA-base for averages (B, C) and the earlier layers' keys (B, T - 1, E) or None."""
-    weights, norm, heads, _ = layer
-    factor, shift = norm_coefficients(norm, pooled.shape)
-    query, key = project_both(pooled, weights)
+def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
+    """Coefficients of MRLA-base and MLA for averages (B, C) and earlier keys (B, T - 1, C)."""
+    heads = layer.heads
+    factor, offset = norm_coefficients(layer.norm, pooled.shape)
+    query, key = project_both(pooled, layer.weights)
     keys = key.unsqueeze(1)
-    if earlier is not None:
-        keys = torch.cat((earlier, keys), 1)
+    if earlier_keys is not None:
+        keys = torch.cat((earlier_keys, keys), 1)
     keys_of_heads = [split_heads(key, heads) for key in keys.unbind(1)]
     scores = softmax_scores(split_heads(query, heads), keys_of_heads).transpose(1, 2)  # (B, T, G)
-    return State(pooled, query, keys, scores, factor, None, shift)
+    return Saved(Attention(pooled, query, keys, scores), Coefficients(factor, None, offset))
 
 
-def light_backward(
-    x: Tensor, state: State, layer: Layer, sums: GridSums
+def light_coefficients_backward(
+    saved: Saved, layer: Layer, size: torch.Size, sums: GridSums
 ) -> tuple[Tensor | None, Parameters]:
     """Gradients of MRLA-light that follow from the sums of its output's gradient.
 
@@ -212,87 +268,102 @@ def light_backward(
         What the gate adds to the gradient of every pixel of x (B, C), None without a gate; and the
         gradients of the parameters, summed over the samples.
     """
-    weights, norm, heads, _ = layer
-    factor, _ = norm_coefficients(norm, x.shape[:2])
+    weights, scores, gain = layer.weights, saved.attention.scores, saved.coefficients.gain
+    factor, _ = norm_coefficients(layer.norm, size[:2])
     grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
     grad_gain = sums.value[..., 0]  # (B, C), where there is no convolution and dw(x) is x
     if weights.value is not None:
         grad_gain = (sums.value * at_least_float32(weights.value).flatten(1)).sum(-1)
-        gain = None if state.gain is None else state.gain.unsqueeze(-1)
-        grad_value = product(sums.value, gain).sum(0).view_as(weights.value)
+        of_value = sums.value if gain is None else sums.value * gain.unsqueeze(-1)
+        grad_value = of_value.sum(0).view_as(weights.value)
     grad_factor = grad_gain
-    if state.scores is not None:
-        grad_factor = grad_gain * expand_scores(state.scores, x.shape[1]).squeeze(1)
-        grad_gate = sum_heads(product(grad_gain, factor).unsqueeze(1), heads)
-        grad_scores = torch.ops.aten.sigmoid_backward(grad_gate, state.scores)
-        grad_pixel, grad_query, grad_key, _ = scores_backward(x, state, weights, grad_scores, None)
+    if scores is not None:
+        grad_factor = grad_gain * expand_scores(scores, size[1]).squeeze(1)
+        grad_gate = sum_heads(product(grad_gain, factor).unsqueeze(1), layer.heads)
+        grad_logits = torch.ops.aten.sigmoid_backward(grad_gate, scores)
+        grad_pixel, grad_query, grad_key, _ = logits_backward(
+            saved.attention, weights, size, grad_logits, None
+        )
     if sums.history is not None:
         history_scale = at_least_float32(weights.history_scale)
         grad_factor = grad_factor + product(sums.history, history_scale)
         if history_scale is not None:
             grad_history_scale = product(sums.history, factor).sum(0)
-    grad_norm = norm_backward(norm, grad_factor, sums.grad)
-    gradients = Parameters(grad_query, grad_key, grad_value, grad_history_scale, *grad_norm)
-    return grad_pixel, gradients
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, sums.grad)
+    return grad_pixel, Parameters(
+        query=grad_query,
+        key=grad_key,
+        value=grad_value,
+        history_scale=grad_history_scale,
+        norm_weight=grad_norm_weight,
+        norm_bias=grad_norm_bias,
+    )
 
 
-def base_backward(
-    x: Tensor,
-    state: State,
+def base_coefficients_backward(
+    saved: Saved,
     layer: Layer,
+    size: torch.Size,
     sums: GridSums,
-    value_sums: Tensor,
+    value_sums: ValueSums,
     grad_keys: Tensor | None,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
-    """Gradients of MRLA-base that follow from sums over the grid.
+    """Gradients of MRLA-base and MLA that follow from sums over the grid.
 
-    `sums` are those of the gradient of the layer's own value; `value_sums` (B, T + 1, C) of the
-    output's gradient times each value and, last, of that gradient itself; `grad_keys` (B, T, E) is
-    what later layers make of the keys. Returns what `light_backward` does, and the gradient of the
-    earlier keys (B, T - 1, E), None for T = 1.
+    `sums` are of the gradient behind the convolution times its input; `value_sums` of the weighted
+    sum's gradient times each value, and of the output's gradient; `grad_keys` (B, T, C) or None is
+    what later layers make of the keys.
+
+    Returns:
+        What that of light does, and the gradient of the earlier keys (B, T - 1, C), None for
+        T = 1.
     """
-    weights, norm, heads, _ = layer
-    factor, _ = norm_coefficients(norm, x.shape[:2])
-    scores = state.scores
-    grad_gain = value_sums[:, :-1]  # (B, T, C), of factor times score
-    grad_factor = (grad_gain * expand_scores(scores, x.shape[1])).sum(1)
-    grad_norm = norm_backward(norm, grad_factor, value_sums[:, -1])
+    scores = saved.attention.scores
+    factor, _ = norm_coefficients(layer.norm, size[:2])
+    grad_gain = value_sums.values  # (B, T, C), of factor times score
+    grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, value_sums.grad)
     if factor is not None:
         grad_gain = grad_gain * factor.unsqueeze(1)
-    grad_softmax = sum_heads(grad_gain, heads)
-    grad_scores = scores * (grad_softmax - (scores * grad_softmax).sum(1, keepdim=True))
-    grad_pixel, grad_query, grad_key, grad_earlier = scores_backward(
-        x, state, weights, grad_scores, grad_keys
+    grad_scores = sum_heads(grad_gain, layer.heads)
+    grad_logits = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
+    grad_pixel, grad_query, grad_key, grad_earlier_keys = logits_backward(
+        saved.attention, layer.weights, size, grad_logits, grad_keys
     )
-    grad_value = sums.value.sum(0).view_as(weights.value)
-    gradients = Parameters(grad_query, grad_key, grad_value, None, *grad_norm)
-    return grad_pixel, gradients, grad_earlier
+    gradients = Parameters(
+        query=grad_query,
+        key=grad_key,
+        value=sums.value.sum(0).view_as(layer.weights.value),
+        norm_weight=grad_norm_weight,
+        norm_bias=grad_norm_bias,
+    )
+    return grad_pixel, gradients, grad_earlier_keys
 
 
-def sum_heads(per_channel: Tensor, heads: int) -> Tensor:
-    """Sum over the channels of each head: (B, T, C) -> (B, T, G)."""
-    return per_channel.unflatten(2, (heads, -1)).sum(-1)
-
-
-def scores_backward(
-    x: Tensor, state: State, weights: Weights, grad_scores: Tensor, grad_keys: Tensor | None
+def logits_backward(
+    attention: Attention,
+    weights: Weights,
+    size: torch.Size,
+    grad_logits: Tensor,
+    grad_keys: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients behind the scores q . k / sqrt(D), before the sigmoid or softmax.
+    """Gradients behind the logits q . k / sqrt(D), which the sigmoid or softmax takes.
 
-    Shapes: grad_scores (B, T, G), grad_keys from later layers (B, T, E) or None -> gradient of
+    Shapes: grad_logits (B, T, G), grad_keys from later layers (B, T, C) or None -> gradient of
     every pixel of x through its average (B, C), of the weights of query and key, and of the earlier
-    keys (B, T - 1, E) or None.
+    keys (B, T - 1, C) or None.
     """
-    heads, length = state.scores.shape[2], state.keys.shape[2]
-    grad_products = expand_scores(grad_scores * (length // heads) ** -0.5, length)  # (B, T, E)
-    grad_query = (grad_products * state.keys).sum(1)
-    of_keys = grad_products * state.query.unsqueeze(1)
+    _, channels, height, width = size
+    head_channels = channels // grad_logits.shape[2]
+    grad_products = expand_scores(grad_logits * head_channels**-0.5, channels)  # (B, T, C)
+    grad_query = (grad_products * attention.keys).sum(1)
+    of_keys = grad_products * attention.query.unsqueeze(1)
     if grad_keys is not None:
         of_keys = of_keys + grad_keys
     grad_pooled, (grad_query_weight, grad_key_weight) = project_both_backward(
-        state.pooled, weights, grad_query, of_keys[:, -1]
+        attention.pooled, weights, grad_query, of_keys[:, -1]
     )
-    grad_pixel = grad_pooled / (x.shape[2] * x.shape[3])
+    grad_pixel = grad_pooled / (height * width)
     grad_earlier = of_keys[:, :-1] if of_keys.shape[1] > 1 else None
     return grad_pixel, grad_query_weight, grad_key_weight, grad_earlier
 
@@ -302,7 +373,7 @@ def norm_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of a norm's weight and bias (C,).
 
-    Shapes: grad_factor, the gradient of scale times keep, and grad_sum, that of shift: (B, C).
+    Shapes: grad_factor, the gradient of scale times keep, and grad_sum, that of the offset: (B, C).
     """
     if norm is None:
         return None, None

@@ -1,7 +1,7 @@
 """Which implementation of layer attention runs on a feature map, and why.
 
     naive    the equations in plain PyTorch (`reference`), differentiated by autograd
-    fused    plain PyTorch too, in few passes over memory (`cpu`)
+    fused    plain PyTorch too, in few passes over memory (`torch_passes`)
     triton   the same passes as Triton kernels
 
 CUDA tensors take Triton where its self-check passes, all others the fused path. The environment
@@ -10,7 +10,7 @@ tracers and compilers the naive path runs: torch.compile does its own fusing.
 """
 
 import os
-from types import ModuleType
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -19,13 +19,23 @@ from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 
 from mrla_mm.errors import InputError
+from mrla_mm.ops.passes import Passes
+from mrla_mm.ops.torch_passes import TorchPasses
 from mrla_mm.torch_support import is_compiling, is_dynamo_compiling
 
 PATHS = ("naive", "fused", "triton")
 ENVIRONMENT = "MRLA_OPS"
 TRITON_DEVICE = "cuda"
-OUTCOMES = {}  # of self-checks in this process, by device, dtype and whether channels-last
+SELF_CHECKS = {}  # by path, called with what OUTCOMES are by; `mrla_mm.ops` fills it
+OUTCOMES = {}  # of self-checks in this process, by path, device, dtype and whether channels-last
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Outcome(NamedTuple):
+    """Why a path must not be used, or an empty string; and the largest relative difference."""
+
+    failure: str
+    difference: float
 
 
 class Choice(NamedTuple):
@@ -70,13 +80,16 @@ def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> st
     """Return why the kernels must not run on a device, or an empty string; see `self_check`."""
     if device.type != TRITON_DEVICE and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton does not run on {device.type} (TRITON_INTERPRET=1 interprets it there)"
-    key = device, dtype, last
+    return why_check_fails("triton", device, dtype, last)
+
+
+def why_check_fails(path: str, device: torch.device, dtype: torch.dtype, last: bool) -> str:
+    """Return how a path failed its self-check, which runs once, or an empty string."""
+    key = path, device, dtype, last
     if key not in OUTCOMES:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "it is not checked yet, nor can it be while a CUDA graph is captured"
-        from mrla_mm.ops.self_check import self_check
-
-        OUTCOMES[key] = self_check(*key)
+        OUTCOMES[key] = SELF_CHECKS[path](*key)
     return OUTCOMES[key].failure
 
 
@@ -105,12 +118,11 @@ def forced_path(path: str, x: Tensor) -> Choice:
     return Choice(path, f"{ENVIRONMENT} asks for it")
 
 
-def passes_of(path: str) -> ModuleType:
-    """Return the module with the passes over maps of a fused path."""
+@cache
+def passes_of(path: str) -> Passes:
+    """The passes over maps of a fused path."""
     if path == "triton":
-        from mrla_mm.ops import triton
+        from mrla_mm.ops.triton import TritonPasses
 
-        return triton
-    from mrla_mm.ops import cpu
-
-    return cpu
+        return TritonPasses()
+    return TorchPasses()

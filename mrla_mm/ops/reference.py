@@ -206,21 +206,36 @@ def light_layer(c, shortcut, weights, *, heads, has_history, add_relu=False, nor
 
 
 def base_layer(
-    c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None, project_last=False
+    c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """What `base_fused` computes, which has the arguments."""
     x = (c + shortcut).relu() if add_relu else c
-    keys, values = earlier
-    query, key = query_and_key(x, weights, heads)
-    own = key.flatten(1).unsqueeze(1)  # (B, 1, E)
-    keys = own if keys is None else torch.cat((keys, own), 1)
-    values = (*values, x if project_last else depthwise_value(x, weights.value))
-    scores = softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1))
+    scores, keys = scores_and_keys(x, weights, earlier[0], heads)
+    values = (*earlier[1], depthwise_value(x, weights.value))
     out = weighted_sum(scores, values)
-    if project_last:
-        out = depthwise_value(out, weights.value)
-    out = out if norm is None else norm_residual(x, out, norm)
-    return out, global_average(x) if project_last else keys, values
+    return out if norm is None else norm_residual(x, out, norm), keys, values
+
+
+def mla_layer(
+    c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """What `mla_fused` computes, which has the arguments."""
+    x = (c + shortcut).relu() if add_relu else c
+    scores, _ = scores_and_keys(x, weights, earlier[0], heads)
+    values = (*earlier[1], x)
+    out = depthwise_value(weighted_sum(scores, values), weights.value)
+    return out if norm is None else norm_residual(x, out, norm), global_average(x), values
+
+
+def scores_and_keys(
+    x: Tensor, weights: Weights, earlier_keys: Tensor | None, heads: int
+) -> tuple[Tensor, Tensor]:
+    """Softmax scores (B, G, T) of a layer, and the keys of all layers so far (B, T, C)."""
+    query, key = query_and_key(x, weights, heads)
+    keys = key.flatten(1).unsqueeze(1)  # (B, 1, C)
+    if earlier_keys is not None:
+        keys = torch.cat((earlier_keys, keys), 1)
+    return softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1)), keys
 
 
 def feature_map(pooled: Tensor) -> Tensor:

@@ -7,15 +7,15 @@ odd sides. It leaves the caller's random state, modes and gradients as they are.
 import warnings
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mrla_mm.ops.base import base_fused
+from mrla_mm.ops.base import base_fused, mla_fused
+from mrla_mm.ops.dispatch import Outcome
 from mrla_mm.ops.light import light_fused
-from mrla_mm.ops.reference import FrozenNorm, Weights, base_layer, light_layer
+from mrla_mm.ops.reference import FrozenNorm, Weights, base_layer, light_layer, mla_layer
 
 MAP = (2, 6, 9, 7)  # two spans of rows
 HEADS = 2
@@ -23,22 +23,17 @@ SHAPES = dict.fromkeys(("c", "shortcut", "value1", "value2", "grad"), MAP)
 SHAPES |= dict.fromkeys(("history_scale", "weight", "bias", "mean", "variance"), (6,))
 SHAPES |= dict(query=(1, 1, 5), key=(1, 1, 5), value=(6, 1, 3, 3), keep=(2,))
 SHAPES |= dict(keys=(2, 2, 6), grad_keys=(2, 3, 6))
+NORM = ("weight", "bias", "mean", "variance", "keep")
 CONSTANT = ("mean", "variance", "keep", "grad", "grad_keys")
+SOFTMAX_VARIANTS = {"base": (base_layer, base_fused), "MLA": (mla_layer, mla_fused)}
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-class Outcome(NamedTuple):
-    """Why Triton must not be used, or an empty string; and the largest relative difference."""
-
-    failure: str
-    difference: float
-
-
-def self_check(device: torch.device, dtype: torch.dtype, last: bool) -> Outcome:
-    """Compare Triton with the reference; a lack of memory, which says nothing of it, is raised."""
+def self_check(path: str, device: torch.device, dtype: torch.dtype, last: bool) -> Outcome:
+    """Compare a path with the reference; a lack of memory, which says nothing of it, is raised."""
     difference = float("inf")
     try:
-        difference, name = largest_difference(device, dtype, last)
+        difference, name = largest_difference(path, device, dtype, last)
         failure = f"{name} is off by {difference:.1e}, more than {TOLERANCE[dtype]}"
     except torch.cuda.OutOfMemoryError:
         raise
@@ -52,7 +47,9 @@ def self_check(device: torch.device, dtype: torch.dtype, last: bool) -> Outcome:
     return Outcome(failure, difference)
 
 
-def largest_difference(device: torch.device, dtype: torch.dtype, last: bool) -> tuple[float, str]:
+def largest_difference(
+    path: str, device: torch.device, dtype: torch.dtype, last: bool
+) -> tuple[float, str]:
     """Largest relative difference of an output or gradient, infinite for NaN; and its name."""
     differences = []
     with ExitStack() as stack:
@@ -67,7 +64,7 @@ def largest_difference(device: torch.device, dtype: torch.dtype, last: bool) -> 
             inputs = draw(device, dtype, last, seed)
             exact = {name: tensor.double() for name, tensor in inputs.items()}
             for variant in ("light", "base", "MLA"):
-                results = step(variant, "triton", inputs)
+                results = step(variant, path, inputs)
                 for name, wanted in step(variant, "naive", exact).items():
                     error = (results[name].double() - wanted).norm() / wanted.norm()
                     error = torch.nan_to_num(error, nan=torch.inf).item()
@@ -95,7 +92,7 @@ def step(variant: str, path: str, inputs: dict[str, Tensor]) -> dict[str, Tensor
     for name, tensor in inputs.items():
         leaves[name] = tensor.detach().requires_grad_(name not in CONSTANT)
     weights = Weights(leaves["query"], leaves["key"], leaves["value"])
-    norm = FrozenNorm(*[leaves[name] for name in FrozenNorm._fields[:-1]])
+    norm = FrozenNorm(**{name: leaves[name] for name in NORM})
     maps = leaves["c"], leaves["shortcut"]
     options = dict(heads=HEADS, add_relu=True, norm=norm)
     if variant == "light":
@@ -104,13 +101,14 @@ def step(variant: str, path: str, inputs: dict[str, Tensor]) -> dict[str, Tensor
         outputs = [function(*maps, weights, has_history=True, **options)]
         upstream = [leaves["grad"]]
     else:
-        function = base_layer if path == "naive" else partial(base_fused, path)
+        reference, fused = SOFTMAX_VARIANTS[variant]
+        function = reference if path == "naive" else partial(fused, path)
         earlier = leaves["keys"], (leaves["value1"], leaves["value2"])
-        project_last = variant == "MLA"
-        y, left, values = function(*maps, weights, earlier, project_last=project_last, **options)
-        outputs = [y, left, *values]
-        grad_left = leaves["grad_keys"][:, 0] if project_last else leaves["grad_keys"]
-        upstream = [leaves["grad"], grad_left] + [leaves["grad"]] * 3
+        y, keys_or_averages, values = function(*maps, weights, earlier, **options)
+        outputs = [y, keys_or_averages, *values]
+        grad_keys = leaves["grad_keys"]
+        upstream = [leaves["grad"], grad_keys[:, 0] if variant == "MLA" else grad_keys]
+        upstream += [leaves["grad"]] * 3
     torch.autograd.backward(outputs, upstream)
     gradients = {f"gradient of {name}": leaf.grad for name, leaf in leaves.items()}
     gradients["output"] = outputs[0].detach()

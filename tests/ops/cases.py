@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from mrla_mm.ops import FrozenNorm, Weights, base_fused, light_fused
-from mrla_mm.ops.reference import base_layer, light_layer
+from mrla_mm.ops import FrozenNorm, Weights, base_fused, light_fused, mla_fused
+from mrla_mm.ops.reference import base_layer, light_layer, mla_layer
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,8 +22,7 @@ EXTENTS = ("attention", "branch", "block end")
 
 
 def draw(
-    shape, extent, *, depth=0, gated=True, linear=False, value=True, history=True, learned=True,
-    keep=True,
+    shape, extent, *, depth=0, gated=True, value=True, history=True, learned=True, keep=True,
 ):  # fmt: skip
     """Named tensors: maps, parameters, the norm's, and depth earlier keys and values.
 
@@ -37,9 +36,8 @@ def draw(
     tensors = dict(c=c, shortcut=shortcut)
     if not history and extent != "block end":
         del tensors["shortcut"]
-    size = (channels, channels) if linear else (1, 1, 5)
     if gated:
-        tensors |= dict(query=torch.randn(size), key=torch.randn(size) * 0.5)
+        tensors |= dict(query=torch.randn(1, 1, 5), key=torch.randn(1, 1, 5) * 0.5)
     if value:
         tensors["value"] = torch.randn(channels, 1, 3, 3)
     if history and learned:
@@ -74,27 +72,29 @@ def light(t, extent, path, history=True):
     return function(t["c"], t.get("shortcut"), weights, **options)
 
 
-def base(t, extent, path, **options):
-    """MRLA-base, naive or by a fused path: y, the layers' keys, and the layers' values.
-
-    With project_last it is MLA: averages (B, C) and maps in place of keys and values.
-    """
+def base(t, extent, path, functions=(base_layer, base_fused)):
+    """MRLA-base, naive or by a fused path: y, the layers' keys, and the layers' values."""
+    naive, fused = functions
     weights, norm, earlier, heads = parts(t)
-    function = base_layer if path == "naive" else functools.partial(base_fused, path)
-    options |= dict(heads=heads, add_relu=extent == "block end", norm=norm)
+    function = naive if path == "naive" else functools.partial(fused, path)
+    options = dict(heads=heads, add_relu=extent == "block end", norm=norm)
     return function(t["c"], t.get("shortcut"), weights, earlier, **options)
 
 
-def base_joined(t, extent, path, **options):
+# MLA has averages (B, C) and maps in place of keys and values
+mla = functools.partial(base, functions=(mla_layer, mla_fused))
+
+
+def base_joined(t, extent, path, variant=base):
     """One map that output, keys and values all enter, so that backward gets a gradient of each."""
-    out, keys, values = base(t, extent, path, **options)
+    out, keys, values = variant(t, extent, path)
     keys = keys.view(len(keys), -1, keys.shape[-1])
     ramp = torch.arange(1, keys[0].numel() + 1).to(keys).view(keys.shape[1:]) / keys[0].numel()
     weighted = sum(0.5 * (s + 1) * value for s, value in enumerate(values))
     return out + weighted + (keys * ramp).sum(1).to(out.dtype)[:, :, None, None]
 
 
-mla_joined = functools.partial(base_joined, project_last=True)
+mla_joined = functools.partial(base_joined, variant=mla)
 
 
 def results(function, tensors, *, dtype, layout="contiguous"):

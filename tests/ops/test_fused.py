@@ -1,15 +1,14 @@
 """The fused paths against the equations in float64: values and gradients, dtypes, odd shapes."""
 
 import functools
-import math
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import choose_path, cpu, dispatch
-from mrla_mm.ops.self_check import Outcome
+from mrla_mm.ops import choose_path, dispatch, torch_passes
+from mrla_mm.ops.dispatch import Outcome, passes_of
 
 from .cases import (
     CONSTANT,
@@ -20,6 +19,7 @@ from .cases import (
     base_joined,
     draw,
     light,
+    mla,
     mla_joined,
     needs_triton,
     results,
@@ -36,7 +36,6 @@ PATHS_AND_SHAPES = [("fused", shape) for shape in SHAPES] + [
 LIGHT = {
     "full": {},
     "no drop path": dict(keep=False),
-    "linear projections": dict(linear=True),
     "no history": dict(history=False),
     "lambda 1": dict(learned=False),
     "ungated": dict(gated=False),
@@ -125,20 +124,22 @@ def test_base_precisions_and_shapes(shape, extent, layout, path, joined):
 
 
 @pytest.mark.parametrize("extent", EXTENTS)
-def test_base_with_linear_projections_and_the_last_layer_of_a_stage(extent):
-    tensors = draw((2, 12, 3, 4), extent, depth=2, linear=True, history=False)
-    for options in ({}, dict(project_last=True)):
-        joined = functools.partial(base_joined, extent=extent, **options)
-        last = functools.partial(base, extent=extent, **options)
-        for function in (joined, lambda t, path, last=last: last(t, path=path)[0]):
-            assert_same(function, tensors, path="fused", dtype=torch.float64)
+@pytest.mark.parametrize("variant", [base, mla], ids=["base", "MLA"])
+def test_the_last_layer_of_a_stage(variant, extent):
+    """Nothing asks for its keys or averages, nor for its values."""
+    tensors = draw((2, 12, 3, 4), extent, depth=2, history=False)
+
+    def output(t, path):
+        return variant(t, extent, path)[0]
+
+    assert_same(output, tensors, path="fused", dtype=torch.float64)
 
 
 def test_chunks_of_the_batch_are_all_computed(monkeypatch):
-    monkeypatch.setattr(cpu, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
+    monkeypatch.setattr(torch_passes, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
     for function, depth in ((light, 0), (base_joined, 2), (mla_joined, 2)):
         tensors = draw((5, 20, 6, 5), "block end", depth=depth, history=not depth)
-        assert [s.stop - s.start for s in cpu.chunks(tensors["c"])] == [2, 2, 2]
+        assert [s.stop - s.start for s in passes_of("fused").chunks(tensors["c"])] == [2, 2, 2]
         bound = functools.partial(function, extent="block end")
         assert_same(bound, tensors, path="fused", dtype=torch.float64)
 
@@ -213,11 +214,10 @@ def test_maps_that_are_saved():
     assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}
     _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made
     assert len(saved) == 2 and shortcut in saved and c not in saved
-    for project_last in (False, True):
+    for variant, count in ((base, 3), (mla, 2)):
         tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-        function = functools.partial(base, project_last=project_last)
-        (_, _, (earlier, own)), saved = saved_maps(function, tensors, "block end")
-        assert len(saved) == 3 - project_last and {earlier.data_ptr(), own.data_ptr()} <= saved
+        (_, _, (earlier, own)), saved = saved_maps(variant, tensors, "block end")
+        assert len(saved) == count and {earlier.data_ptr(), own.data_ptr()} <= saved
         assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
 
@@ -262,14 +262,12 @@ def test_results_are_the_same_to_the_bit_in_every_run(function, path):
 def test_autocast_leaves_scores_in_single_precision(path):
     """Of half the maps' precision they would be off by 1e-3."""
     tensors = {name: t.float() for name, t in draw((2, 12, 3, 4), "attention").items()}
-    for linear in (False, True):
-        size = (12, 12) if linear else (1, 1, 5)
-        weight = torch.linspace(-1, 1, math.prod(size)).view(size)
-        given = tensors | dict(query=weight, key=weight)
-        del given["value"]
-        expected = light(given, "attention", path)
-        with torch.autocast("cpu", torch.bfloat16):
-            assert torch.equal(light(given, "attention", path), expected)
+    weight = torch.linspace(-1, 1, 5).view(1, 1, 5)
+    tensors |= dict(query=weight, key=weight)
+    del tensors["value"]
+    expected = light(tensors, "attention", path)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(light(tensors, "attention", path), expected)
 
 
 def test_dispatch_gives_its_reasons(monkeypatch):
@@ -316,7 +314,7 @@ def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
     monkeypatch.setattr(dispatch, "why_triton_fails", tried)
     path, reason = choose_path(last)  # nothing is tried while a graph is captured
     assert path == "fused" and "captured" in reason and not dispatch.OUTCOMES
-    key = torch.device("cuda"), torch.float16, True
+    key = "triton", torch.device("cuda"), torch.float16, True
     monkeypatch.setitem(dispatch.OUTCOMES, key, Outcome("", 0.0))
     assert choose_path(last).path == "triton"
 

@@ -23,6 +23,7 @@ from mrla_mm.ops import (
     choose_path,
     dispatch,
     light_fused,
+    mla_fused,
     self_check,
 )
 
@@ -117,17 +118,17 @@ FAULTS = {
 @needs_triton
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_triton_kernel_is_not_used(fault, unchecked, monkeypatch):
-    from mrla_mm.ops import triton as passes
+    from mrla_mm.ops.triton import TritonPasses
 
     name, damage = FAULTS[fault]
-    original = getattr(passes, name)
+    original = getattr(TritonPasses, name)
 
     def damaged(*args, **maps):
         result = original(*args, **maps)
         damage({name: tensor for name, tensor in maps.items() if tensor is not None})
         return result
 
-    monkeypatch.setattr(passes, name, damaged)
+    monkeypatch.setattr(TritonPasses, name, staticmethod(damaged))
     tensors = draw((2, 12, 3, 4), "block end")
     x = tensors["c"].float().to(DEVICE)
     with pytest.warns(UserWarning, match="runs without Triton: the self-check .* failed") as caught:
@@ -207,11 +208,12 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
             weights = Weights(query, key, value, scale)
             shortcut = light_fused("triton", c, shortcut, weights, has_history=True, **options)
         else:
-            weights, is_mla = Weights(query, key, value), variant == "MLA"
-            shortcut, left, values = base_fused(
-                "triton", c, shortcut, weights, memory, project_last=is_mla, **options
-            )
-            memory = left[:, None].expand(-1, len(values), -1) if is_mla else left, values
+            function = mla_fused if variant == "MLA" else base_fused
+            weights = Weights(query, key, value)
+            shortcut, keys, values = function("triton", c, shortcut, weights, memory, **options)
+            if variant == "MLA":  # averages (B, C), of which each layer makes keys
+                keys = keys[:, None].expand(-1, len(values), -1)
+            memory = keys, values
     assert shortcut.is_contiguous(memory_format=layout)
     shortcut.float().square().mean().backward()
 

@@ -14,14 +14,24 @@ is in float32, and every sum has one order: results are the same to the bit in e
 
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import GridSums, Layer, Parameters, State
+from mrla_mm.ops.coefficients import (
+    Attention,
+    Coefficients,
+    GridSums,
+    Layer,
+    Parameters,
+    Saved,
+    ValueSums,
+)
 from mrla_mm.ops.reference import FrozenNorm, Weights
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
+from mrla_mm.ops.triton.stencil import take_grad_sum
 
 BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
 BLOCK_C = 32  # its channels
@@ -74,7 +84,7 @@ def state_kernel(
     B, C, D, T, spans, root, eps,
     K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """`coefficients.State` of one sample and head, of base with SOFTMAX, else of light."""
+    """`coefficients.Saved` of one sample and head, of base with SOFTMAX, else of light."""
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
@@ -273,117 +283,165 @@ def supports(weights: Weights) -> bool:
 
 def norm_tensors(norm: FrozenNorm | None) -> tuple[Sequence[Tensor | None], float]:
     """The five tensors of a norm, each None without one, and its eps."""
-    return ((None,) * 5, 0.0) if norm is None else (norm[:5], norm.eps)
+    if norm is None:
+        return (None,) * 5, 0.0
+    return (norm.weight, norm.bias, norm.mean, norm.variance, norm.keep), norm.eps
 
 
-def contiguous(state: State) -> State:
-    """State whose tensors the kernels can read."""
-    return State(*(None if tensor is None else tensor.contiguous() for tensor in state))
+def contiguous(saved: Saved) -> Saved:
+    """Saved tensors as the kernels can read them."""
+    attention, coefficients = (
+        kind(*(None if tensor is None else tensor.contiguous() for tensor in tensors))
+        for kind, tensors in zip((Attention, Coefficients), saved, strict=True)
+    )
+    return Saved(attention, coefficients)
 
 
-def light_state(x: Tensor, pooled: Tensor | None, layer: Layer) -> State:
-    """See `coefficients.light_state`; pooled channels are averages of each span (spans, B, C)."""
+def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
+    """See `Passes.light_coefficients`; averages are those of each span (spans, B, C)."""
     if supports(layer.weights):
         return launch_state(pooled, layer, None, softmax=False)
     total = None if pooled is None else pooled.sum(0)
-    return contiguous(plain.light_state(x, total, layer))
+    return contiguous(plain.light_coefficients(total, layer, size))
 
 
-def base_state(pooled: Tensor, layer: Layer, earlier: Tensor | None) -> State:
-    """See `coefficients.base_state`; pooled channels are averages of each span (spans, B, C)."""
+def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
+    """See `Passes.base_coefficients`; averages are those of each span (spans, B, C)."""
     if not supports(layer.weights):
-        return contiguous(plain.base_state(pooled.sum(0), layer, earlier))
-    if earlier is not None:
-        earlier = earlier.float().contiguous()
-    return launch_state(pooled, layer, earlier, softmax=True)
+        return contiguous(plain.base_coefficients(pooled.sum(0), layer, earlier_keys))
+    if earlier_keys is not None:
+        earlier_keys = earlier_keys.float().contiguous()
+    return launch_state(pooled, layer, earlier_keys, softmax=True)
 
 
-def launch_state(pooled: Tensor, layer: Layer, earlier: Tensor | None, *, softmax: bool) -> State:
-    """Launch the kernel of a state, with softmax that of base."""
-    weights, norm, heads, has_history = layer
+def launch_state(
+    pooled: Tensor, layer: Layer, earlier_keys: Tensor | None, *, softmax: bool
+) -> Saved:
+    """Launch the kernel of a layer's coefficients, with softmax those of base."""
+    weights, norm, heads = layer.weights, layer.norm, layer.heads
     spans, batch, channels = pooled.shape
     width = channels // heads
-    depth = 1 if earlier is None else 1 + earlier.shape[1]
+    depth = 1 if earlier_keys is None else 1 + earlier_keys.shape[1]
     size, new = (batch, channels), pooled.new_empty
-    state = State(
+    attention = Attention(
         pooled=new(size),
         query=new(size),
         keys=new(batch, depth, channels),
         scores=new(batch, depth, heads),
+    )
+    coefficients = Coefficients(
         gain=None if softmax and norm is None else new(size),
-        slope=new(size) if has_history else None,
-        shift=None if norm is None else new(size),
+        slope=new(size) if layer.has_history else None,
+        offset=None if norm is None else new(size),
     )
     of_norm, eps = norm_tensors(norm)
     launch(
         state_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier, *state),
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys,
+         attention.pooled, attention.query, attention.keys, attention.scores,
+         coefficients.gain, coefficients.slope, coefficients.offset),
         batch, channels, width, depth, spans, width**-0.5, eps,
         weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
-    return state
+    return Saved(attention, coefficients)
 
 
-def plain_sums(sums: Tensor, state: State) -> GridSums:
+def plain_sums(sums: Tensor, layer: Layer) -> GridSums:
     """What `stencil.grid_sums` returns as the `GridSums` of the plain passes."""
     total = sums.sum(0)  # (B, n + 2, C)
-    of_history = None if state.slope is None else total[:, -2]
+    of_history = total[:, -2] if layer.has_history else None
     return GridSums(total[:, :-2].mT, of_history, total[:, -1])
 
 
-def light_backward(x, state, layer, sums) -> tuple[Tensor | None, Parameters]:
-    """See `coefficients.light_backward`; the sums are those of each span of the grid."""
+def light_coefficients_backward(
+    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor
+) -> tuple[Tensor | None, Parameters]:
+    """See `Passes.light_coefficients_backward`; the sums are those of each span of the grid."""
     if not supports(layer.weights):
-        return plain.light_backward(x, state, layer, plain_sums(sums, state))
-    return launch_backward(x, state, layer, sums, sums, None, softmax=False)[:2]
+        return plain.light_coefficients_backward(saved, layer, size, plain_sums(sums, layer))
+    return launch_backward(saved, layer, size, sums, sums, None, softmax=False)[:2]
 
 
-def base_backward(
-    x, state, layer, sums, value_sums, grad_keys
+def base_coefficients_backward(
+    saved: Saved,
+    layer: Layer,
+    size: torch.Size,
+    sums: Tensor,
+    value_sums: Tensor,
+    grad_keys: Tensor | None,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
-    """See `coefficients.base_backward`; the sums are those of each span of the grid."""
+    """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid."""
     if not supports(layer.weights):
-        sums, value_sums = plain_sums(sums, state), value_sums.sum(0)
-        return plain.base_backward(x, state, layer, sums, value_sums, grad_keys)
+        total = value_sums.sum(0)  # (B, T + 1, C)
+        value_sums = ValueSums(total[:, :-1], total[:, -1])
+        sums = plain_sums(sums, layer)
+        return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
-    return launch_backward(x, state, layer, sums, value_sums, grad_keys, softmax=True)
+    return launch_backward(saved, layer, size, sums, value_sums, grad_keys, softmax=True)
+
+
+def mla_coefficients_backward(
+    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor, value_sums: Tensor
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """See `Passes.mla_coefficients_backward`; the sums are those of each span of the grid."""
+    if layer.norm is not None:
+        take_grad_sum(value_sums, sums)
+    return base_coefficients_backward(saved, layer, size, sums, value_sums, None)
 
 
 def launch_backward(
-    x, state, layer, sums, output_sums, grad_keys, *, softmax
+    saved: Saved,
+    layer: Layer,
+    size: torch.Size,
+    sums: Tensor,
+    output_sums: Tensor,
+    grad_keys: Tensor | None,
+    *,
+    softmax: bool,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
-    """Launch both kernels of a backward pass; see `coefficients.base_backward`.
+    """Launch both kernels of a backward pass; see `Passes.base_coefficients_backward`.
 
     output_sums are the sums of the output's gradient: of base with each value, of light as sums.
     """
-    batch, depth, channels = state.keys.shape
+    attention = saved.attention
+    batch, depth, channels = attention.keys.shape
     heads, places = layer.heads, sums.shape[2] - 2
     width, blocks = channels // heads, ceil_div(channels, BLOCK_C)
     query, key, value, history_scale = layer.weights
     (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
-    has_history = state.slope is not None
-    new = state.keys.new_empty
+    new = attention.keys.new_empty
     derived = new(batch, DERIVED.value, channels)
     grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
     launch(
         scores_backward_kernel, (batch, heads, 1),
-        (output_sums, sums, state.query, state.keys, state.scores, value, history_scale, weight,
-         variance, keep, grad_keys, derived, grad_earlier),
+        (output_sums, sums, attention.query, attention.keys, attention.scores, value,
+         history_scale, weight, variance, keep, grad_keys, derived, grad_earlier),
         batch, channels, width, depth, len(output_sums), len(sums), width**-0.5, eps,
-        places, has_history, layer.norm is not None, softmax,
+        places, layer.has_history, layer.norm is not None, softmax,
         next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
     grad_pixel = new(batch, channels)
     grad_projections = new(blocks, 2, *query.shape)
-    learned = value, history_scale if has_history else None, weight, bias
-    gradients = [None if tensor is None else new(tensor.shape) for tensor in learned]
+    learned = value, history_scale if layer.has_history else None, weight, bias
+    grad_value, grad_history_scale, grad_weight, grad_bias = (
+        None if tensor is None else new(tensor.shape) for tensor in learned
+    )
     launch(
         parameters_backward_kernel, (blocks, 1, 1),
-        (sums, derived, state.pooled, None if softmax else state.gain, query, key, weight, mean,
-         variance, keep, grad_pixel, grad_projections, *gradients),
-        batch, channels, x.shape[2] * x.shape[3], eps,
+        (sums, derived, attention.pooled, None if softmax else saved.coefficients.gain, query, key,
+         weight, mean, variance, keep, grad_pixel, grad_projections,
+         grad_value, grad_history_scale, grad_weight, grad_bias),
+        batch, channels, size[2] * size[3], eps,
         query.shape[-1], places, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
     grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)
-    return grad_pixel, Parameters(*grad_projections, *gradients), grad_earlier
+    gradients = Parameters(
+        query=grad_projections[0],
+        key=grad_projections[1],
+        value=grad_value,
+        history_scale=grad_history_scale,
+        norm_weight=grad_weight,
+        norm_bias=grad_bias,
+    )
+    return grad_pixel, gradients, grad_earlier

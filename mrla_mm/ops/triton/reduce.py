@@ -191,7 +191,7 @@ def span_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[int, tupl
 
 
 def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
-    """See `cpu.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
+    """See `Passes.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
     if shortcut is None and not pool:
         return None
     span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), PROGRAMS)
@@ -204,19 +204,20 @@ def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     return averages
 
 
-def weighted_sum(x, state, values, *, out) -> None:
-    """See `cpu.weighted_sum`; partial sums of deep stages are in float32."""
+def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
+    """See `Passes.weighted_sum`; partial sums of deep stages are in float32."""
     blocks, grid = tiling(out.shape, not out.is_contiguous())
     _, channels, height, width = out.shape
     depth = len(values)
-    sizes = channels, channels // state.scores.shape[2], depth, height * width // blocks[0]
+    gain, _, offset = coefficients
+    sizes = channels, channels // scores.shape[2], depth, height * width // blocks[0]
     total = None
     for first in range(0, depth, MAX_VALUES):
         some = values[first : first + MAX_VALUES]
         is_end = first + MAX_VALUES >= depth
         target = out if is_end else torch.empty_like(out, dtype=torch.float32)
-        tensors = (*pad(some), total, x if is_end else None, state.scores, state.gain,
-                   state.shift if is_end else None, target)  # fmt: skip
+        tensors = (*pad(some), total, x if is_end else None, scores, gain,
+                   offset if is_end else None, target)  # fmt: skip
         launch(weighted_sum_kernel, grid, tensors, *sizes, first, len(some), *blocks)
         total = target
 
@@ -226,18 +227,22 @@ def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
-def weighted_sum_backward(grad, state, values, grads, *, fresh) -> Tensor:
-    """See `cpu.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C)."""
+def weighted_sum_backward(
+    grad, values, scores, gain, *, grad_values, overwrite, with_grad
+) -> Tensor:
+    """See `Passes.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C).
+
+    The last of them is always of grad.
+    """
     span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
     batch, channels, height, width = grad.shape
     depth = len(values)
-    heads, units = state.scores.shape[2], height * width // blocks[0]
+    heads, units = scores.shape[2], height * width // blocks[0]
     sizes = batch, channels, channels // heads, depth, units, span
     sums = torch.empty(grid[2], batch, depth + 1, channels, dtype=torch.float32, device=grad.device)
     for first in range(0, depth, MAX_VALUES):
-        some, targets = (maps[first : first + MAX_VALUES] for maps in (values, grads))
-        tensors = (grad, *pad(some), *pad(targets), state.scores, state.gain, sums)
-        launch(
-            weighted_sum_backward_kernel, grid, tensors, *sizes, first, len(some), fresh, *blocks
-        )
+        some, targets = (maps[first : first + MAX_VALUES] for maps in (values, grad_values))
+        tensors = (grad, *pad(some), *pad(targets), scores, gain, sums)
+        options = first, len(some), overwrite
+        launch(weighted_sum_backward_kernel, grid, tensors, *sizes, *options, *blocks)
     return sums

@@ -287,39 +287,42 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
     return (width // unit, tiles, rows), (last, unit, block_c, block_w), grid
 
 
-def apply(x, history, weight, state, *, residual, out) -> None:
-    """See `cpu.apply`."""
+def apply(x, weight, coefficients, *, history=None, residual=False, out) -> None:
+    """See `Passes.apply`."""
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
-    tensors = (x, history, weight, state.gain, state.slope, state.shift, None, out, None)
+    gain, slope, offset = coefficients
+    tensors = (x, history, weight, gain, slope, offset, None, out, None)
     launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
 
 
-def grid_sums(grad, x, history, *, value, shift) -> Tensor:
-    """See `cpu.grid_sums`; here of each span of the grid (spans, B, n + 2, C).
+def grid_sums(grad, x, *, history=None, convolved, with_grad) -> Tensor:
+    """See `Passes.grid_sums`; here of each span of the grid (spans, B, n + 2, C).
 
     They are of n places under the value's kernel, of the history, and of grad.
     """
     numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
     batch, channels, height, _ = x.shape
-    places = 9 if value else 1
+    places = 9 if convolved else 1
     sums = torch.empty(grid[2], batch, places + 2, channels, dtype=torch.float32, device=x.device)
     sizes = batch, channels, height, *numbers
-    launch(sums_kernel, grid, (grad, x, history, sums), *sizes, places, shift, *blocks)
+    launch(sums_kernel, grid, (grad, x, history, sums), *sizes, places, with_grad, *blocks)
     return sums
 
 
 def apply_backward(
-    grad, weight, state, *, residual, grad_x, grad_history=None, positive=None, added=None
-) -> None:
-    """See `cpu.apply_backward`."""
+    grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False, positive=None,
+    grad_x, grad_history=None,
+) -> None:  # fmt: skip
+    """See `Passes.apply_backward`."""
     numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
-    slope = None if grad_history is None else state.slope
-    tensors = (grad, added, weight, state.gain, slope, state.shift, positive, grad_x, grad_history)
+    gain, slope, _ = coefficients
+    slope = None if grad_history is None else slope
+    tensors = (grad, extra_grad, weight, gain, slope, grad_pixel, positive, grad_x, grad_history)
     sizes = grad.shape[1], grad.shape[2], *numbers
     launch(apply_kernel, grid, tensors, *sizes, True, residual, *blocks)
 
 
-def take_shift(value_sums, sums) -> None:
-    """See `cpu.take_shift`."""
+def take_grad_sum(value_sums, sums) -> None:
+    """Write the sum of grad that `grid_sums` found to where `weighted_sum_backward` leaves it."""
     value_sums[:, :, -1] = 0
     value_sums[0, :, -1] = sums[:, :, -1].sum(0)

@@ -1,0 +1,114 @@
+"""What the autograd Functions of fused layer attention share.
+
+Their options and saved tensors, the layout that maps are computed in, and which gradients a
+backward pass may add to.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mrla_mm.errors import InputError
+from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.reference import without_autocast
+
+
+class Options(NamedTuple):
+    """What a Function is given besides tensors; see `light_fused` and `Layer`."""
+
+    path: str
+    heads: int
+    eps: float
+    add_relu: bool
+    has_history: bool = False
+    is_mla: bool = False
+
+    def layer(self, parameters: Parameters) -> Layer:
+        """The layer with these options and parameters."""
+        return Layer(
+            parameters.weights(),
+            parameters.norm(self.eps),
+            self.heads,
+            has_history=self.has_history,
+            add_relu=self.add_relu,
+        )
+
+
+def save(ctx, saved: Saved, parameters: Parameters, maps: Sequence[Tensor | None]) -> None:
+    """Save for backward what `load` returns; autograd takes one flat sequence of tensors."""
+    ctx.save_for_backward(*saved.attention, *saved.coefficients, *parameters, *maps)
+
+
+def load(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
+    """What `save` was given."""
+    tensors = iter(ctx.saved_tensors)
+    attention = Attention(*islice(tensors, len(Attention._fields)))
+    coefficients = Coefficients(*islice(tensors, len(Coefficients._fields)))
+    parameters = Parameters(*islice(tensors, len(Parameters._fields)))
+    return Saved(attention, coefficients), parameters, tuple(tensors)
+
+
+def refuse_second_derivative() -> None:
+    """Raise RuntimeError if autograd records a backward pass: its gradient would be zero."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "fused layer attention has no second derivative; set MRLA_OPS=naive in the environment"
+        )
+
+
+def disable_autocast(x: Tensor) -> AbstractContextManager:
+    """Do what `without_autocast` does at a tenth of its cost, where torch can (from 2.1 on)."""
+    guard = torch._C._DisableAutocast
+    return guard() if hasattr(guard, "__enter__") else without_autocast(x)
+
+
+def dense_format(x: Tensor) -> torch.memory_format:
+    """Layout that the maps are computed in: that of x where it is one of the two dense ones.
+
+    The patches behind a class token are channels-last but for the gap between samples: they are
+    copied, not transposed, except on a CPU, whose passes are several times as fast on contiguous
+    maps.
+    """
+    if x.is_contiguous():
+        return torch.contiguous_format
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    patches = x.device.type != "cpu" and x.stride(1) == 1
+    return torch.channels_last if last or patches else torch.contiguous_format
+
+
+def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
+    """Tensor in the precision and layout of x; InputError if it is of another shape."""
+    if tensor.shape != x.shape:
+        raise InputError(
+            f"maps of a stage must have one shape, got {tuple(tensor.shape)} and {tuple(x.shape)}"
+        )
+    return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
+
+
+# Ownership of gradients. Every layer of a stage adds to the gradients of all earlier values, in
+# place: T values cost T maps, not T^2. A node may do so only to a map that nobody else holds. A
+# layer's backward pass therefore names, on each gradient that it returns, the node that receives
+# it. Autograd passes that very tensor on only if it is all of that value's gradient: a sum with
+# what others send is another tensor, without a name; and a node in between, which may hand one
+# tensor to several inputs (as an addition does), was itself the receiver. So a gradient that names
+# this node came straight from a later layer, for this layer alone.
+
+
+def hand_over(gradients: Sequence[Tensor], ctx) -> None:
+    """Name the receivers of gradients that a node returns for its last inputs."""
+    receivers = reversed(ctx.next_functions)
+    for gradient, (receiver, _) in zip(reversed(gradients), receivers, strict=False):
+        gradient.receiver = receiver
+
+
+def own_gradient(gradient: Tensor | None, x: Tensor, ctx) -> Tensor:
+    """Gradient of a value that this node may add to: one handed over to it, or a copy."""
+    if gradient is None:
+        return torch.zeros_like(x)
+    matched = match_layout(gradient, x)
+    is_own = matched is not gradient or getattr(gradient, "receiver", None) is ctx
+    return matched if is_own else matched.clone()

@@ -1,0 +1,347 @@
+"""The interface of the passes over feature maps, which every implementation of the fused paths has.
+
+    TorchPasses    plain PyTorch, on every device and in every dtype
+    TritonPasses   kernels for a GPU
+
+A layer runs `add_relu` and then its forward method, and later its backward method:
+
+    light_forward, base_forward, mla_forward       averages -> coefficients -> y
+    light_backward, base_backward, mla_backward    sums over the grid -> gradients
+
+These six are written here in terms of the other methods: the abstract ones, which read and write
+maps, and those that compute coefficients from small tensors. An implementation may override any of
+them to do in one launch what takes several here.
+
+Shapes are those of `mrla_mm.ops`: maps (B, C, H, W) of one dtype and one dense layout, coefficients
+(B, C), keys (B, T, C). Maps are read alone, but for arguments called out, grad_x, grad_history and
+grad_values, which exist and are written, each element once, and which share memory with no other
+argument unless it says so. What `add_relu`, `grid_sums` and `weighted_sum_backward` return is
+read by the same object's methods for coefficients only, so each implementation chooses its form.
+"""
+
+import abc
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from mrla_mm.ops import coefficients as plain
+from mrla_mm.ops.coefficients import Coefficients, GridSums, Layer, Parameters, Saved, ValueSums
+
+
+class Passes(abc.ABC):
+    """Passes over maps; the module has what all methods share."""
+
+    @abc.abstractmethod
+    def chunks(self, x: Tensor) -> Iterable[slice | None]:
+        """Parts of the batch that all passes take one after the other; None for all of it."""
+
+    @abc.abstractmethod
+    def add_relu(
+        self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
+    ) -> Tensor | None:
+        """Write x = relu(c + shortcut); return its averages over the grid if `pool`, else None.
+
+        Without a shortcut x is c, out is c itself, and nothing is written. The averages are those
+        of x as it is rounded to its dtype.
+        """
+
+    @abc.abstractmethod
+    def apply(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        coefficients: Coefficients,
+        *,
+        history: Tensor | None = None,
+        residual: bool = False,
+        out: Tensor,
+    ) -> None:
+        """Write [x +] gain dw(x; weight) [+ slope history] + offset.
+
+        The weight (C, 1, 3, 3) is that of the depthwise convolution; without one dw(x) is x. With
+        `residual` x itself is added, before anything is rounded to a half-precision dtype.
+        """
+
+    @abc.abstractmethod
+    def apply_backward(
+        self,
+        grad: Tensor,
+        weight: Tensor | None,
+        coefficients: Coefficients,
+        *,
+        grad_pixel: Tensor | None = None,
+        extra_grad: Tensor | None = None,
+        residual: bool = False,
+        positive: Tensor | None = None,
+        grad_x: Tensor,
+        grad_history: Tensor | None = None,
+    ) -> None:
+        """Write the gradients of x and, if asked for, of the history: the transpose of `apply`.
+
+        Args; others are those of `apply`, whose offset has no part in this:
+            grad: gradient of what `apply` wrote.
+            grad_pixel: what is added to the gradient of every pixel of x (B, C).
+            extra_grad: map that is added to the gradient of x.
+            positive: x = relu(c + shortcut), through which the gradient goes on to c.
+            grad_x: gradient of x, or with `positive` of c.
+            grad_history: slope times grad; with `positive`, where the history is the shortcut, plus
+                the gradient of c.
+        """
+
+    @abc.abstractmethod
+    def grid_sums(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        *,
+        history: Tensor | None = None,
+        convolved: bool,
+        with_grad: bool,
+    ) -> GridSums:
+        """Sum over the grid, in at least single precision, or return partial sums of that.
+
+        Of grad times x: with `convolved` shifted to each of the nine places under the kernel. Of
+        grad times the history. And, `with_grad`, of grad.
+        """
+
+    @abc.abstractmethod
+    def weighted_sum(
+        self,
+        values: Sequence[Tensor],
+        scores: Tensor,
+        coefficients: Coefficients,
+        *,
+        x: Tensor | None = None,
+        out: Tensor,
+    ) -> None:
+        """Write [x +] gain sum_s scores_s values_s + offset, reading each of the T values once.
+
+        Scores are (B, T, G).
+        """
+
+    @abc.abstractmethod
+    def weighted_sum_backward(
+        self,
+        grad: Tensor,
+        values: Sequence[Tensor],
+        scores: Tensor,
+        gain: Tensor | None,
+        *,
+        grad_values: Sequence[Tensor],
+        overwrite: bool,
+        with_grad: bool,
+    ) -> ValueSums:
+        """Add gain scores_s grad to each of T grad_values; return sums as `grid_sums` does.
+
+        They are of grad times each value and, `with_grad`, of grad. With `overwrite` grad_values
+        are written, whatever they were before.
+        """
+
+    def light_coefficients(self, pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
+        """See `coefficients.light_coefficients`; averages as `add_relu` returns them."""
+        return plain.light_coefficients(pooled, layer, size)
+
+    def base_coefficients(self, pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
+        """See `coefficients.base_coefficients`; averages as `add_relu` returns them."""
+        return plain.base_coefficients(pooled, layer, earlier_keys)
+
+    def light_coefficients_backward(
+        self, saved: Saved, layer: Layer, size: torch.Size, sums: GridSums
+    ) -> tuple[Tensor | None, Parameters]:
+        """See `coefficients.light_coefficients_backward`; sums as `grid_sums` returns them."""
+        return plain.light_coefficients_backward(saved, layer, size, sums)
+
+    def base_coefficients_backward(
+        self,
+        saved: Saved,
+        layer: Layer,
+        size: torch.Size,
+        sums: GridSums,
+        value_sums: ValueSums,
+        grad_keys: Tensor | None,
+    ) -> tuple[Tensor, Parameters, Tensor | None]:
+        """See `coefficients.base_coefficients_backward`; sums as the passes return them."""
+        return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
+
+    def mla_coefficients_backward(
+        self, saved: Saved, layer: Layer, size: torch.Size, sums: GridSums, value_sums: ValueSums
+    ) -> tuple[Tensor, Parameters, Tensor | None]:
+        """As of base, but the sum of the output's gradient is among `sums`."""
+        value_sums = value_sums._replace(grad=sums.grad)
+        return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, None)
+
+    def light_forward(
+        self, x: Tensor, pooled: Tensor | None, history: Tensor | None, layer: Layer, *, out: Tensor
+    ) -> Saved:
+        """Write y of MRLA-light; averages as `add_relu` returns them, None without a gate."""
+        saved = self.light_coefficients(pooled, layer, x.shape)
+        self.apply(
+            x,
+            layer.weights.value,
+            saved.coefficients,
+            history=history,
+            residual=layer.norm is not None,
+            out=out,
+        )
+        return saved
+
+    def light_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        history: Tensor | None,
+        layer: Layer,
+        saved: Saved,
+        *,
+        grad_x: Tensor,
+        grad_history: Tensor | None,
+    ) -> Parameters:
+        """Write the gradients of the maps; return those of the parameters. grad is that of y.
+
+        With a layer's add_relu, grad_x is the gradient of c, and grad_history that of the shortcut.
+        """
+        has_norm = layer.norm is not None
+        weight = layer.weights.value
+        sums = self.grid_sums(
+            grad, x, history=history, convolved=weight is not None, with_grad=has_norm
+        )
+        grad_pixel, gradients = self.light_coefficients_backward(saved, layer, x.shape, sums)
+        self.apply_backward(
+            grad,
+            weight,
+            saved.coefficients,
+            grad_pixel=grad_pixel,
+            residual=has_norm,
+            positive=x if layer.add_relu else None,
+            grad_x=grad_x,
+            grad_history=grad_history,
+        )
+        return gradients
+
+    def base_forward(
+        self,
+        x: Tensor,
+        pooled: Tensor,
+        values: Sequence[Tensor],
+        layer: Layer,
+        *,
+        earlier_keys: Tensor | None,
+        out: Tensor,
+    ) -> Saved:
+        """Write y of MRLA-base and its own value, the last of T; averages as for light."""
+        self.apply(x, layer.weights.value, Coefficients(), out=values[-1])
+        saved = self.base_coefficients(pooled, layer, earlier_keys)
+        residual = None if layer.norm is None else x
+        self.weighted_sum(values, saved.attention.scores, saved.coefficients, x=residual, out=out)
+        return saved
+
+    def base_backward(
+        self,
+        grad: Tensor,
+        grad_keys: Tensor | None,
+        x: Tensor,
+        values: Sequence[Tensor],
+        layer: Layer,
+        saved: Saved,
+        *,
+        grad_values: Sequence[Tensor],
+        overwrite: bool,
+        grad_x: Tensor,
+    ) -> tuple[Parameters, Tensor | None]:
+        """Write grad_x and add to grad_values; return the gradients of parameters, earlier keys.
+
+        grad is that of y; grad_keys (B, T, C), and grad_values unless `overwrite`, are what later
+        layers make of keys and values. With a layer's add_relu, grad_x is the gradient of c.
+        """
+        has_norm = layer.norm is not None
+        value_sums = self.weighted_sum_backward(
+            grad,
+            values,
+            saved.attention.scores,
+            saved.coefficients.gain,
+            grad_values=grad_values,
+            overwrite=overwrite,
+            with_grad=has_norm,
+        )
+        sums = self.grid_sums(grad_values[-1], x, convolved=True, with_grad=False)
+        grad_pixel, gradients, grad_earlier_keys = self.base_coefficients_backward(
+            saved, layer, x.shape, sums, value_sums, grad_keys
+        )
+        self.apply_backward(
+            grad_values[-1],
+            layer.weights.value,
+            Coefficients(),
+            grad_pixel=grad_pixel,
+            extra_grad=grad if has_norm else None,
+            positive=x if layer.add_relu else None,
+            grad_x=grad_x,
+        )
+        return gradients, grad_earlier_keys
+
+    def mla_forward(
+        self,
+        x: Tensor,
+        pooled: Tensor,
+        values: Sequence[Tensor],
+        layer: Layer,
+        *,
+        earlier_keys: Tensor | None,
+        out: Tensor,
+    ) -> Saved:
+        """Write y of MLA, whose T values are the maps, x the last; averages as for light."""
+        saved = self.base_coefficients(pooled, layer, earlier_keys)
+        gain, _, offset = saved.coefficients
+        total = torch.empty_like(x)
+        self.weighted_sum(values, saved.attention.scores, Coefficients(gain=gain), out=total)
+        residual = None if layer.norm is None else x
+        coefficients = Coefficients(offset=offset)
+        self.apply(total, layer.weights.value, coefficients, history=residual, out=out)
+        return saved
+
+    def mla_backward(
+        self,
+        grad: Tensor,
+        grad_averages: Tensor | None,
+        x: Tensor,
+        values: Sequence[Tensor],
+        layer: Layer,
+        saved: Saved,
+        *,
+        grad_values: Sequence[Tensor],
+        overwrite: bool,
+        grad_x: Tensor,
+    ) -> tuple[Parameters, Tensor | None]:
+        """As `base_backward`, but later layers use the averages of x (B, C) in place of a key."""
+        has_norm = layer.norm is not None
+        weight = layer.weights.value
+        scores, gain = saved.attention.scores, saved.coefficients.gain
+        total = torch.empty_like(x)
+        self.weighted_sum(values, scores, Coefficients(gain=gain), out=total)
+        sums = self.grid_sums(grad, total, convolved=True, with_grad=has_norm)
+        grad_total = total  # whose elements nothing needs any more
+        self.apply_backward(grad, weight, Coefficients(), grad_x=grad_total)
+        value_sums = self.weighted_sum_backward(
+            grad_total,
+            values,
+            scores,
+            gain,
+            grad_values=grad_values,
+            overwrite=overwrite,
+            with_grad=False,
+        )
+        grad_pixel, gradients, grad_earlier_keys = self.mla_coefficients_backward(
+            saved, layer, x.shape, sums, value_sums
+        )
+        if grad_averages is not None:
+            grad_pixel = grad_pixel + grad_averages / (x.shape[2] * x.shape[3])
+        self.apply_backward(
+            grad_values[-1],
+            None,
+            Coefficients(),
+            grad_pixel=grad_pixel,
+            extra_grad=grad if has_norm else None,
+            positive=x if layer.add_relu else None,
+            grad_x=grad_x,
+        )
+        return gradients, grad_earlier_keys

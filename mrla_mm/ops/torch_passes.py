@@ -1,0 +1,231 @@
+"""The passes over feature maps of fused layer attention in plain PyTorch.
+
+One depthwise convolution over B * C channels, with weights of each sample, does gate, value, norm
+and residual; the history is one more operation. A few samples are taken at a time, which stay in
+the cache of a CPU from one pass to the next.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, expand_scores
+from mrla_mm.ops.passes import Passes
+from mrla_mm.ops.reference import at_least_float32, global_average
+
+CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
+# Where the residual may be a weight of 1, which swallows small weights in half precision.
+EXACT = (torch.float32, torch.float64)
+
+
+class TorchPasses(Passes):
+    """Passes for every device and dtype; `Passes` has what each method does."""
+
+    def chunks(self, x: Tensor) -> Iterator[slice | None]:
+        """Slices of the batch whose maps fit the cache of a CPU; None, as elsewhere.
+
+        Channels-last maps cannot be seen as one map of b * c channels, so they go one by one.
+        """
+        batch = x.shape[0]
+        size = batch
+        if x.device.type == "cpu":
+            count = math.ceil(x.numel() * x.element_size() / CHUNK_BYTES)
+            size = math.ceil(batch / count) if x.is_contiguous() else 1
+        if size == batch:
+            yield None
+            return
+        for start in range(0, batch, size):
+            yield slice(start, start + size)
+
+    def add_relu(
+        self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
+    ) -> Tensor | None:
+        """Return averages (B, C) in at least single precision."""
+        if shortcut is not None:
+            torch.add(c, shortcut, out=out).relu_()
+        return global_average(out) if pool else None
+
+    def apply(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        coefficients: Coefficients,
+        *,
+        history: Tensor | None = None,
+        residual: bool = False,
+        out: Tensor,
+    ) -> None:
+        """Run one convolution, whose kernel holds gain and residual."""
+        convolve(x, weight, coefficients, extra=history, residual=residual, out=out)
+
+    def apply_backward(
+        self,
+        grad: Tensor,
+        weight: Tensor | None,
+        coefficients: Coefficients,
+        *,
+        grad_pixel: Tensor | None = None,
+        extra_grad: Tensor | None = None,
+        residual: bool = False,
+        positive: Tensor | None = None,
+        grad_x: Tensor,
+        grad_history: Tensor | None = None,
+    ) -> None:
+        """Run the convolution with the kernel turned round."""
+        flipped = None if weight is None else weight.flip((2, 3))
+        transposed = Coefficients(gain=coefficients.gain, offset=grad_pixel)
+        options = dict(extra=extra_grad, residual=residual)
+        slope = torch.ones_like(grad[:1, :, :1, :1])
+        if coefficients.slope is not None:
+            slope = on_grid(coefficients.slope, grad)
+        if positive is None:
+            convolve(grad, flipped, transposed, out=grad_x, **options)
+            if grad_history is not None:
+                torch.mul(grad, slope, out=grad_history)
+            return
+        grad_sum = convolve(grad, flipped, transposed, **options)
+        torch.ops.aten.threshold_backward.grad_input(grad_sum, positive, 0, grad_input=grad_x)
+        if grad_history is not None:
+            torch.addcmul(grad_x, grad, slope, out=grad_history)
+
+    def grid_sums(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        *,
+        history: Tensor | None = None,
+        convolved: bool,
+        with_grad: bool,
+    ) -> GridSums:
+        """Return the sums of each sample; where it can, by the convolution's own backward pass."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        of_history = None if history is None else grid_sum(grad.to(dtype) * history)
+        of_grad = None
+        if convolved:
+            groups = x.shape[0] * x.shape[1]
+            stacked = (1, groups, *x.shape[2:])
+            kernel = x.new_empty(groups, 1, 3, 3)  # only its shape matters
+            with_bias = with_grad and x.dtype in EXACT
+            _, of_value, of_grad = torch.ops.aten.convolution_backward(
+                grad.reshape(stacked), x.reshape(stacked), kernel,
+                [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
+            )  # fmt: skip
+            of_value = of_value.to(dtype).view(*x.shape[:2], 9)
+            of_grad = of_grad.view(x.shape[:2]) if with_bias else None
+        else:
+            of_value = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
+        if with_grad and of_grad is None:
+            of_grad = grid_sum(grad)
+        return GridSums(of_value, of_history, of_grad)
+
+    def weighted_sum(
+        self,
+        values: Sequence[Tensor],
+        scores: Tensor,
+        coefficients: Coefficients,
+        *,
+        x: Tensor | None = None,
+        out: Tensor,
+    ) -> None:
+        """Add one value after the other to out."""
+        weights = value_weights(scores, coefficients.gain, out)
+        first = x is not None and out.dtype in EXACT
+        if first:
+            torch.addcmul(x, values[0], weights[0], out=out)
+        else:
+            torch.mul(values[0], weights[0], out=out)
+        for value, weight in zip(values[1:], weights[1:], strict=True):
+            out.addcmul_(value, weight)
+        if coefficients.offset is not None:
+            out.add_(on_grid(coefficients.offset, out))
+        if x is not None and not first:
+            out.add_(x)
+
+    def weighted_sum_backward(
+        self,
+        grad: Tensor,
+        values: Sequence[Tensor],
+        scores: Tensor,
+        gain: Tensor | None,
+        *,
+        grad_values: Sequence[Tensor],
+        overwrite: bool,
+        with_grad: bool,
+    ) -> ValueSums:
+        """Return the sums of each sample."""
+        batch, channels = grad.shape[:2]
+        sums = scores.new_empty(batch, len(values), channels)
+        products = torch.empty_like(grad)
+        weights = value_weights(scores, gain, grad)
+        for index, value in enumerate(values):
+            sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
+            if overwrite:
+                torch.mul(grad, weights[index], out=grad_values[index])
+            else:
+                grad_values[index].addcmul_(grad, weights[index])
+        return ValueSums(sums, grid_sum(grad) if with_grad else None)
+
+
+def grid_sum(x: Tensor) -> Tensor:
+    """Sum over the grid in at least single precision: (B, C, H, W) -> (B, C)."""
+    return x.sum(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
+    """Values per channel that multiply a map in its precision: (B, C) -> (B, C, 1, 1)."""
+    return per_channel.to(x.dtype)[:, :, None, None]
+
+
+def value_weights(scores: Tensor, gain: Tensor | None, x: Tensor) -> list[Tensor]:
+    """Factor of each value in the precision of x, gain times score: T times (B, C, 1, 1)."""
+    weights = expand_scores(scores, x.shape[1])  # (B, T, C)
+    if gain is not None:
+        weights = weights * gain.unsqueeze(1)
+    return [on_grid(weight, x) for weight in weights.unbind(1)]
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor | None,
+    coefficients: Coefficients,
+    *,
+    extra: Tensor | None,
+    residual: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """[x +] gain dw(x; weight) + slope extra + offset, into out or a new map (B, C, H, W)."""
+    kernel = x.new_ones(1, 1) if weight is None else weight.flatten(1)
+    kernel = at_least_float32(kernel).expand(*x.shape[:2], -1)  # (B, C, 9 or 1)
+    if coefficients.gain is not None:
+        kernel = coefficients.gain.unsqueeze(-1) * kernel
+    residual_in_kernel = residual and x.dtype in EXACT
+    if residual_in_kernel:
+        kernel = kernel.clone()
+        kernel[..., kernel.shape[-1] // 2].add_(1)
+    y = depthwise(x, kernel, coefficients.offset)
+    if extra is not None and coefficients.slope is not None:
+        y = torch.addcmul(y, extra, on_grid(coefficients.slope, x), out=out)
+    elif extra is not None:
+        y = torch.add(y, extra, out=out)
+    elif out is not None:
+        y = out.copy_(y)
+    return y.add_(x) if residual and not residual_in_kernel else y
+
+
+def depthwise(x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:
+    """Depthwise 3x3 convolution (or product) in which each sample has its own weights.
+
+    Shapes: x (b, c, H, W), weight (b, c, 9 or 1), offset (b, c) or None -> (b, c, H, W).
+    """
+    batch, channels = x.shape[:2]
+    if offset is not None:
+        offset = offset.to(x.dtype).reshape(-1)
+    if weight.shape[-1] == 1:
+        out = x * on_grid(weight[..., 0], x)
+        return out if offset is None else out.add_(offset.view(batch, channels, 1, 1))
+    weight = weight.to(x.dtype).reshape(batch * channels, 1, 3, 3)
+    stacked = x.reshape(1, batch * channels, *x.shape[2:])
+    return F.conv2d(stacked, weight, offset, padding=1, groups=batch * channels).view(x.shape)
