@@ -8,7 +8,6 @@ detections.jpg, layer_attention.png and inside.png of docs/_static.
 
 import argparse
 import itertools
-import runpy
 import sys
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from pycocotools.coco import COCO
 from measure import as_markdown
 from mrla_mm import cli, inference
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
+from mrla_mm.compare.run import initial_weights
 
 KINDS = {"mrla_base": "MRLA-base", "mrla_light": "MRLA-light"}
-COMPARE = Path(__file__).resolve().parents[1] / "tools/compare.py"
 
 
 def parse_args(argv):
@@ -54,7 +53,7 @@ def record(loaded, images):
 
 def with_initial_queries(loaded, seed):
     """Give the detector the queries and keys that it started with; return it."""
-    weights, _ = runpy.run_path(str(COMPARE))["initial_weights"](loaded.cfg, seed)
+    weights, _ = initial_weights(loaded.cfg, seed)
     first = {key: weights[key] for key in weights if ".query." in key or ".key." in key}
     loaded.model.load_state_dict(first, strict=False)
     return loaded

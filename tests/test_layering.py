@@ -28,6 +28,8 @@ ALLOWED |= {
     "export": FOLDERS,
     "cli": FOLDERS | {"config"},
     "inference": FOLDERS | {"config", "cli"},
+    "training": FOLDERS | {"cli"},
+    "compare": FOLDERS | {"cli", "config", "inference", "training"},
     "__main__": {"cli"},
 }
 FILES = {path.stem for path in PACKAGE.glob("*.py")}

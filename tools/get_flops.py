@@ -34,18 +34,19 @@ def parse_args(argv):
 
 
 def count(name, args):
-    """Return what a config's model has and does; sets the shape of the image if it is not given."""
-    from mrla_mm.analysis.complexity import measure  # imports mmdet: --help should not wait for it
+    """Return what a config's model has and does, and the shape of the image it was counted for."""
+    # Imports mmdet: --help should not wait for it.
+    from mrla_mm.analysis.complexity import image_shape, measure
 
     cfg = read_config(name, args.cfg_options)
-    args.shape = args.shape or ((800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224))
-    found = measure(build_model(cfg), tuple(args.shape), device=args.device)
+    shape = tuple(args.shape or image_shape(cfg))
+    found = measure(build_model(cfg), shape, device=args.device)
     for operator, calls in found.unknown.items():
         message = f"warning: {operator} is not in the rule and not counted ({calls} calls)"
         print(message, file=sys.stderr)
     parameters = f"{sum(found.parameters.values()):,} parameters, {found.trainable:,} trainable"
     print(f"{name}: {parameters}, {found.total / 1e9:.3f} G multiply-adds")
-    return found
+    return found, shape
 
 
 def show(modules, kinds, sign):
@@ -63,13 +64,15 @@ def main(argv=None):
     """Count with the given command line."""
     args = parse_args(argv)
     MMLogger.get_current_instance().setLevel("WARNING")
-    found = count(args.config, args)
-    modules, kinds = found.by_module(args.max_depth), found.by_kind()
+    found, args.shape = count(args.config, args)
+    modules = found.by_module(args.max_depth)
+    kinds = found.by_kind()
     if args.compare:
-        second = count(args.compare, args)
+        second, _ = count(args.compare, args)
         kinds = second.by_kind()
         kinds.subtract(found.by_kind())
-        first, modules = modules, second.by_module(args.max_depth)
+        first = modules
+        modules = second.by_module(args.max_depth)
         for name in {**first, **modules}:
             old, new = first.get(name, (0, 0)), modules.get(name, (0, 0))
             modules[name] = new[0] - old[0], new[1] - old[1]

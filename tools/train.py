@@ -3,13 +3,10 @@
 
 import argparse
 import sys
-import zipfile
-from pathlib import Path
 
 from mmengine import device
-from torch import nn
 
-from mrla_mm import cli
+from mrla_mm import cli, training
 from mrla_mm.errors import InputError
 
 
@@ -34,26 +31,8 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
-def newest_checkpoint(work_dir):
-    """Return the checkpoint to resume from, None if no file is intact.
-
-    The best checkpoints are left out, since mmengine saves them without the optimizer.
-    `last_checkpoint` holds a path that a copied work directory no longer has, so the file of that
-    name in the directory comes first.
-    """
-    found = [path for path in work_dir.glob("*.pth") if not path.name.startswith("best_")]
-    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    record = work_dir / "last_checkpoint"
-    if record.is_file():
-        recorded = record.read_text(errors="replace").strip()
-        if "://" in recorded:
-            return recorded
-        found = [work_dir / Path(recorded).name, Path(recorded), *found]
-    return next((path for path in found if path.is_file() and zipfile.is_zipfile(path)), None)
-
-
-def main(argv=None, hooks=()):
-    """Train with the given command line, and hooks of a caller in Python."""
+def main(argv=None):
+    """Train with the given command line."""
     args = parse_args(argv)
     cfg = cli.load_config(args)
     if args.amp and device.get_device() == "cpu":
@@ -67,24 +46,14 @@ def main(argv=None, hooks=()):
             raise InputError("--auto-scale-lr: the config has no auto_scale_lr.base_batch_size")
         cfg.auto_scale_lr.enable = True
     if args.resume is not None:
-        checkpoint = newest_checkpoint(Path(cfg.work_dir)) if args.resume == "auto" else args.resume
-        cfg.resume = checkpoint is not None
-        if cfg.resume:
-            cfg.load_from = str(checkpoint)
-    runner = cli.build_runner(cfg, "train", "val")
-    for hook in hooks:
-        runner.register_hook(hook)
-    if cfg.resume and isinstance(runner.model, nn.Module):
-        # The checkpoint has all weights; those that the run started from may be gone.
-        for module in runner.model.modules():
-            if hasattr(module, "init_cfg"):
-                module.init_cfg = None
-    if args.resume is not None:
-        scratch = "no checkpoint yet, training starts from scratch"
-        found = f"continuing from {cfg.load_from}" if cfg.resume else scratch
-        runner.logger.info(f"--resume: {found}")
+        checkpoint = args.resume
+        if checkpoint == "auto":
+            checkpoint = training.newest_checkpoint(cfg.work_dir)
+        if checkpoint is None:
+            print("--resume: no checkpoint yet, training starts from scratch")
+        training.resume_from(cfg, checkpoint)
     try:
-        runner.train()
+        training.train(cfg)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"--resume continues from the last checkpoint in {cfg.work_dir}"

@@ -4,8 +4,9 @@ For a layer's map A (K, h, w) and a score s(image), both are relu(sum_k w_k A_k)
 with
 
     Grad-CAM   w_k = mean over the grid of ds / dA_k
-    ScoreCAM   w_k = softmax_k(s(image * A'_k) - s(image)),  A'_k = A_k scaled to 0..1 and to the
-    image's size
+    ScoreCAM   w_k = softmax_k(s(image * A'_k)),  A'_k = A_k scaled to 0..1 and to the image's size
+
+(The softmax cancels s(image), which ScoreCAM's paper subtracts.)
 
 A classifier's score is the logit of a class. A detector's is the log-odds of its best detection of
 the class whose box overlaps a given one with an IoU of at least 0.5, p = 0.001 if there is none:
@@ -127,11 +128,11 @@ def score_cam(
 
     With `max_channels`, only that many channels are used, whose maps vary most over the grid.
     """
-    base, maps = run_with_map(layer, lambda: score(model, images, target, sample))
-    maps = maps[0]
+    _, (maps,) = run_with_map(layer, partial(score, model, images, target, sample))
     if max_channels is not None:
         maps = maps[maps.flatten(1).var(1).topk(min(max_channels, len(maps))).indices]
-    masks = F.interpolate(unit_range(maps)[:, None], size=images.shape[2:], mode="bilinear")
-    masked = [mask * images for mask in masks.split(16)]  # at most (16, 3, H, W)
-    scores = torch.cat([score(model, batch, target, sample) for batch in masked])
-    return unit_range(torch.einsum("k,khw->hw", (scores - base).softmax(0), maps).relu())
+    scores = []
+    for few in maps.split(16):  # masks of all channels in the image's size would fill the memory
+        masks = F.interpolate(unit_range(few)[:, None], size=images.shape[2:], mode="bilinear")
+        scores.append(score(model, masks * images, target, sample))  # of (16, 3, H, W) at most
+    return unit_range(torch.einsum("k,khw->hw", torch.cat(scores).softmax(0), maps).relu())

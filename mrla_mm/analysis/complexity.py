@@ -43,32 +43,42 @@ FREE = """
 """
 
 
-def convolution(args: tuple, out: Tensor) -> int:
+Call = Mapping[str, object]  # an operator's arguments by torch's names for them
+
+
+def convolution(call: Call, out: Tensor) -> int:
     """Count a convolution; a transposed one uses each weight once for each input element."""
-    return (args[0] if args[6] else out).numel() * math.prod(args[1].shape[1:])
+    pixels = call["input"] if call["transposed"] else out
+    return pixels.numel() * math.prod(call["weight"].shape[1:])
 
 
-def per_output(factor: int) -> Callable[[tuple, Tensor], int]:
+def product_with(matrix: str) -> Callable[[Call, Tensor], int]:
+    """Return the rule of a product whose first factor is the argument of this name."""
+    return lambda call, out: out.numel() * call[matrix].shape[-1]
+
+
+def per_output(factor: int) -> Callable[[Call, Tensor], int]:
     """Return a rule that counts so many multiply-adds for each output element."""
-    return lambda args, out: factor * out.numel()
+    return lambda call, out: factor * out.numel()
 
 
-def affine_norm(weight: int) -> Callable[[tuple, Tensor], int]:
-    """Return the rule of a norm whose weight, which may be None, is the argument of that number."""
-    return lambda args, out: out.numel() * (2 if args[weight] is None else 3)
+def affine_norm(call: Call, out: Tensor) -> int:
+    """Count a norm, which may have no weight."""
+    return out.numel() * (2 if call["weight"] is None else 3)
 
 
 OTHER = "activations, pooling, resizing"
 RULE = (  # kind of work, operators, multiply-adds from the arguments and the first result
     ("convolutions", "convolution _convolution", convolution),
-    ("matrix products", "mm bmm mv dot", lambda args, out: out.numel() * args[0].shape[-1]),
-    ("matrix products", "addmm baddbmm addmv", lambda args, out: out.numel() * args[1].shape[-1]),
+    ("matrix products", "mm bmm mv dot", product_with("self")),
+    ("matrix products", "addmm", product_with("mat1")),
+    ("matrix products", "baddbmm", product_with("batch1")),
+    ("matrix products", "addmv", product_with("mat")),
     ("elementwise products", "mul div addcmul addcdiv square pow lerp reciprocal", per_output(1)),
     ("norms", "batch_norm native_batch_norm cudnn_batch_norm _batch_norm_no_update", per_output(1)),
     ("norms", "_native_batch_norm_legit _native_batch_norm_legit_no_training", per_output(1)),
-    ("norms", "native_layer_norm", affine_norm(2)),
-    ("norms", "native_group_norm", affine_norm(1)),
-    ("norms", "var var_mean std linalg_vector_norm", lambda args, out: args[0].numel()),
+    ("norms", "native_layer_norm native_group_norm", affine_norm),
+    ("norms", "var var_mean std linalg_vector_norm", lambda call, out: call["self"].numel()),
     (OTHER, "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean", per_output(1)),
     (OTHER, "avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d", per_output(1)),
     (OTHER, "hardswish", per_output(2)),
@@ -124,9 +134,11 @@ class OperationCounter(TorchDispatchMode):
             name = "mul"
         if name in COUNTED:
             kind, rule = COUNTED[name]
-            if rule is convolution and args[8] > 1 and args[1].shape[1] == 1:
+            names = [argument.name for argument in func._schema.arguments]
+            call = dict(zip(names, args, strict=False)) | kwargs
+            if rule is convolution and call["groups"] > 1 and call["weight"].shape[1] == 1:
                 kind = "depthwise convolutions"
-            self.counts[self.module[-1], kind] += rule(args, first)
+            self.counts[self.module[-1], kind] += rule(call, first)
         elif name not in NOT_COUNTED:
             self.unknown[func._schema.name] += 1
         return out
@@ -189,6 +201,11 @@ class Complexity(NamedTuple):
                 before = table.get(key, (0, 0))
                 table[key] = before[0] + parameters, before[1] + operations
         return table
+
+
+def image_shape(cfg: Mapping) -> tuple[int, int]:
+    """Return the (height, width) to count for: a detector's image of COCO, or one of ImageNet."""
+    return (800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)
 
 
 def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -> Complexity:

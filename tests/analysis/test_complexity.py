@@ -41,6 +41,7 @@ class Call(nn.Module):
         (nn.LayerNorm(C), [(5, C)], 3 * 5 * C),
         (nn.GroupNorm(4, C, affine=False), [(1, C, H, W)], 2 * MAP),
         (nn.GELU(), [(5, C)], 5 * C),
+        (nn.Hardswish(), [(5, C)], 2 * 5 * C),
     ],
 )
 def test_operators(module, shapes, expected):

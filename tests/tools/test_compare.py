@@ -1,6 +1,7 @@
-"""Comparisons: shared initial weights, a broken config, and a run that is killed and resumed."""
+"""Comparisons: what is planned and refused, shared weights, and a killed run that is resumed."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,44 +9,139 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from mrla_mm import cli, compare
+from mrla_mm.compare.run import ComparedRunHook, initial_weights, shared_weights
 from mrla_mm.config import read_config
+from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
 from ..conftest import ROOT, load_tool, tiny_options
 
 LIGHT = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
+PARTS = {
+    "stem": "model = dict(backbone=dict(stem_channels=8))",
+    "broken": "model = dict(neck=None)",
+    "longer": "train_cfg = dict(max_epochs=11)",
+    "same": "model = dict(backbone=dict(layer_attention=dict(type='MRLALight')))",
+}
 
 
 @pytest.fixture
 def configs(tmp_path):
-    for name, part in {"stem": "backbone=dict(stem_channels=8)", "broken": "neck=None"}.items():
-        (tmp_path / f"{name}.py").write_text(f"_base_ = '{LIGHT}'\nmodel = dict({part})")
-    return [LIGHT, *(str(tmp_path / f"{name}.py") for name in ("stem", "broken"))]
+    for name, part in PARTS.items():
+        (tmp_path / f"{name}.py").write_text(f"_base_ = '{LIGHT}'\n{part}")
+    return [LIGHT, *(str(tmp_path / f"{name}.py") for name in PARTS)]
+
+
+def plan_of(names, out, **options):
+    return compare.make_plan(names, out / "out", 2, {}, **options)
 
 
 def test_what_both_models_draw_at_random_starts_the_same(configs):
-    compare = load_tool("compare")
     first, second = (read_config(config, {}) for config in configs[:2])
     second.update(compare=dict(weights_shared_with=configs[0]), resume=False)
     runner = SimpleNamespace(cfg=second, model=build_model(second), seed=3)
-    compare.ComparedRunHook(None).before_run(runner)
+    ComparedRunHook().before_run(runner)
     runner.model.init_weights()
-    found, (drawn, keys) = runner.model.state_dict(), compare.initial_weights(first, 3)
+    found, (drawn, keys) = runner.model.state_dict(), initial_weights(first, 3)
     others = [key for key in keys if not found[key].equal(drawn[key])]
     assert others and all(found[key].shape != drawn[key].shape for key in others)
 
 
-def test_a_run_without_the_metric_is_a_fault_beside_the_others(tmp_path):
-    compare = load_tool("compare")
-    folders = [tmp_path / name / "seed_0" for name in ("plain", "light")]
-    for folder, metric in zip(folders, ("AP", "AP50"), strict=True):
+def test_what_either_model_does_not_draw_stays_its_own(configs):
+    drawn, fixed = (read_config(LIGHT, {}) for _ in range(2))
+    fixed.model.rpn_head.init_cfg = dict(type="Constant", layer="Conv2d", val=0)
+    key = "rpn_head.rpn_conv.weight"
+    assert not shared_weights(fixed, drawn, 3)[key].any(), "the first draws it alone"
+    own, _ = initial_weights(drawn, 3)
+    assert torch.equal(shared_weights(drawn, fixed, 3)[key], own[key]), "the second draws it alone"
+
+
+def test_the_plan_says_which_models_are_the_same_and_which_schedules_differ(configs, tmp_path):
+    _, stem, _, longer, same = configs
+    plan = plan_of([LIGHT, stem, longer, same], tmp_path)
+    first = "faster_rcnn_r50_quarter_mrla_light"
+    remarks = "\n".join(plan.remarks)
+    assert f"longer trains by another schedule than {first}: train_cfg" in remarks
+    assert f"same builds the same model as {first}" in remarks and "stem" not in remarks
+    assert remarks.count(" same model ") == 3, "every pair of these, longer with both"
+    assert len(plan.run_folders()) == 8 and plan.files[first].is_file()
+
+
+def test_a_config_is_named_after_its_file(tmp_path):
+    plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path, share_weights=False)
+    ((name, file),) = plan.files.items()
+    assert name == "retinanet_r50_mrla_light_1x"
+    assert read_config(str(file), {}).model.type == "RetinaNet"
+
+
+def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tmp_path):
+    """The second would be the first, and its runs no runs of the corrected call."""
+    with pytest.raises(InputError, match="missing.py"):
+        plan_of(["missing.py", LIGHT], tmp_path)
+    (tmp_path / "typo.py").write_text(f"_base_ = '{LIGHT}'\nmodel = dict(neck=dict(type='FPM'))")
+    with pytest.raises(InputError, match="FPM"):
+        plan_of([LIGHT, str(tmp_path / "typo.py")], tmp_path)
+    with pytest.raises(InputError, match="two configs"):
+        plan_of([LIGHT, LIGHT], tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
+    """What changed is named: the config itself, or the first, whose initial weights it shares."""
+    _, stem, _, first, _ = configs
+    for folder in plan_of([first, stem], tmp_path).run_folders()[1::2]:
+        folder.mkdir()
+        (folder / "last_checkpoint").touch()
+
+    def change(config, line):
+        with open(config, "a") as file:
+            file.write(f"\n{line}")
+
+    change(first, "train_cfg = dict(max_epochs=12)")
+    plan_of([first, stem], tmp_path)
+    with pytest.raises(InputError, match="stem has runs.* first config"):
+        plan_of([first, stem], tmp_path, share_weights=False)
+    change(first, "model = dict(backbone=dict(stem_channels=12))")
+    with pytest.raises(InputError, match="stem has runs.* first config"):
+        plan_of([first, stem], tmp_path)
+    change(stem, "train_cfg = dict(max_epochs=3)")
+    with pytest.raises(InputError, match="stem has runs of another config"):
+        plan_of([first, stem], tmp_path)
+
+
+def test_two_comparisons_do_not_share_a_folder(tmp_path):
+    with compare.reserve(tmp_path):
+        arguments = ["config.py", "--out", str(tmp_path)]
+        with pytest.raises(InputError, match=f"process {os.getpid()} "):
+            load_tool("compare").main(arguments)
+    with compare.reserve(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("option", [("--seeds", "0"), ("--jobs", "-1"), ("--jobs", "0")])
+def test_numbers_that_mean_nothing_are_refused(option, capsys):
+    with pytest.raises(SystemExit):
+        cli.run(load_tool("compare").main, ["config.py", *option])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert option[0] in last and option[1] in last
+
+
+@pytest.mark.parametrize("metrics", [dict(AP50=0.5), dict(AP=math.nan, AP50=0.5)])
+def test_a_run_without_the_metric_is_a_fault_beside_the_others(metrics, tmp_path):
+    files = {name: tmp_path / name / f"{name}.py" for name in ("plain", "light")}
+    plan = compare.Plan(tmp_path, files, range(1), ["A remark."])
+    for folder, found in zip(plan.missing(), (dict(AP=0.5), metrics), strict=True):
         folder.mkdir(parents=True)
-        result = {"config": folder.parent.name, "seed": 0, metric: 0.5}
-        (folder / "result.json").write_text(json.dumps(result | dict.fromkeys(compare.COSTS, 1)))
-    args, faults = SimpleNamespace(metric=None, out=tmp_path, configs=["plain", "light"]), {}
-    table = compare.write_results(args, folders, faults)
-    assert "| plain | 1 | 0.5 |" in table and "light from seed 0 returns no AP" in table and faults
+        result = dict(config=folder.parent.name, seed=0, metrics=found, costs=dict(seconds=1.0))
+        (folder / "result.json").write_text(json.dumps(result))
+    table, (fault,) = compare.write_results(plan, None, [])
+    assert "| plain | 1 | 0.5 |" in table and "| light | 0 |" in table and "A remark." in table
+    assert fault in table and "light, seed 0: no AP in" in fault and not plan.missing()
+    assert (tmp_path / "runs.csv").read_text().startswith("config,seed,AP,")
+    assert (tmp_path / "differences.svg").is_file()
 
 
 @pytest.mark.slow
@@ -57,13 +153,13 @@ def test_a_killed_comparison_goes_on_to_the_same_figures(configs, coco_root, tmp
         command += ["--metric", "coco/AR@100", "--seeds", out, "--jobs", "2", *tiny]
         return subprocess.Popen(command, env=dict(os.environ, PYTHONPATH=str(ROOT)))
 
-    killed = start("2", *configs)
+    killed = start("2", *configs[:3])
     while not (tmp_path / "2/stem/seed_0/last_checkpoint").is_file():
         time.sleep(0.1)
     killed.kill()
-    assert start("2", *configs).wait() == 1 and start("1", *configs[:2]).wait() == 0
+    assert start("2", *configs[:3]).wait() == 1 and start("1", *configs[:2]).wait() == 0
     files = [tmp_path / n / "stem/seed_0/result.json" for n in "21"]
-    resumed, whole = (json.loads(file.read_text()) for file in files)
-    assert all(resumed[key] == whole[key] for key in whole if key.startswith("coco/"))
+    resumed, whole = (json.loads(file.read_text())["metrics"] for file in files)
+    assert resumed == whole and "coco/AR@100" in whole
     table = (tmp_path / "2/table.md").read_text()
     assert "| stem | 2 |" in table and "| broken | 0 |" in table and "seed_1 fails" in table

@@ -1,0 +1,140 @@
+"""Metrics of configs over seeds: paired differences, how certain they are, a table and a plot.
+
+Runs of a seed see the same images and start from shared weights, so a config is judged by its
+differences to the first one within a seed. The interval is Student's t over seeds, p its test
+against no difference, corrected for the number of comparisons by Holm's method (1979).
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+from scipy.stats import ttest_1samp
+
+BySeed = Mapping[int, float]  # a metric of each run of a config
+
+
+class Gain(NamedTuple):
+    """Differences to the first config within a seed, and what they say about their mean.
+
+    Interval and p are NaN for fewer than two differences, and where all are equal.
+    """
+
+    differences: list[float]
+    low: float = math.nan  # 95 % interval of the mean
+    high: float = math.nan
+    p: float = math.nan
+
+    @property
+    def mean(self) -> float:
+        """Mean difference, NaN for none."""
+        return statistics.mean(self.differences or [math.nan])
+
+
+def gains(values: Mapping[str, BySeed]) -> dict[str, Gain]:
+    """Return what each config but the first gains over the first."""
+    first, *others = values.values()
+    found = [gain(own, first) for own in others]
+    corrected = holm([each.p for each in found])
+    found = [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
+    return dict(zip([*values][1:], found, strict=True))
+
+
+def gain(values: BySeed, first: BySeed) -> Gain:
+    """Return what a config gains, with the p value of this comparison alone."""
+    shared = [seed for seed in values if seed in first]
+    # Rounding errors of floats would make a tiny spread, and so a tiny p, of equal differences.
+    differences = [round(values[seed] - first[seed], 9) for seed in shared]
+    if len(set(differences)) < 2:
+        return Gain(differences)
+    test = ttest_1samp(differences, 0)
+    interval = test.confidence_interval(0.95)
+    return Gain(differences, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values corrected for their number; a NaN stays one and counts as a comparison."""
+    count = len(p_values)
+    ranked = sorted(range(count), key=lambda index: (math.isnan(p_values[index]), p_values[index]))
+    corrected = [math.nan] * count
+    largest = 0.0
+    for rank, index in enumerate(ranked):
+        if not math.isnan(p_values[index]):
+            largest = max(largest, min(1.0, (count - rank) * p_values[index]))
+            corrected[index] = largest
+    return corrected
+
+
+def sign_test_limit(found: Iterable[Gain]) -> str:
+    """Say what a sign test could show at best if there are too few seeds for 0.05."""
+    seeds = min((len(each.differences) for each in found if each.differences), default=0)
+    best = 2 ** (1 - seeds)
+    if seeds == 0 or best < 0.05:
+        return ""
+    return (
+        f"Intervals and p take the differences to be normal. A sign test, which does not, cannot "
+        f"go below p = {best:.2g} with as few seeds as {seeds}."
+    )
+
+
+def digits_of(error: float) -> int:
+    """Return how many decimals show two digits of an error."""
+    return max(0, 1 - math.floor(math.log10(error or 0.001)))
+
+
+def describe(values: Sequence[float]) -> str:
+    """Return mean and standard error as text, empty for no values."""
+    if len(values) < 2:
+        return "".join(f"{value:.4g}" for value in values)
+    error = statistics.stdev(values) / len(values) ** 0.5
+    digits = digits_of(error)
+    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def describe_gain(found: Gain) -> list[str]:
+    """Return the cells of a table: mean and interval, and p."""
+    if math.isnan(found.p):
+        return [f"{found.mean:+.4g}" if found.differences else "", ""]
+    digits = digits_of(found.high - found.mean)
+    mean, low, high = (f"{x:+.{digits}f}" for x in (found.mean, found.low, found.high))
+    return [f"{mean} ({low} to {high})", f"{found.p:.2g}"]
+
+
+def make_table(
+    values: Mapping[str, BySeed], metric: str, costs: Mapping[str, Mapping[str, Sequence[float]]]
+) -> str:
+    """Return a Markdown row for each config: its metric, its gain over the first, median costs.
+
+    `costs` has what each run of a config cost, by what is counted.
+    """
+    found = gains(values)
+    counted = list(dict.fromkeys(key for own in costs.values() for key in own))
+    over = f"over {next(iter(values))} (95 % interval)"
+    head = ["config", "runs", metric, over, "corrected p", *counted]
+    lines = [head, ["---"] * len(head)]
+    for name, own in values.items():
+        compared = describe_gain(found[name]) if name in found else ["", ""]
+        medians = [statistics.median(costs[name].get(key) or [math.nan]) for key in counted]
+        cells = [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in medians]
+        lines.append([name, str(len(own)), describe([*own.values()]), *compared, *cells])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines).replace(" nan ", " ")
+    remark = sign_test_limit(found.values())
+    return f"{text}\n{remark}\n" if remark else text
+
+
+def draw(values: Mapping[str, BySeed], metric: str) -> Figure:
+    """Plot differences to the first config: a dot for each seed, mean and 95 % interval below."""
+    found = gains(values)
+    figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0, color="black", lw=0.8)
+    for row, each in enumerate(found.values()):
+        axes.plot(each.differences, [row] * len(each.differences), "o", color="C0", alpha=0.6)
+        radius = each.high - each.mean
+        axes.errorbar(each.mean, row + 0.2, xerr=radius, fmt="D", color="C3", ms=4, capsize=4)
+    axes.set_yticks(range(len(found)), [*found])
+    axes.set_ylim(len(found) - 0.5, -0.5)
+    axes.set_xlabel(f"{metric} less that of {next(iter(values))}: every seed, mean, 95 % interval")
+    return figure

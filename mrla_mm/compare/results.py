@@ -1,0 +1,52 @@
+"""The results of a comparison's finished runs: runs.csv, table.md and the plots."""
+
+import csv
+import json
+import math
+from collections import defaultdict
+
+from mrla_mm.analysis.comparison import draw, make_table
+from mrla_mm.compare.plan import Plan
+from mrla_mm.engine.checkpointing import write_atomically
+
+
+def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[str, list[str]]:
+    """Write what is finished; return the table, with remarks and faults below it, and the faults.
+
+    The metric is by default the first that the test returns. A run without it is a fault too.
+    """
+    results = [json.loads(file.read_text()) for file in plan.results()]
+    text = ""
+    faults = list(faults)
+    if results:
+        metric = metric or next(iter(results[0]["metrics"]))
+        values = {name: {} for name in plan.files}
+        costs = {name: defaultdict(list) for name in plan.files}
+        for result in results:
+            name, seed, metrics = result["config"], result["seed"], result["metrics"]
+            if math.isfinite(metrics.get(metric, math.nan)):
+                values[name][seed] = metrics[metric]
+            else:
+                faults.append(f"{name}, seed {seed}: no {metric} in {json.dumps(metrics)}")
+            for key, cost in result["costs"].items():
+                costs[name][key].append(cost)
+        text = make_table(values, metric, costs)
+        write_csv(plan, results)
+        for suffix in ("svg", "png") if len(values) > 1 else ():
+            draw(values, metric).savefig(plan.out / f"differences.{suffix}", dpi=150)
+    text += "".join(f"\n{line}\n" for line in (*plan.remarks, *faults))
+    write_atomically(plan.out / "table.md", text.encode())
+    return text, faults
+
+
+def write_csv(plan: Plan, results: list[dict]) -> None:
+    """Write a row for each run, with all metrics and costs."""
+    rows = []
+    for result in results:
+        run = dict(config=result["config"], seed=result["seed"])
+        rows.append(run | result["metrics"] | result["costs"])
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with (plan.out / "runs.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

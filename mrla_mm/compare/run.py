@@ -1,0 +1,218 @@
+"""Runs of a comparison: each trains and tests a config from a seed, in a process of its own."""
+
+import json
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import statistics
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from numbers import Number
+from pathlib import Path
+
+import torch
+from mmengine.config import Config
+from mmengine.hooks import Hook
+from mmengine.runner import Runner, set_random_seed
+from torch import Tensor
+
+from mrla_mm import cli
+from mrla_mm.compare.plan import RESULT
+from mrla_mm.config import read_config
+from mrla_mm.engine.checkpointing import write_atomically
+from mrla_mm.errors import InputError
+from mrla_mm.inference import build_model
+from mrla_mm.training import newest_checkpoint, resume_from, train
+
+TRAINED = "trained.json"  # what the training cost, once it has ended
+LOG = "run.log"
+
+
+def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]]:
+    """Return the weights that a model starts with, and the keys of those that the seed decides."""
+    set_random_seed(seed + 1)
+    other = build_model(cfg)
+    other.init_weights()
+    set_random_seed(seed)
+    model = build_model(cfg)
+    model.init_weights()
+    state, different = model.state_dict(), other.state_dict()
+    return state, {key for key in state if not torch.equal(state[key], different[key])}
+
+
+def shared_weights(cfg: Config, first: Config, seed: int) -> dict[str, Tensor]:
+    """Return a model's initial weights; what it and the first config's model draw is the first's.
+
+    What is constant or pretrained in either stays as the config says.
+    """
+    weights, drawn = initial_weights(cfg, seed)
+    of_first, drawn_by_first = initial_weights(first, seed)
+    for key in drawn & drawn_by_first:
+        if weights[key].shape == of_first[key].shape:
+            weights[key] = of_first[key]
+    return weights
+
+
+class ComparedRunHook(Hook):
+    """Shared initial weights, random numbers that a resumed run repeats, and costs."""
+
+    priority = "VERY_HIGH"
+
+    def before_run(self, runner: Runner) -> None:
+        """Let a new run draw the weights of the first config; `load_from` comes later and wins."""
+        compare = runner.cfg.get("compare")
+        if compare is None or runner.cfg.resume:
+            return
+        first = read_config(compare.weights_shared_with, {})
+        weights = shared_weights(runner.cfg, first, runner.seed)
+        model = runner.model
+        model.init_weights = lambda: model.load_state_dict(weights)
+
+    def before_train(self, runner: Runner) -> None:
+        """Let the loader's workers take their seeds from the main process, anew each epoch."""
+        runner.train_dataloader.worker_init_fn = None
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        """Seed the epoch."""
+        seed_iteration(runner.seed, runner.iter)
+
+    def after_train_iter(self, runner: Runner, *_: object, **__: object) -> None:
+        """Seed the next iteration: models that draw unequally often see the same images."""
+        seed_iteration(runner.seed, runner.iter + 1)
+
+    def after_train(self, runner: Runner) -> None:
+        """Note what the run has cost."""
+        seconds, _ = runner.message_hub.get_scalar("train/time").data
+        costs = {"parameters": sum(p.numel() for p in runner.model.parameters())}
+        costs["seconds an iteration"] = float(statistics.median(seconds))
+        costs["peak memory, MiB"] = peak_memory()
+        write_atomically(Path(runner.work_dir) / TRAINED, json.dumps(costs).encode())
+
+
+def seed_iteration(seed: int, iteration: int) -> None:
+    """Seed an iteration of a run."""
+    set_random_seed((1_000_003 * seed + iteration) % 2**32)
+
+
+def peak_memory() -> float:
+    """Return the most memory in MiB that torch had on a GPU, or else this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+
+
+def train_and_test(folder: Path) -> None:
+    """Train what is not trained, test it, and write the result."""
+    name = folder.parent.name
+    seed = int(folder.name.removeprefix("seed_"))
+    cfg = read_config(str(folder.with_name(f"{name}.py")), {"randomness.seed": seed})
+    cfg.launcher = "none"
+    if not (folder / TRAINED).is_file():
+        cfg.work_dir = str(folder)
+        resume_from(cfg, newest_checkpoint(folder))
+        train(cfg, [ComparedRunHook()])
+    metrics = test(cfg, folder)
+    costs = json.loads((folder / TRAINED).read_text())
+    costs["multiply-adds, G"] = count_operations(cfg)
+    result = dict(config=name, seed=seed, metrics=metrics, costs=costs)
+    write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
+
+
+def test(cfg: Config, folder: Path) -> dict[str, float]:
+    """Return the metrics of the last checkpoint in a folder; raises InputError if there are none.
+
+    mmengine would show pictures with the visualizer of the training, which is closed.
+    """
+    resume = dict(load_from=str(newest_checkpoint(folder)), resume=False)
+    cfg.update(resume, work_dir=str(folder / "test"), visualizer=None)
+    found = cli.build_runner(cfg, "test").test()
+    metrics = {key: float(value) for key, value in found.items() if isinstance(value, Number)}
+    if not metrics:
+        raise InputError("the test returns no metric; mmdet does so if nothing is detected")
+    return metrics
+
+
+def count_operations(cfg: Config) -> float:
+    """Return 10^9 multiply-adds for one image, NaN for a model that needs more than images."""
+    from mrla_mm.analysis.complexity import image_shape, measure
+
+    try:
+        return measure(build_model(cfg), image_shape(cfg)).total / 1e9
+    except Exception as error:  # whatever the model is
+        print(f"multiply-adds are not counted: {type(error).__name__}: {error}")  # noqa: T201
+        return math.nan
+
+
+def work(folder: Path) -> None:
+    """Do a run in this process: in a group of its own, with the output in its log."""
+    os.setsid()
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    with (folder / LOG).open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.exit(cli.run(lambda _: train_and_test(folder)))
+
+
+def end_with_parent() -> None:
+    """Wait for the parent's end, however it ends, and kill this process and its loaders."""
+    multiprocessing.parent_process().join()
+    os.killpg(0, signal.SIGKILL)
+
+
+def find_slots(jobs: int | None) -> list[dict[str, str]]:
+    """Return the environment variables of as many runs as there is room for at a time."""
+    gpus = torch.cuda.device_count()
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[: jobs or gpus]]
+    jobs = jobs or 1
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * jobs
+
+
+def start(folder: Path, slot: dict[str, str]) -> multiprocessing.Process:
+    """Start a run in a new process, with the environment variables of a slot."""
+    write_atomically(folder / LOG, b"")
+    os.environ.update(slot)
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(folder,))
+    process.start()
+    return process
+
+
+def fault_of(process: multiprocessing.Process, folder: Path) -> str:
+    """Return what went wrong in a run that has ended; an empty text for nothing."""
+    process.join()
+    if process.exitcode < 0:
+        return signal.Signals(-process.exitcode).name
+    last_line = (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    return last_line if process.exitcode else ""
+
+
+def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Path, str]]:
+    """Run all, as many at a time as there are slots; yield each that ends, with its fault.
+
+    To close the generator kills what is running; the next call continues from the last checkpoint.
+    """
+    waiting = list(folders)
+    free = list(slots)
+    running = {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                slot = free.pop()
+                folder = waiting.pop(0)
+                process = start(folder, slot)
+                running[process.sentinel] = process, folder, slot
+            for sentinel in wait(running):
+                process, folder, slot = running.pop(sentinel)
+                free.append(slot)
+                yield folder, fault_of(process, folder)
+    finally:
+        for process, *_ in running.values():
+            process.kill()
+            process.join()

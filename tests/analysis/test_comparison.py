@@ -1,0 +1,62 @@
+"""Statistics of paired runs against figures worked out by hand, and what table and plot show."""
+
+import math
+
+import pytest
+
+from mrla_mm.analysis import comparison
+
+FIRST = dict.fromkeys(range(5), 0.5)
+
+
+def above(*differences):
+    return {seed: 0.5 + difference for seed, difference in enumerate(differences)}
+
+
+def test_interval_and_p_of_differences_within_a_seed():
+    """Mean 3, deviation sqrt(2.5); t with four degrees of freedom is 2.7764 at 95 %."""
+    other = {**above(1, 2, 3, 4, 5), 9: 100.0}
+    found = comparison.gains({"plain": FIRST, "light": other})["light"]
+    assert found.differences == pytest.approx([1, 2, 3, 4, 5]) and found.mean == pytest.approx(3)
+    assert (found.low, found.high) == pytest.approx((1.0368, 4.9632), abs=1e-4)
+    assert found.p == pytest.approx(0.01324, abs=1e-5), "the only comparison needs no correction"
+
+
+def test_p_values_are_corrected_for_their_number():
+    assert comparison.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert comparison.holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])
+    assert comparison.holm([0.9, 0.7]) == pytest.approx([1, 1])
+    unfinished, corrected = comparison.holm([math.nan, 0.01])
+    assert math.isnan(unfinished) and corrected == pytest.approx(0.02)
+    one = comparison.gains({"plain": FIRST, "light": above(1, 2, 3, 4, 5)})
+    two = comparison.gains({"plain": FIRST, "light": above(1, 2, 3, 4, 5), "eca": above(0, 1)})
+    assert two["light"].p == pytest.approx(2 * one["light"].p)
+
+
+@pytest.mark.parametrize("own", [{}, above(0.1), {0: 0.51, 1: 0.51 - 1e-16, 2: 0.5 + 0.01}])
+def test_nothing_is_claimed_from_less_than_two_differences_or_equal_ones(own):
+    found = comparison.gains({"plain": FIRST, "light": own})["light"]
+    assert all(math.isnan(value) for value in (found.low, found.high, found.p))
+    assert "nan" not in comparison.make_table({"plain": FIRST, "light": own}, "AP", {})
+
+
+def test_the_table():
+    values = {"plain": FIRST, "light": above(0.01, 0.02, 0.03, 0.04, 0.05)}
+    costs = {"plain": {"seconds": [3.0, 1.0, 2.0]}, "light": {}}
+    head, _, plain, light, *remarks = comparison.make_table(values, "AP", costs).splitlines()
+    assert "over plain (95 % interval)" in head and head.endswith("| seconds |")
+    assert plain == "| plain | 5 | 0.5000 ± 0.0000 |  |  | 2 |"
+    assert "| +0.030 (+0.010 to +0.050) | 0.013 |" in light
+    assert "0.062" in remarks[1], "five seeds are too few for a sign test"
+    more = {name: own | {5: own[0]} for name, own in values.items()}
+    assert "sign test" not in comparison.make_table(more, "AP", costs)
+
+
+def test_the_plot_shows_every_difference_and_the_interval():
+    values = {"plain": FIRST, "light": above(1, 2, 3, 4, 5), "eca": above(1)}
+    (axes,) = comparison.draw(values, "AP").axes
+    dots = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 5]
+    (start, end), *_ = axes.collections[0].get_segments()
+    assert list(dots[0]) == pytest.approx([1, 2, 3, 4, 5])
+    assert (start[0], end[0]) == pytest.approx((1.0368, 4.9632), abs=1e-4)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["light", "eca"]
