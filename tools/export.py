@@ -8,6 +8,7 @@ docs/deployment.md has an example. What was written is run and compared with the
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -57,18 +58,22 @@ def main(argv=None):
     options = dict(device="cpu", options=args.cfg_options)
     loaded = load_model(args.config, args.checkpoint, **options)
     graph = export.make_graph(loaded.model, args.shape, backbone_only=args.backbone)
+    images = test_images(graph, args)
     args.out_dir.mkdir(parents=True, exist_ok=True)
     stem = Path(loaded.cfg.filename).stem + (".backbone" if args.backbone else "")
     path = args.out_dir / f"{stem}.{args.format}"
-    if args.format == "onnx":
-        export.to_onnx(graph, path, {"classes": json.dumps(loaded.classes)})
-        run = export.onnx_runner(path)
-    else:
-        torch.export.save(export.to_program(graph), path)
-        run = torch.export.load(path).module()
+    with tempfile.TemporaryDirectory(dir=args.out_dir) as folder:
+        unchecked = Path(folder, path.name)
+        if args.format == "onnx":
+            export.to_onnx(graph, unchecked, {"classes": json.dumps(loaded.classes)})
+            run = export.onnx_runner(unchecked)
+        else:
+            torch.export.save(export.to_program(graph), unchecked)
+            run = torch.export.load(unchecked).module()
+        lines = [f"  {tuple(x.shape)}: {export.check_same(graph, run, x)}" for x in images]
+        unchecked.replace(path)
     print(f"{path}  image {list(graph.example.shape)} -> {', '.join(graph.outputs)}")
-    for image in test_images(graph, args):
-        print(f"  {tuple(image.shape)}: {export.check_same(graph, run, image)}")
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":
