@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from pathlib import Path
 from mrla_mm import cli
 from mrla_mm.config import read_config
 from mrla_mm.datasets import generate_shapes
+from mrla_mm.engine.stopping import TERMINATED
 from mrla_mm.errors import InputError
 
 TOOLS = Path(__file__).resolve().parent
@@ -53,11 +55,16 @@ def run_tool(name, *arguments, log_file):
     command = [sys.executable, str(TOOLS / f"{name}.py"), *map(str, arguments)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     with log_file.open("w") as log, subprocess.Popen(command, env=environment, **pipes) as process:
-        for line in process.stdout:
-            log.write(line)
-            shown = SHOWN.search(line)
-            if shown:
-                print(f"      {shown[0]}", flush=True)
+        try:
+            for line in process.stdout:
+                log.write(line)
+                shown = SHOWN.search(line)
+                if shown:
+                    print(f"      {shown[0]}", flush=True)
+        except BaseException:
+            process.terminate()  # a training saves what it has
+            log.write(process.stdout.read())
+            raise
     if process.returncode:
         raise InputError(f"{name}.py failed, see the end of {log_file}")
 
@@ -97,7 +104,9 @@ def draw(cfg, checkpoint, work_dir):
 def main(argv=None):
     """Run the four steps."""
     args = parse_args(argv)
-    results, config = args.work_dir, args.work_dir / "config.py"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    results = args.work_dir
+    config = results / "config.py"
     print(f"[1/4] data: {args.num_train} + {args.num_val} pictures of shapes in {args.data}")
     generate_shapes(args.data, num_train=args.num_train, num_val=args.num_val)
 

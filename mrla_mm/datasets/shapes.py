@@ -99,8 +99,8 @@ def generate_shapes(
     written = root / MANIFEST
     if written.is_file() and written.read_text() == manifest:
         return False
-    if not written.is_file() and root.exists():
-        raise InputError(f"{root} exists and is not a generated data set: choose another folder")
+    if root.exists():
+        check_only_generated(root)
     staging = root.with_name(f".{root.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     for (split, first_id), count in zip(SPLITS.items(), (num_train, num_val), strict=True):
@@ -109,6 +109,28 @@ def generate_shapes(
     shutil.rmtree(root, ignore_errors=True)
     staging.rename(root)
     return True
+
+
+def check_only_generated(root: Path) -> None:
+    """Raise InputError for what is not a data set of this module, or holds any other file."""
+    try:
+        expected = files_of(**json.loads((root / MANIFEST).read_text()))
+    except (OSError, TypeError, ValueError):  # no manifest, or not ours
+        expected = set()
+    files = {path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()}
+    if not expected or files - expected:
+        other = min(files - expected, default="no manifest")
+        reason = f"is not a generated data set alone ({other})"
+        raise InputError(f"{root} exists and {reason}: choose another folder")
+
+
+def files_of(*, num_train: int, num_val: int, size: int, seed: int) -> set[str]:
+    """Return the paths of all files of a data set with these parameters, below its folder."""
+    files = {MANIFEST}
+    for (split, first_id), count in zip(SPLITS.items(), (num_train, num_val), strict=True):
+        files.add(f"annotations/instances_{split}.json")
+        files |= {f"{split}/{first_id + number:012d}.jpg" for number in range(1, count + 1)}
+    return files
 
 
 def write_split(root: Path, split: str, *, first_id: int, count: int, size: int, seed: int) -> None:

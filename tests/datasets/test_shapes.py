@@ -65,6 +65,25 @@ def test_a_killed_run_leaves_nothing_and_another_folder_is_left_alone(tmp_path, 
         generate_shapes(tmp_path / "shapes", **FEW)
     assert generate_shapes(tmp_path / "shapes", **FEW) is True
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
-    with pytest.raises(InputError, match="not a generated data set"):
+    with pytest.raises(InputError, match="choose another folder"):
         generate_shapes(tmp_path, **FEW)
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+
+
+@pytest.mark.parametrize("manifest", ['{"circles": 3}', "[]", "not JSON", '{"num_train": 3}'])
+def test_a_folder_with_a_manifest_of_somebody_else_is_left_alone(manifest, tmp_path):
+    (tmp_path / "shapes.json").write_text(manifest)
+    with pytest.raises(InputError, match="shapes.json"):
+        generate_shapes(tmp_path, **FEW)
+    assert contents(tmp_path) == {"shapes.json": manifest.encode()}
+
+
+def test_a_data_set_with_a_file_of_somebody_else_is_not_replaced(tmp_path):
+    root = tmp_path / "shapes"
+    generate_shapes(root, **FEW)
+    (root / "train2017/mine.txt").touch()
+    before = contents(root)
+    assert generate_shapes(root, **FEW) is False, "it is there"
+    with pytest.raises(InputError, match="train2017/mine.txt"):
+        generate_shapes(root, **FEW, seed=1)
+    assert contents(root) == before

@@ -1,7 +1,9 @@
 """The quick start end to end, at a size that only shows that its parts fit together."""
 
+import signal
 import subprocess
 import sys
+import time
 
 import cv2
 import pytest
@@ -31,3 +33,17 @@ def test_it_trains_evaluates_draws_and_resumes(tmp_path):
     assert "Epoch(train) [2]" in second.stdout and "Epoch(train) [1]" not in second.stdout
     assert "continuing from" in (results / "train.log").read_text()
     assert all(picture.is_file() for picture in written)
+
+
+@pytest.mark.slow
+def test_at_sigterm_its_training_saves_and_ends(tmp_path):
+    command = [sys.executable, str(ROOT / "tools/quickstart.py"), "--num-train", "8"]
+    log = tmp_path / "work_dirs/quickstart/train.log"
+    with subprocess.Popen([*command, "--num-val", "2"], cwd=tmp_path) as process:
+        while not log.is_file() or "Epoch(train)" not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: the run ends" in log.read_text()
+    assert (tmp_path / "work_dirs/quickstart/train/interrupted.pth").is_file()
