@@ -1,5 +1,6 @@
 """EfficientNet, plain and with layer attention, on mmdet's EfficientNet."""
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -13,8 +14,17 @@ from torch import Tensor
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.resnet import MRLAResLayer
-from mrla_mm.weights import PretrainedBackbone
+from mrla_mm.weights import KeyLayout, PretrainedBackbone
 
+# Parts of a block of torchvision's EfficientNet by mmdet's names, in their order.
+CONVOLUTION = {"0.": "conv.", "1.": "bn."}
+SQUEEZE = {"fc1.": "conv1.conv.", "fc2.": "conv2.conv."}
+BLOCK = {
+    "expand_conv": CONVOLUTION,
+    "depthwise_conv": CONVOLUTION,
+    "se": SQUEEZE,
+    "linear_conv": CONVOLUTION,
+}
 LIGHT = MappingProxyType(dict(type="MRLALight", head_channels=8))  # the paper's, App. B.1
 
 
@@ -71,6 +81,55 @@ class MRLAMBConvLayer(Sequential):
     forward = MRLAResLayer.forward
 
 
+class TorchvisionLayout(KeyLayout):
+    """The layout of torchvision's EfficientNet, which pads and normalises in its own way."""
+
+    def doubts(self, backbone: "PlainEfficientNet", state: Mapping[str, Tensor]) -> list[str]:
+        """Doubt another padding and other norms than torchvision's."""
+        found = []
+        if not any(key.startswith(f"{self.trunk}.") for key in state):
+            return found
+        if (backbone.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
+            found.append("torchvision's weights, but another padding: set conv_cfg.type=Conv2d")
+        eps = 1e-3 if backbone.arch in ("b5", "b6", "b7") else 1e-5
+        if backbone.norm_cfg.get("eps", 1e-5) != eps:
+            found.append(f"torchvision's weights, but other norms: set norm_cfg.eps={eps}")
+        return found
+
+
+def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
+    """Return torchvision's key prefixes with mmdet's.
+
+    torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where
+    the width changes at the same resolution, a layer holds two stages, so the names of its later
+    blocks depend on how deep the first is. A row of mmdet's `layer_setting` is a block's kernel
+    size, channels, squeeze ratio, stride, expansion and kind.
+    """
+    names = prefixed("features.0.", "layers.0.", CONVOLUTION)
+    stage = 0
+    block = 0
+    for layer, rows in enumerate(layer_setting[1:-1], start=1):
+        width = None
+        for index, (_, channels, _, _, expansion, _) in enumerate(rows):
+            if channels == width:
+                block += 1
+            else:
+                stage += 1
+                block = 0
+            width = channels
+            parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
+            for place, part in enumerate(parts):
+                theirs = f"features.{stage}.{block}.block.{place}."
+                names |= prefixed(theirs, f"layers.{layer}.{index}.{part}.", BLOCK[part])
+    last = f"layers.{len(layer_setting) - 1}."
+    return names | prefixed(f"features.{stage + 1}.", last, CONVOLUTION)
+
+
+def prefixed(theirs: str, ours: str, names: dict[str, str]) -> dict[str, str]:
+    """Return a table of names with their prefix and ours before them."""
+    return {f"{theirs}{left}": f"{ours}{right}" for left, right in names.items()}
+
+
 @MODELS.register_module(force=True)
 class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     """mmdet's EfficientNet, freezing from construction on and loading torchvision's weights too.
@@ -84,8 +143,6 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
         frozen_stages: number of layers, from the first, to freeze; 0 or -1 freezes nothing.
     """
 
-    key_layout = "efficientnet"  # the layout of published weight files, see mrla_mm.weights
-
     def __init__(self, arch: str = "b0", *, frozen_stages: int = 0, **kwargs: object) -> None:
         super().__init__(arch, frozen_stages=max(frozen_stages, 0), **kwargs)
         self.arch = arch
@@ -96,6 +153,11 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
         """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
         missing = range(len(self.layers), len(self.layer_setting))
         return tuple(f"layers.{index}." for index in missing)
+
+    def published_layout(self) -> KeyLayout:
+        """Return torchvision's layout, whose names depend on the size."""
+        prefixes = torchvision_names(self.layer_setting)
+        return TorchvisionLayout(prefixes, heads={"classifier.1.": "head.fc."}, trunk="features")
 
 
 @MODELS.register_module(force=True)

@@ -3,7 +3,7 @@
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mrla_mm.weights.layouts import layout_of
+from mrla_mm.weights.declarations import WeightDeclarations
 from mrla_mm.weights.loading import load_weights
 from mrla_mm.weights.states import below
 
@@ -11,7 +11,7 @@ PRETRAINED = ("Pretrained", "PretrainedInit")  # mmengine's initializer and its 
 MMENGINE_ALONE = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
 
 
-class PretrainedBackbone:
+class PretrainedBackbone(WeightDeclarations):
     """Mixin of the backbones, first in their bases, for modules of mmengine (`BaseModule`).
 
     ``init_cfg=dict(type="Pretrained", checkpoint=...)`` loads strictly and prints what was loaded;
@@ -25,8 +25,6 @@ class PretrainedBackbone:
     as they are loaded, whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint``
     or torch's ``load_state_dict``.
     """
-
-    key_layout: str | None = None  # that layout's name in `layouts.LAYOUTS`; None: ours alone
 
     def init_random(self) -> None:
         """Initialise as the host does where no file is named; subclasses add to it."""
@@ -75,7 +73,7 @@ class PretrainedBackbone:
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Rename what is of a published layout, then load as torch does."""
         state = below(state_dict, prefix)
-        renamed = layout_of(self).renamed(state)
+        renamed = self.published_layout().renamed(state)
         if renamed.keys() != state.keys():
             for key in state:
                 del state_dict[f"{prefix}{key}"]

@@ -5,21 +5,12 @@ ours and leaves our own names alone.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 
 from torch import Tensor, nn
 
-# Parts of a block of torchvision's EfficientNet by mmdet's names, in their order.
-CONVOLUTION = {"0.": "conv.", "1.": "bn."}
-SQUEEZE = {"fc1.": "conv1.conv.", "fc2.": "conv2.conv."}
-BLOCK = {
-    "expand_conv": CONVOLUTION,
-    "depthwise_conv": CONVOLUTION,
-    "se": SQUEEZE,
-    "linear_conv": CONVOLUTION,
-}
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = ".mrla.attention.history_scale"
 PROJECTIONS = {
@@ -56,6 +47,24 @@ class KeyLayout:
                 name = name.replace(theirs, ours)
             renamed[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
         return renamed
+
+    def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+        """Return in words what may be wrong about a file that matches, which shapes do not tell."""
+        return []
+
+
+class ResNetLayout(KeyLayout):
+    """The layout of torchvision's ResNet and, with layer attention, of the paper's authors."""
+
+    def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
+        """Doubt heads of another size than those of the authors' base models."""
+        if not any(key.startswith("stages.") for key in state):  # other models count from layer1
+            return []
+        metadata = backbone.state_dict()._metadata.values()
+        arguments = [entry["layer_attention"] for entry in metadata if "layer_attention" in entry]
+        widths = {each["head_channels"] for each in arguments} - {16}
+        trained = "the authors trained ResNet MRLA-base with layer_attention.head_channels=16"
+        return [f"{trained}, the model has {width}" for width in sorted(widths)]
 
 
 @dataclass(frozen=True)
@@ -100,43 +109,6 @@ def rename(key: str, names: Mapping[str, str]) -> str:
     return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
 
 
-def layout_of(module: nn.Module) -> KeyLayout:
-    """Return the layout of a backbone's published files; EfficientNet's depends on the size."""
-    name = getattr(module, "key_layout", None)
-    if name == "efficientnet":
-        prefixes = torchvision_names(module.layer_setting)
-        return KeyLayout(prefixes, heads={"classifier.1.": "head.fc."}, trunk="features")
-    return LAYOUTS[name]
-
-
-def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
-    """Return torchvision's key prefixes with mmdet's.
-
-    torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where
-    the width changes at the same resolution, a layer holds two stages, so the names of its later
-    blocks depend on how deep the first is. A row of mmdet's `layer_setting` is a block's kernel
-    size, channels, squeeze ratio, stride, expansion and kind.
-    """
-    names = with_prefixes("features.0.", "layers.0.", CONVOLUTION)
-    stage = block = 0
-    for layer, rows in enumerate(layer_setting[1:-1], start=1):
-        width = None
-        for index, (_, channels, _, _, expansion, _) in enumerate(rows):
-            stage, block = (stage, block + 1) if channels == width else (stage + 1, 0)
-            width = channels
-            parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
-            for place, part in enumerate(parts):
-                theirs = f"features.{stage}.{block}.block.{place}."
-                names |= with_prefixes(theirs, f"layers.{layer}.{index}.{part}.", BLOCK[part])
-    last = f"layers.{len(layer_setting) - 1}."
-    return names | with_prefixes(f"features.{stage + 1}.", last, CONVOLUTION)
-
-
-def with_prefixes(theirs: str, ours: str, names: dict[str, str]) -> dict[str, str]:
-    """Return a table of names with their prefix and ours before them."""
-    return {f"{theirs}{left}": f"{ours}{right}" for left, right in names.items()}
-
-
 def numbered_stages(theirs: str, ours: str = "") -> dict[str, str]:
     """Return a table of the names of four stages, which torchvision counts from 1."""
     return {f"{theirs}.{index}.": f"layer{index + 1}.{ours}" for index in range(4)}
@@ -144,7 +116,7 @@ def numbered_stages(theirs: str, ours: str = "") -> dict[str, str]:
 
 LAYOUTS = {
     None: KeyLayout(),
-    "resnet": KeyLayout(
+    "resnet": ResNetLayout(
         # the release's base models number their stages, its light models do as torchvision's
         prefixes=numbered_stages("stages"),
         parts={**PROJECTIONS, ".bn_mrla.": ".mrla.norm."},

@@ -10,8 +10,9 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
+from mrla_mm.weights.declarations import WeightDeclarations, declarations_of
 from mrla_mm.weights.files import read_checkpoint
-from mrla_mm.weights.layouts import ATTENTION, LAYOUTS, layout_of
+from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.states import BACKBONE, below, find_state, sample
 
 # Counters that old files lack; offsets of deformable convolutions.
@@ -131,7 +132,7 @@ def load_weights(
         InputError: the file cannot be used; names the first keys that do not match.
     """
     checkpoint = read_checkpoint(location)
-    whole = not hasattr(module, "key_layout")
+    whole = not isinstance(module, WeightDeclarations)
     if whole and prefix is None:
         prefix = ""
     try:
@@ -146,7 +147,7 @@ def load_weights(
     faults = report.faults()
     if not report.matched or (strict and faults):
         raise report.refusal(faults)
-    report.warnings += doubts(module, source.state)
+    report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
     module.load_state_dict(loadable, strict=False)
     return report
 
@@ -157,13 +158,12 @@ def match(
     """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
     report = LoadReport(type(module).__name__, location, origin)
     report.retrained = changed_arguments(module, getattr(state, "_metadata", {}))
-    layout = layout_of(module)
+    declared = declarations_of(module)
     state, head = to_ours(module, state)
     report.heads += head
     own = module.state_dict()
-    parts = {key.partition(".")[0] for key in own} | {layout.trunk}
-    # prefixes of the layers of a list that are not built
-    unbuilt = tuple(getattr(module, "unbuilt_parts", ()))
+    parts = {key.partition(".")[0] for key in own} | {declared.published_layout().trunk}
+    unbuilt = tuple(declared.unbuilt_parts)
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
@@ -181,12 +181,13 @@ def match(
             report.mismatched.append(f"{key} {sizes}")
     report.matched = list(loadable)
     optional = OPTIONAL | plugin_names(module)
-    optional_parts = getattr(module, "optional_parts", ())
     plain = not any(ATTENTION in key for key in state)
     for key in [key for key in own if key not in state]:
         if plain and ATTENTION in key:
             report.fresh.append(key)
-        elif optional.intersection(key.split(".")) or key.partition(".")[0] in optional_parts:
+        elif optional.intersection(key.split(".")):
+            report.additional.append(key)
+        elif key.partition(".")[0] in declared.optional_parts:
             report.additional.append(key)
         else:
             report.missing.append(key)
@@ -211,9 +212,10 @@ def changed_arguments(module: nn.Module, metadata: Mapping) -> list[str]:
 
 def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]:
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
-    if hasattr(module, "key_layout"):
-        return layout_of(module).to_ours(state)
-    backbone = layout_of(getattr(module, "backbone", None)).renamed(below(state, BACKBONE))
+    if isinstance(module, WeightDeclarations):
+        return module.published_layout().to_ours(state)
+    layout = declarations_of(getattr(module, "backbone", None)).published_layout()
+    backbone = layout.renamed(below(state, BACKBONE))
     others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
     return {f"{BACKBONE}{key}": value for key, value in backbone.items()} | others, {}
 
@@ -241,22 +243,4 @@ def plugin_names(module: nn.Module) -> set[str]:
     for block in module.modules():
         for kind in kinds:
             found.update(getattr(block, kind, ()))
-    return found
-
-
-def doubts(module: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-    """Return in words what may be wrong about a file that matches, which shapes do not tell."""
-    layout = layout_of(module)
-    found = []
-    if layout.trunk and any(key.startswith(f"{layout.trunk}.") for key in state):
-        if (module.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
-            found.append("torchvision's weights, but another padding: set conv_cfg.type=Conv2d")
-        eps = 1e-3 if module.arch in ("b5", "b6", "b7") else 1e-5
-        if module.norm_cfg.get("eps", 1e-5) != eps:
-            found.append(f"torchvision's weights, but other norms: set norm_cfg.eps={eps}")
-    released_base = layout is LAYOUTS["resnet"] and any(key.startswith("stages.") for key in state)
-    width = (getattr(module, "layer_attention", None) or {}).get("head_channels", 32)
-    if released_base and width != 16:
-        trained = "the authors trained ResNet MRLA-base with layer_attention.head_channels=16"
-        found.append(f"{trained}, the model has {width}")
     return found

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from mrla_mm.version import __version__
+from mrla_mm.weights.declarations import declarations_of
 from mrla_mm.weights.files import NAMED_DIGEST, read_checkpoint
-from mrla_mm.weights.layouts import ATTENTION, layout_of
+from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.loading import LoadReport, load_weights
 from mrla_mm.weights.states import BACKBONE, find_state
 
@@ -87,7 +88,7 @@ def convert(
     report = load_weights(backbone, location, **place)
     checkpoint = read_checkpoint(location)
     source = find_state(checkpoint, **place)
-    state, head = layout_of(backbone).to_ours(source.state)
+    state, head = declarations_of(backbone).published_layout().to_ours(source.state)
     head |= {key: value for key, value in source.heads.items() if key.startswith("head.")}
     used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.unused}
     weights = OrderedDict(used | head)

@@ -1,0 +1,29 @@
+"""What strict loading asks of a backbone: all that one may declare about its weight files."""
+
+from collections.abc import Sequence
+
+from mrla_mm.weights.layouts import LAYOUTS, KeyLayout
+
+
+class WeightDeclarations:
+    """Base of the backbones that declare something; the defaults are those of any other model.
+
+    Attributes:
+        key_layout: name in `LAYOUTS` of how its published files name its keys; None for as it does.
+        optional_parts: first names of keys that a file may lack.
+        unbuilt_parts: prefixes of keys that a file may have besides the model's, of layers that
+            this model leaves out.
+    """
+
+    key_layout: str | None = None
+    optional_parts: Sequence[str] = ()
+    unbuilt_parts: Sequence[str] = ()
+
+    def published_layout(self) -> KeyLayout:
+        """Return the layout of published files, here that of `key_layout`."""
+        return LAYOUTS[self.key_layout]
+
+
+def declarations_of(module: object) -> WeightDeclarations:
+    """Return what a module declares, the defaults for a whole model or another's backbone."""
+    return module if isinstance(module, WeightDeclarations) else WeightDeclarations()
