@@ -1,12 +1,4 @@
 # Mask R-CNN on a plain DeiT-Base with a simple feature pyramid, 1x schedule: the baseline of the
 # MRLA configs.
 _base_ = "./mask_rcnn_deit_t_1x.py"
-model = dict(
-    backbone=dict(
-        arch="deit-base",
-        init_cfg=dict(
-            checkpoint="https://dl.fbaipublicfiles.com/deit/deit_base_patch16_224-b5f2ef4d.pth"
-        ),
-    ),
-    neck=dict(in_channels=768),
-)
+model = _base_.deit_base

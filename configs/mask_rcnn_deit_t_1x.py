@@ -3,24 +3,10 @@
 _base_ = [
     "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py",
     "./_base_/mrla_mm.py",
+    "./_base_/deit.py",
     "./_base_/layer_decay.py",
 ]
-model = dict(
-    backbone=dict(
-        _delete_=True,
-        type="ViT",
-        arch="deit-tiny",
-        img_size=224,
-        patch_size=16,
-        out_type="featmap",
-        drop_path_rate=0.1,
-        init_cfg=dict(
-            type="Pretrained",
-            checkpoint="https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth",
-        ),
-    ),
-    neck=dict(_delete_=True, type="SimpleFeaturePyramid", in_channels=192, out_channels=256),
-)
-optim_wrapper = dict(_delete_=True, **_base_.layer_decay)
+model = _base_.deit_tiny
+optim_wrapper = _base_.layer_decay
 auto_scale_lr = dict(enable=True, base_batch_size=16)
 default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

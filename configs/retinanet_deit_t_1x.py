@@ -3,30 +3,13 @@
 _base_ = [
     "mmdet::retinanet/retinanet_r50_fpn_1x_coco.py",
     "./_base_/mrla_mm.py",
+    "./_base_/deit.py",
     "./_base_/layer_decay.py",
 ]
 model = dict(
-    backbone=dict(
-        _delete_=True,
-        type="ViT",
-        arch="deit-tiny",
-        img_size=224,
-        patch_size=16,
-        out_type="featmap",
-        drop_path_rate=0.1,
-        init_cfg=dict(
-            type="Pretrained",
-            checkpoint="https://dl.fbaipublicfiles.com/deit/deit_tiny_patch16_224-a1311bcf.pth",
-        ),
-    ),
-    neck=dict(
-        _delete_=True,
-        type="SimpleFeaturePyramid",
-        in_channels=192,
-        out_channels=256,
-        strides=(8, 16, 32, 64, 128),
-    ),
+    backbone=_base_.deit_tiny.backbone,
+    neck=dict(_base_.deit_tiny.neck, strides=(8, 16, 32, 64, 128)),
 )
-optim_wrapper = dict(_delete_=True, **_base_.layer_decay)
+optim_wrapper = _base_.layer_decay
 auto_scale_lr = dict(enable=True, base_batch_size=16)
 default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

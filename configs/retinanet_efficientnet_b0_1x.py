@@ -3,11 +3,8 @@
 _base_ = [
     "mmdet::retinanet/retinanet_r50_fpn_1x_coco.py",
     "./_base_/mrla_mm.py",
-    "./_base_/efficientnet_b0.py",
+    "./_base_/efficientnet.py",
 ]
-model = dict(
-    backbone=dict(_delete_=True, **_base_.efficientnet_b0),
-    neck=dict(in_channels=[24, 40, 112, 320]),
-)
+model = _base_.efficientnet_b0
 auto_scale_lr = dict(enable=True, base_batch_size=16)
 default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

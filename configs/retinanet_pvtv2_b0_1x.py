@@ -3,11 +3,9 @@
 _base_ = [
     "mmdet::retinanet/retinanet_r50_fpn_1x_coco.py",
     "./_base_/mrla_mm.py",
-    "./_base_/pvtv2_b0.py",
+    "./_base_/pvtv2.py",
 ]
-model = dict(
-    backbone=dict(_delete_=True, **_base_.pvtv2_b0), neck=dict(in_channels=[32, 64, 160, 256])
-)
-optim_wrapper = dict(optimizer=dict(_delete_=True, type="AdamW", lr=1e-4, weight_decay=1e-4))
+model = _base_.pvtv2_b0
+optim_wrapper = _base_.pvtv2_adamw
 auto_scale_lr = dict(enable=True, base_batch_size=16)
 default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

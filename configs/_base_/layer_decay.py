@@ -1,6 +1,7 @@
 # AdamW for a detector on a pretrained transformer: each block learns at 0.75 of the rate of the one
 # behind it. What has one dimension, or is a token or a position, does not decay.
 layer_decay = dict(
+    _delete_=True,
     type="OptimWrapper",
     constructor="LayerDecayOptimWrapperConstructor",
     optimizer=dict(type="AdamW", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
