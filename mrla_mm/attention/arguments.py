@@ -1,4 +1,4 @@
-"""What configs may say about layer attention, for every backbone that takes it."""
+"""What the configs of backbones may say about layer attention."""
 
 import re
 from collections.abc import Mapping
@@ -9,11 +9,7 @@ AttentionConfig = Mapping | str | type | bool | None  # of a `layer_attention`; 
 
 
 def attention_config(layer_attention: AttentionConfig) -> dict | None:
-    """Return the config of a variant, or None for a plain backbone.
-
-    Args:
-        layer_attention: a config; a name or class alone, "MRLALight" for dict(type="MRLALight"); or
-            None or False for no layer attention.
+    """Return a variant's config, given it or its name or class alone; None for None or False.
 
     Raises:
         InputError: it is none of these, or a config without a type.
@@ -31,11 +27,7 @@ def attention_config(layer_attention: AttentionConfig) -> dict | None:
 
 
 def stage_pattern(stages: str) -> re.Pattern:
-    """Return the regular expression of the stages that get layer attention.
-
-    Raises:
-        InputError: it is not one.
-    """
+    """Return the regular expression of the stages' names, or raise InputError if it is none."""
     try:
         return re.compile(stages)
     except (re.error, TypeError) as error:

@@ -17,20 +17,6 @@ def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
     return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
 
 
-def check_memory(attention: nn.Module, memory: object) -> None:
-    """Raise InputError unless what an attention returned as its memory is a tuple of tensors."""
-    tensors = Tensor | fx.Proxy  # with which torch.fx traces
-    others = [memory]
-    if isinstance(memory, tuple):
-        others = [each for each in memory if not isinstance(each, tensors)]
-    if others:
-        where = "in" if isinstance(memory, tuple) else "as"
-        raise InputError(
-            f"{type(attention).__name__} returned {type(others[0]).__name__} {where} its memory: "
-            "return a tuple of tensors, empty for none, with numbers as tensors too"
-        )
-
-
 class LayerAttentionResidual(BaseModule):
     """Layer attention as a residual branch.
 
@@ -143,7 +129,13 @@ class LayerAttentionResidual(BaseModule):
         if fusion.extent != "nothing":
             return fusion.run(self.attention, fusion.path, x, shortcut, memory)
         out, memory = self.attention(x, shortcut, memory)
-        check_memory(self.attention, memory)
+        tensors = Tensor | fx.Proxy  # with which torch.fx traces
+        if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
+            inside = [type(each).__name__ for each in memory] if isinstance(memory, tuple) else ""
+            raise InputError(
+                f"{type(self.attention).__name__} returned a {type(memory).__name__} {inside} as "
+                "its memory: return a tuple of tensors, empty for none, with numbers as tensors too"
+            )
         return out, memory
 
     def activate(self, branch: Tensor) -> Tensor:

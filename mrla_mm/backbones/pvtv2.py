@@ -77,8 +77,7 @@ class MRLAPVTv2(PVTv2):
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
 
     Args:
-        layer_attention: config of the variant, or its name alone; by default MRLALight with
-            head_channels=16. None or False for a plain PVTv2.
+        layer_attention: as in `MRLAResNet`, by default MRLALight with head_channels=16.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 

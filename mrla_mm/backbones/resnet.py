@@ -93,10 +93,9 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
 
 
 class BlocksOfDilations:
-    """Stands in for a block class where mmdet builds a stage: each block gets its own dilation.
+    """Builds the blocks of a stage for mmdet, each with its own dilation.
 
-    A block is built with it, since only its 3x3 layer knows where it belongs: that layer may be a
-    deformable convolution or another that holds several.
+    Set afterwards, it would miss what other layers than convolutions have inside.
     """
 
     def __init__(self, block: type[nn.Module], dilations: Sequence[int]) -> None:

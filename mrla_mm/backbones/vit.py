@@ -156,8 +156,7 @@ class MRLAViT(ViT):
     (Algorithms 2 and 4).
 
     Args:
-        layer_attention: config of the variant, or its name alone; by default MRLALight with
-            head_channels=16. None or False for a plain transformer.
+        layer_attention: as in `MRLAResNet`, by default MRLALight with head_channels=16.
         stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
             the stages' numbers, which add up to the model's blocks.
         zero_init_attention: start as an exact identity, so that plain weights keep their outputs.

@@ -181,13 +181,12 @@ def match(
             report.mismatched.append(f"{key} {sizes}")
     report.matched = list(loadable)
     optional = OPTIONAL | plugin_names(module)
+    optional_parts = tuple(f"{part}." for part in declared.optional_parts)
     plain = not any(ATTENTION in key for key in state)
     for key in [key for key in own if key not in state]:
         if plain and ATTENTION in key:
             report.fresh.append(key)
-        elif optional.intersection(key.split(".")):
-            report.additional.append(key)
-        elif key.partition(".")[0] in declared.optional_parts:
+        elif optional.intersection(key.split(".")) or key.startswith(optional_parts):
             report.additional.append(key)
         else:
             report.missing.append(key)
