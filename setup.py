@@ -8,9 +8,8 @@ from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-if url := os.environ.get(
-    "REPOSITORY_URL"
-):  # of a release: PyPI shows the README without the files beside it
+url = os.environ.get("REPOSITORY_URL")
+if url:  # of a release: PyPI shows the README without the files beside it
     README = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{url}/raw/HEAD/", README)
     README = re.sub(r"(\]\()(?=docs/|[A-Z]+[.)])", rf"\1{url}/blob/HEAD/", README)
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mrla_mm/version.py").read_text())[1]
@@ -25,6 +24,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
+    py_modules=["mrla_doctor"],  # which imports where the package does not
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
     python_requires=">=3.10",
     # Nothing is required: an environment with mmdet has what it needs, and pip must replace none of

@@ -29,6 +29,8 @@ def main():
     code = 0
     for name, limit in LIMITS.items():
         lines = count_lines(ROOT / name)
+        if name == "mrla_mm":
+            lines += count_lines(ROOT / "mrla_doctor.py")  # beside the package
         if lines > limit:
             code = 1
         print(f"{name:26}{lines:8,}{limit:8,}{'  above' if lines > limit else ''}")

@@ -14,7 +14,7 @@ from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
 
 # Top-level keys that a config may gain: the runner's arguments, and what is read beside them.
-READ = """activation_checkpointing auto_scale_lr custom_imports find_unused_parameters
+READ = """activation_checkpointing auto_scale_lr check_data custom_imports find_unused_parameters
     model_wrapper_cfg runner_type strategy sync_bn tta_model tta_pipeline"""
 TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
 

@@ -14,8 +14,7 @@ from .conftest import ROOT, run_python
 PACKAGE = ROOT / "mrla_mm"
 ANYONE = {"errors", "version", "torch_support", "restricted_pickle"}
 ALLOWED = {
-    **dict.fromkeys((*ANYONE, "ops", "necks", "weights", "datasets", "engine"), set()),
-    "compat": {"ops"},
+    **dict.fromkeys((*ANYONE, "ops", "compat", "necks", "weights", "datasets", "engine"), set()),
     "attention": {"ops"},
     "backbones": {"attention", "ops", "weights"},
     "comparators": {"attention", "backbones", "ops", "weights"},

@@ -62,7 +62,7 @@ def test_wheel_carries_every_module_config_and_tool(wheel):
     packed = [path for folder in ("configs", "tools") for path in (ROOT / folder).rglob("*.*")]
     packed = [path.relative_to(ROOT) for path in packed if path.suffix in (".py", ".sh", ".yml")]
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
-    modules = [name for name in modules if "/.mim/" not in name]
+    modules = ["mrla_doctor.py", *(name for name in modules if "/.mim/" not in name)]
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}
 
 

@@ -1,25 +1,21 @@
 """The check of data before a run: faults that mmdet misses or reports as errors about arrays."""
 
-import json
 import os
-import xml.etree.ElementTree as ET
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 
-import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
-from mmengine.fileio import list_from_file
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 
+from mrla_mm.datasets.coco_checks import inspect_coco
+from mrla_mm.datasets.file_checks import Findings
+from mrla_mm.datasets.xml_checks import inspect_xml
 from mrla_mm.errors import InputError
 
 OTHER_ORDER = "numbers classes differently from the first data set: give all the same, in one order"
-Findings = tuple[list[str], int | None]  # faults, and how many objects are learned if it is known
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
@@ -34,29 +30,24 @@ class DatasetCheckHook(Hook):
 
 
 def check_data(runner: Runner, *phases: str) -> None:
-    """Check a run's data once: raise InputError with file and remedy of each fault, a line each."""
+    """Check a run's data once: raise InputError with file and remedy of each fault, a line each.
+
+    `check_data=False` in a config leaves it out.
+    """
     if not is_main_process() or getattr(runner, "data_is_checked", False):
         return
     runner.data_is_checked = True
+    if not runner.cfg.get("check_data", True):
+        return
     model = getattr(runner.model, "module", runner.model)
-    faults, first, learned = [], {}, []
+    faults, learned = [], []
+    numbered = {}  # the classes of the first data set that folders number, and that a config does
     for phase in phases:
         sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
         evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
         for dataset, node in sources:
-            classes = dataset.metainfo.get("classes") or ()
-            if isinstance(classes, str):
-                faults.append(f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)")
-                continue
             found, objects = inspect_files(dataset, node, evaluators)
-            folders = class_folders(dataset)
-            if set(folders) == set(classes) and folders != list(classes):
-                found.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
-            names = folders or list(classes)
-            if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
-                if names != first.setdefault(bool(folders), names):
-                    found.append(OTHER_ORDER)
-                found += check_heads(model, dataset, len(names))
+            found = [*found, *check_classes(model, dataset, numbered)]
             faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
             if phase == "train":
                 learned.append(objects)
@@ -85,6 +76,24 @@ def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
         yield dataset, node
 
 
+def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> list[str]:
+    """Return faults of the classes of a data set, which join those that are `numbered` already."""
+    classes = dataset.metainfo.get("classes") or ()
+    if isinstance(classes, str):
+        return [f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)"]
+    faults = []
+    folders = class_folders(dataset)
+    if set(folders) == set(classes) and folders != list(classes):
+        faults.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
+    names = folders or list(classes)
+    if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
+        source = "folders" if folders else "config"
+        if names != numbered.setdefault(source, names):
+            faults.append(OTHER_ORDER)
+        faults += check_heads(model, dataset, len(names))
+    return faults
+
+
 def class_folders(dataset: BaseDataset) -> list[str]:
     """Return the folders that mmpretrain numbers as classes, none if a file does or mmdet reads."""
     if dataset.ann_file or not getattr(dataset, "with_label", False):
@@ -110,9 +119,10 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
-    reader, path = type(dataset).load_data_list, dataset.ann_file
-    if backend != "local" or "://" in path:
-        return [], None
+    reader = type(dataset).load_data_list
+    path = dataset.ann_file
+    if backend != "local" or "://" in path or isinstance(dataset.metainfo.get("classes"), str):
+        return Findings([])
     evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
     scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
@@ -120,94 +130,13 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
         if reader is XMLDataset.load_data_list:
             return inspect_xml(dataset)
         if reader is not CocoDataset.load_data_list:
-            return [], None
-        faults, objects = inspect_coco(dataset, masks=masks, crowds=bool(scored))
+            return Findings([])
+        findings = inspect_coco(dataset, masks=masks, crowds=bool(scored))
     except OSError as error:
-        return [f"{error}: correct data_root or ann_file"], None
-    except (KeyError, TypeError, ValueError) as error:
-        return [f"not COCO's format, {error!r}"], None
+        return Findings([f"{error}: correct data_root or ann_file"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return Findings([f"not COCO's format, {error!r}"])
     if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):
-        faults.append(f"the evaluator reads {scored[0]}: set its ann_file to the data set's")
-    return faults, objects
-
-
-def inspect_xml(dataset: BaseDataset) -> Findings:
-    """Check the XML files of a data set, in which mmdet skips every name that is not a class."""
-    names, images = Counter(), []
-    for name in list_from_file(dataset.ann_file):
-        images.append(os.path.join(dataset.sub_data_root, dataset.img_subdir, f"{name}.jpg"))
-        file = os.path.join(dataset.sub_data_root, dataset.ann_subdir, f"{name}.xml")
-        names.update(each.findtext("name") for each in ET.parse(file).iterfind("object"))
-    faults, classes = check_images(images), dataset.metainfo["classes"]
-    found = [name for name in classes if name in names]
-    rare = found and dataset.test_mode  # a small set may lack a class
-    if len(found) < len(classes) and not rare and names.keys() - set(classes):
-        faults.append(missing_names(classes, list(names)))
-    return faults, sum(names[name] for name in found)
-
-
-def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
-    """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
-    with open(dataset.ann_file, "rb") as file:
-        content = json.load(file)
-    classes, annotations = dataset.metainfo["classes"], content.get("annotations", [])
-    names = {category["id"]: category["name"] for category in content["categories"]}
-    wanted = {number for number, name in names.items() if name in classes}
-    images = {image["id"]: image for image in content["images"]}
-    folder = dataset.data_prefix["img"]
-    faults = check_images([os.path.join(folder, each["file_name"]) for each in images.values()])
-    ordered = [name for name in names.values() if name in classes]
-    if set(ordered) != set(classes):
-        faults.append(missing_names(classes, list(names.values())))
-    elif ordered != list(classes):
-        faults.append(f"mmdet numbers classes in the file's order: set metainfo.classes={ordered}")
-    if unknown := {each["category_id"] for each in annotations} - names.keys():
-        ids = f"the ids of its categories are {min(names)} to {max(names)}: number both alike"
-        faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
-    if masks and any(not each.get("segmentation") for each in annotations):
-        faults.append("boxes without segmentation: add masks, or take a detector that needs none")
-    if crowds and any("iscrowd" not in each for each in annotations):
-        faults.append("annotations without iscrowd, which the evaluation needs: add iscrowd=0")
-    min_size = (dataset.filter_cfg or {}).get("min_size", 0)
-    wrong, objects = inspect_boxes(annotations, images, wanted, min_size)
-    return faults + wrong, objects
-
-
-def inspect_boxes(
-    annotations: Sequence[dict], images: dict[int, dict], wanted: set[int], min_size: float
-) -> Findings:
-    """Check the boxes of annotations, of which those of the `wanted` categories are learned."""
-    rows = []
-    for each in annotations:
-        image = images.get(each["image_id"])
-        ignored = each.get("iscrowd") or each.get("ignore") or each["category_id"] not in wanted
-        if image:
-            x, y, w, h = each["bbox"]
-            rows.append([x, y, w, h, each["area"], image["width"], image["height"], bool(ignored)])
-    x, y, w, h, area, width, height, ignored = np.reshape(rows, (-1, 8)).T
-    beyond = (x + w > width + 1) | (y + h > height + 1)
-    corners = (x < w) & (y < h) & (w <= width + 1) & (h <= height + 1)
-    faults = []
-    if corners.sum() > 0.95 * len(rows) and beyond.sum() > 0.25 * len(rows):
-        faults.append("bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]")
-    inside = (x < width) & (y < height) & (x + w > 0) & (y + h > 0)
-    large = (w >= 1) & (h >= 1) & (area > 0) & (np.minimum(width, height) >= min_size)
-    return faults, int((inside & large & (ignored == 0)).sum())
-
-
-def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
-    """Return the fault that some classes are not among the names of a file."""
-    missing = [name for name in classes if name not in names]
-    told = f"{missing[0]!r} ({len(missing)} of {len(classes)} classes are missing)"
-    remedy = "set metainfo.classes of every data set to the file's names, and every num_classes"
-    return f"has no {told}, but {', '.join(map(repr, names[:8]))}: {remedy}"
-
-
-def check_images(paths: Sequence[str]) -> list[str]:
-    """Return a fault if images are missing or empty; OpenCV's error for the latter has no name."""
-    with ThreadPoolExecutor(8) as pool:  # a network file system takes its time for each file
-        sizes = pool.map(lambda path: os.path.isfile(path) and os.path.getsize(path), paths)
-        faulty = [path for path, size in zip(paths, sizes, strict=True) if not size]
-    counts = f"{len(faulty)} of {len(paths)} images are missing or empty"
-    remedy = "complete the folder, or correct data_prefix"
-    return [f"{counts}, the first is {path}: {remedy}" for path in faulty[:1]]
+        remedy = "set its ann_file to the data set's"
+        findings.faults.append(f"the evaluator reads {scored[0]}: {remedy}")
+    return findings

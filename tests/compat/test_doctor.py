@@ -1,11 +1,14 @@
 """The doctor says what would fail, and never fails itself."""
 
-import runpy
+import ast
+import importlib
 import subprocess
 import sys
 
 import pytest
 from mmengine.config import Config
+
+import mrla_doctor
 
 from ..conftest import ROOT
 
@@ -13,9 +16,8 @@ TOOL = ROOT / "tools/doctor.py"
 
 
 @pytest.fixture
-def doctor(monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return runpy.run_path(str(TOOL))["load_doctor"]()
+def doctor():
+    return mrla_doctor
 
 
 def test_a_healthy_installation_passes(doctor, capsys):
@@ -37,6 +39,29 @@ def test_a_missing_package_is_named_and_nothing_crashes(doctor, monkeypatch, cap
 def test_detectors_on_resnet_do_without_mmpretrain(doctor, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mmpretrain", None)
     assert doctor.main() == 0 and "mmpretrain is not installed" in capsys.readouterr().out
+
+
+BROKEN = {
+    "mmcv": (ImportError("libGL.so.1: cannot open"), "repair the failures above"),
+    "cv2": (ImportError("libGL.so.1: cannot open"), "opencv-python-headless"),
+    "mmdet": (AssertionError("MMCV==2.2.0 is incompatible"), "the version that it asks for"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_installed_and_broken_is_not_installed_again(doctor, monkeypatch, capsys, name):
+    """`pip install mmcv-lite` would overwrite the files of a compiled mmcv."""
+    error, remedy = BROKEN[name]
+    real = importlib.import_module
+
+    def import_module(module):
+        if module == name:
+            raise error
+        return real(module)
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    code, printed = doctor.main(), capsys.readouterr().out
+    assert code == 1 and remedy in printed and "pip install" not in printed
 
 
 @pytest.mark.parametrize(
@@ -66,7 +91,16 @@ def test_a_failed_self_check_of_triton_is_reported(doctor, monkeypatch, capsys):
     assert doctor.main() and "output in base is off by 2.0" in capsys.readouterr().out
 
 
-def test_it_works_where_nothing_is_installed():
-    command = [sys.executable, "-I", "-S", TOOL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("command", [["-I", "-S", str(TOOL)], ["-S", "-m", "mrla_doctor"]])
+def test_it_works_where_nothing_is_installed(command):
+    """Even where the package does not import."""
+    command = [sys.executable, *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env={})
     assert done.returncode == 1 and "pip install torch" in done.stdout and not done.stderr
+
+
+def test_an_old_python_runs_it_and_is_told_so(doctor, monkeypatch, capsys):
+    ast.parse((ROOT / "mrla_doctor.py").read_text(), feature_version=(3, 8))
+    assert all(isinstance(each, str) for each in doctor.main.__annotations__.values()), "not run"
+    monkeypatch.setattr(sys, "version_info", (3, 9))
+    assert doctor.main() == 1 and "Python 3.10" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -83,6 +84,10 @@ def to_corners(content):
         one["bbox"] = [x, y, x + width, y + height]
 
 
+def every_second(**values):
+    return lambda content: [one.update(values) for one in content["annotations"][::2]]
+
+
 def from_zero(content):
     for category in content["categories"]:
         category["id"] -= 1
@@ -98,10 +103,17 @@ FAULTS = {
     "no box": (each_annotation(bbox=[]), "COCO's format"),
     "no width": (without("images", "width"), "'width'"),
     "crowds alone": (each_annotation(iscrowd=1), "no training image"),
-    "tiny": (each_annotation(bbox=[5, 5, 0.5, 9]), "no training image"),
-    "outside": (each_annotation(bbox=[500, 5, 9, 9]), "no training image"),
+    "ignored alone": (each_annotation(ignore=1), "no training image"),
     "small images": (lambda c: [each.update(height=20) for each in c["images"]], "no training"),
-    "foreign images": (each_annotation(image_id="1"), "no training image"),
+    "tiny": (each_annotation(bbox=[5, 5, 0.5, 9]), r"12 of 12 .*0\.5"),
+    "flat": (each_annotation(area=0), "12 of 12 .*area=0"),
+    "outside": (every_second(bbox=[500, 5, 9, 9]), "6 of 12 .*500"),
+    "not a number": (lambda c: c["annotations"][3].update(bbox=[math.nan] * 4), "nan.* image 2"),
+    "text for a number": (each_annotation(image_id="1"), "12 of 12 .*'1', but .* 1:"),
+    "foreign images": (every_second(image_id=99), "6 of 12 .*99"),
+    "an id twice": (lambda c: c["images"].append(c["images"][0]), "two images have the id 1"),
+    "a name twice": (lambda c: c["categories"].append(dict(id=9, name="a")), "two .*'a'"),
+    "text for a flag": (each_annotation(iscrowd="0"), "iscrowd='0'"),
 }
 
 
@@ -112,6 +124,64 @@ def test_a_fault_of_a_file_is_one_line(fault, root):
     (line,) = faults(make_config(root))
     assert re.search(message, line)
     assert line.startswith("no training image") or str(root / TRAIN) in line
+
+
+CONTENTS = {
+    "list": (b"[]", "list"),
+    "nested": (b"[" * 10**5, "RecursionError|recursion"),
+    "mark": (b"\xef\xbb\xbf{}", "byte order mark"),
+    "utf-16": ("{}".encode("utf-16"), "byte order mark"),
+    "cut": (b'{"images": [', "JSON"),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_file_that_mmdet_cannot_read_is_one_line(content, root):
+    (root / TRAIN).write_bytes(CONTENTS[content][0])
+    (line,) = faults(make_config(root))
+    assert str(root / TRAIN) in line and re.search(CONTENTS[content][1], line)
+
+
+def test_what_mmdet_skips_or_never_reads_is_no_fault(root):
+    """Classes that are not learned need no mask; one box beyond the border makes no corners."""
+
+    def change(content):
+        first, second, third, *others = content["annotations"]
+        for one in [second, third, *others]:
+            one["bbox"] = [0, 0, 20, 20]
+        first["bbox"] = [30, 5, 90, 9]
+        second["image_id"] = 99
+        third["area"] = 0
+        unlearned = dict(others[0], id=99, category_id=3, segmentation=[])
+        del unlearned["iscrowd"]
+        content["annotations"].append(unlearned)
+        third["segmentation"] = []
+
+    for name in (TRAIN, VAL):
+        edit(root, change, name)
+        edit(root, lambda c: [one.update(category_id=1) for one in c["annotations"][:-1]], name)
+    assert faults(make_config(root, ["a", "b"]), num_classes=2) == []
+
+
+def test_a_run_is_checked_once_and_the_check_can_be_left_out(root):
+    cfg = make_config(root / "nowhere")
+    runner = make_runner(cfg)
+    with pytest.raises(InputError):
+        check_data(runner, "train")
+    check_data(runner, "train")
+    cfg.check_data = False
+    assert faults(cfg) == []
+
+
+def test_videos_and_remote_files_are_left_to_mmdet(root):
+    cfg = make_config(root)
+    cfg.val_dataloader = None
+    dataset = cfg.train_dataloader.dataset
+    for files in (dict(ann_file="s3://a.json"), dict(backend_args=dict(backend="petrel"))):
+        cfg.train_dataloader.dataset = dict(dataset, data_root="", data_prefix={}, **files)
+        assert faults(cfg) == []
+    cfg.train_dataloader.dataset = dict(type="MOTChallengeDataset", ann_file="none.json")
+    assert faults(cfg, num_classes=80) == []
 
 
 @pytest.mark.parametrize("name", ["coco_tiny", "bccd"])
@@ -163,6 +233,9 @@ def test_names_in_xml_files(tmp_path):
     ((path, told),) = check("dog", "Cat")
     assert path.endswith("train.txt") and told.startswith("no 'Cat' (1 of 2 ")
     assert [told[:15] for _, told in check("Dog", "Cat")] == ["no 'Dog' (2 of "] * 2 + [""]
+    (tmp_path / "Annotations/one.xml").write_text("<annotation>")
+    ((told, _),) = check("cat", "dog")
+    assert str(tmp_path / "Annotations/one.xml") in told
 
 
 def test_missing_and_empty_images_are_counted_and_the_first_is_named(root):
@@ -205,6 +278,13 @@ def test_heads_need_the_number_of_classes(root):
     assert len(lines) == 2 and "3 classes, but the model roi_head.bbox_head.num_class" in lines[0]
     cfg.train_dataloader.dataset.return_classes = cfg.val_dataloader.dataset.return_classes = True
     assert faults(cfg, num_classes=80) == []
+
+
+def test_panoptic_heads_count_things_apart(root):
+    cfg = make_config(root)
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        loader.dataset.metainfo.thing_classes = ["a"]
+    assert faults(cfg, num_classes=1) == []
 
 
 def test_the_evaluator_reads_the_file_of_the_data_set(root):

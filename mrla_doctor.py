@@ -1,8 +1,10 @@
-"""Print what is installed and what would fail, with the remedy: ``python tools/doctor.py``.
+"""Print what is installed and what would fail, with the remedy: ``python -m mrla_doctor``.
 
-It works even where ``import mrla_mm`` fails, so nothing but the standard library is imported at the
-top.
+A module beside the package, since it works where ``import mrla_mm`` fails, and on Python from 3.8
+on. Nothing but the standard library is imported at the top.
 """
+
+from __future__ import annotations
 
 import importlib
 import importlib.metadata
@@ -18,10 +20,11 @@ FAMILIES = {  # import name: the distributions that provide it, of which only on
     "mmdet": ("mmdet", "onedl-mmdetection"),
     "mmpretrain": ("mmpretrain", "onedl-mmpretrain"),
 }
-REMEDIES = {
+OLDEST_PYTHON = (3, 10)
+PIP_NAMES = {"cv2": "opencv-python-headless", "mmcv": "mmcv-lite==2.1.0"}
+REMEDIES = {  # of what is installed and does not import
     "torchvision": "install the torchvision build that belongs to your torch (index, CUDA)",
-    "cv2": "pip install opencv-python (opencv-python-headless on a machine without libGL)",
-    "mmcv": "pip install mmcv-lite==2.1.0",
+    "cv2": "on a machine without libGL, put opencv-python-headless in the place of opencv-python",
 }
 
 
@@ -48,7 +51,7 @@ def main(argv: Sequence[str] = ()) -> int:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for check in (check_packages, check_ops, check_paths):
+        for check in (check_python, check_packages, check_ops, check_paths):
             title = check.__doc__.rstrip(".")
             print(f"\n{title}")
             try:
@@ -57,6 +60,15 @@ def main(argv: Sequence[str] = ()) -> int:
                 report.fail(f"{title.lower()}: {short(error)}", "repair the failures above first")
     print("\ntraining would NOT work: see FAIL above" if report.failed else "\ntraining would work")
     return int(report.failed)
+
+
+def check_python(report: Report) -> None:
+    """Python."""
+    number = sys.version.split()[0]
+    if sys.version_info >= OLDEST_PYTHON:
+        report.ok(number)
+    else:
+        report.fail(number, "make an environment with Python {}.{} or newer".format(*OLDEST_PYTHON))
 
 
 def check_packages(report: Report) -> None:
@@ -69,20 +81,29 @@ def check_packages(report: Report) -> None:
             report.fail(f"{names} are both installed and overwrite each other's files", remedy)
     for name in ("torch", "torchvision", "numpy", "cv2", "pycocotools", "matplotlib", *FAMILIES):
         if name == "mmpretrain" and importlib.util.find_spec(name) is None:
-            report.ok("mmpretrain is not installed; DeiT, CeiT and the ImageNet recipes need it")
+            needs = "DeiT, CeiT, ImageNet recipes and backbones named mmpretrain.* need it"
+            report.ok(f"mmpretrain is not installed; {needs}")
             continue
         try:
             module = importlib.import_module(name)
             report.ok(f"{name} {getattr(module, '__version__', None) or version(name) or ''}")
         except Exception as error:
-            remedy = REMEDIES.get(name, f"pip install {name}")
-            report.fail(f"{name} does not import: {short(error)}", remedy)
+            report.fail(f"{name} does not import: {short(error)}", remedy_for(name, error))
     try:
         config = importlib.import_module("mmengine.config").Config
         importlib.import_module("mrla_mm")
         config._get_cfg_path("mmdet::_base_/default_runtime.py", "")
     except Exception as error:
         report.fail(f"`mmdet::` configs are not found: {short(error)}", "repair the failures above")
+
+
+def remedy_for(name: str, error: Exception) -> str:
+    """Return what to do about a package that does not import, which keeps what is compiled."""
+    if importlib.util.find_spec(name) is None:
+        return f"pip install {PIP_NAMES.get(name, name)}"
+    if "incompatible" in str(error):  # of OpenMMLab's packages, which name the versions they take
+        return "put the version that it asks for in the place of the one that is installed"
+    return REMEDIES.get(name, f"repair the failures above first, else reinstall {name}")
 
 
 def check_ops(report: Report) -> None:
@@ -163,3 +184,7 @@ def version(distribution: str) -> str | None:
 def short(error: Exception) -> str:
     """Return the first line of an error."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

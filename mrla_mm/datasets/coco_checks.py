@@ -1,0 +1,152 @@
+"""The check of annotation files in COCO's format."""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from mmengine.dataset import BaseDataset
+
+from mrla_mm.datasets.file_checks import Findings, check_images, missing_names
+
+# Boxes are taken for corners where more of them than this share could be, and beyond the image,
+# taken as [x, y, width, height], lie more than this share.
+COULD_BE_CORNERS = 0.95
+BEYOND_IMAGE = 0.25
+# Most of a file, of which only matters whether it is there. No string holds this: its quotes have
+# backslashes.
+POLYGONS = re.compile(r'"segmentation":\s*\[\s*\[[-+.\deE,\s\[\]]*\]\s*\]')
+TOLERATED = 0.1  # share of annotations that mmdet may skip without a word
+
+
+def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
+    """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
+    content = read_json(dataset.ann_file)
+    classes = dataset.metainfo["classes"]
+    annotations = content.get("annotations", [])
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    images = {image["id"]: image for image in content["images"]}
+    folder = dataset.data_prefix["img"]
+    faults = check_images([os.path.join(folder, each["file_name"]) for each in images.values()])
+    faults += check_names([name for name in names.values() if name in classes], classes, names)
+    if repeated := first_repeated(each["id"] for each in content["images"]):
+        told = f"two images have the id {repeated[0]!r}, and mmdet gives one the boxes of both"
+        faults.append(f"{told}: number the images anew")
+    faults += check_references(annotations, names, images)
+    wanted = {number for number, name in names.items() if name in classes}
+    learnable = [each for each in annotations if each["category_id"] in wanted]
+    if crowds and any("iscrowd" not in each for each in learnable):
+        faults.append("annotations without iscrowd, which the evaluation needs: add iscrowd=0")
+    min_size = (dataset.filter_cfg or {}).get("min_size", 0)
+    boxes = Boxes(annotations, images, wanted)
+    faults += boxes.faults()
+    if masks and any(not each.get("segmentation") for each in boxes.kept()):
+        faults.append("boxes without segmentation: add masks, or take a detector that needs none")
+    return Findings(faults, None if faults else boxes.count_objects(min_size))
+
+
+def read_json(path: str) -> dict:
+    """Read a file as text, as mmdet does, without its polygons.
+
+    Raises ValueError or TypeError if it is not an object in JSON.
+    """
+    try:
+        with open(path) as file:
+            content = json.loads(POLYGONS.sub('"segmentation": true', file.read()))
+    except (ValueError, RecursionError) as error:
+        remedy = "write it anew in UTF-8 without a byte order mark"
+        raise ValueError(f"it cannot be read as JSON, {error}: {remedy}") from error
+    if not isinstance(content, dict):
+        raise TypeError(f"it holds a {type(content).__name__}, not an object")
+    return content
+
+
+def first_repeated(values: Iterable) -> list:
+    """Return the first value that comes twice, in a list, which is empty if none does."""
+    return [value for value, count in Counter(values).items() if count > 1][:1]
+
+
+def check_names(
+    learned: Sequence[str], classes: Sequence[str], names: Mapping[int, str]
+) -> list[str]:
+    """Return a fault if the file's names that are learned are not the classes in their order."""
+    if repeated := first_repeated(learned):
+        remedy = "give each name once, and annotations its id"
+        return [f"two categories have the name {repeated[0]!r}: {remedy}"]
+    if set(learned) != set(classes):
+        return [missing_names(classes, list(names.values()))]
+    if list(learned) != list(classes):
+        return [f"mmdet numbers classes in the file's order: set metainfo.classes={learned}"]
+    return []
+
+
+def check_references(
+    annotations: Sequence[dict], names: Mapping[int, str], images: Mapping[int, dict]
+) -> list[str]:
+    """Return faults of the ids and flags that annotations have."""
+    faults = []
+    if unknown := {each["category_id"] for each in annotations} - names.keys():
+        ids = f"the ids of its categories are {min(names)} to {max(names)}: number both alike"
+        faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
+    stray = [each["image_id"] for each in annotations if each["image_id"] not in images]
+    if len(stray) > TOLERATED * len(annotations):
+        told = f"{len(stray)} of {len(annotations)} annotations have an image_id of no image"
+        known = f"images have ids such as {next(iter(images), None)!r}"
+        faults.append(f"{told}, the first is {stray[0]!r}, but {known}: number both alike")
+    for key in ("iscrowd", "ignore"):
+        texts = [each[key] for each in annotations if isinstance(each.get(key), str)]
+        if texts:
+            faults.append(f"annotations have {key}={texts[0]!r}, a text: write a number")
+    return faults
+
+
+class Boxes:
+    """The boxes of the annotations that mmdet reads, as columns of one entry a box."""
+
+    def __init__(self, annotations: Sequence[dict], images: Mapping[int, dict], wanted: set[int]):
+        self.annotations = []
+        rows = []
+        for each in annotations:
+            image = images.get(each["image_id"])
+            if image and not each.get("ignore"):
+                self.annotations.append(each)
+                x, y, w, h = each["bbox"]
+                is_wanted = each["category_id"] in wanted
+                size = (image["width"], image["height"])
+                rows.append((x, y, w, h, each["area"], *size, is_wanted, bool(each.get("iscrowd"))))
+        columns = np.reshape(rows, (-1, 9)).T
+        self.x, self.y, self.w, self.h, self.area, self.width, self.height = columns[:7]
+        self.is_wanted, self.is_crowd = columns[7:].astype(bool)
+        inside = (self.x < self.width) & (self.y < self.height)
+        inside &= (self.x + self.w > 0) & (self.y + self.h > 0)
+        self.is_read = inside & (self.w >= 1) & (self.h >= 1) & (self.area > 0)
+
+    def kept(self) -> list[dict]:
+        """Return the annotations that mmdet keeps."""
+        return [self.annotations[index] for index in np.flatnonzero(self.is_wanted & self.is_read)]
+
+    def count_objects(self, min_size: float) -> int:
+        """Return how many objects are learned if smaller images are left out."""
+        is_large = np.minimum(self.width, self.height) >= min_size
+        return int((self.is_wanted & self.is_read & is_large & ~self.is_crowd).sum())
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with the numbers."""
+        finite = np.isfinite(self.x + self.y + self.w + self.h + self.area)
+        if not finite.all():
+            first = self.annotations[int(finite.argmin())]
+            return [f"bbox={first['bbox']} of image {first['image_id']!r} is not finite: repair it"]
+        right, bottom = self.width + 1, self.height + 1
+        beyond = (self.x + self.w > right) | (self.y + self.h > bottom)
+        corners = (self.x < self.w) & (self.y < self.h) & (self.w <= right) & (self.h <= bottom)
+        if corners.sum() > COULD_BE_CORNERS * len(corners) and beyond.mean() > BEYOND_IMAGE:
+            return ["bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]"]
+        skipped = self.is_wanted & ~self.is_read
+        if skipped.sum() > TOLERATED * self.is_wanted.sum():
+            first = self.annotations[int(skipped.argmax())]
+            told = f"{skipped.sum()} of {self.is_wanted.sum()} boxes are outside or below a pixel"
+            where = f"the first is {first['bbox']} with area={first['area']} of image"
+            return [f"{told}, {where} {first['image_id']!r}: repair them, since mmdet skips them"]
+        return []
