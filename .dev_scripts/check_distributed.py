@@ -33,7 +33,8 @@ from mrla_mm import cli
 TOLERANCE = 1e-5  # relative to a parameter's largest gradient
 NEGLIGIBLE = 1e-7  # relative to the model's largest gradient: smaller ones count as zero
 VARIANTS = ("MRLALight", "MRLABase", "MLA", "LinearRLA")
-IMAGES, SIZE = 2, (49, 33)  # per process
+IMAGES = 2  # per process
+SIZE = (49, 33)
 RESNET = dict(type="MRLAResNet", depth=18, base_channels=16, strides=(1, 2, 2, 1), norm_eval=True)
 TINY = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 VIT = dict(type="MRLAViT", arch=TINY, img_size=SIZE, stage_blocks=2)
@@ -100,7 +101,8 @@ class Detector(nn.Module):
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
-        self.backbone, self.scale = backbone, nn.Parameter(torch.ones(()))
+        self.backbone = backbone
+        self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, images):
         """Return the levels (B, C, H, W)."""

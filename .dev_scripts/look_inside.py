@@ -123,7 +123,8 @@ def draw_detections(loaded, images, file):
     pen = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4))
     palette = [(31, 119, 180), (44, 160, 44), (255, 127, 14)]
     pen.dataset_meta = dict(classes=loaded.classes, palette=palette)
-    gap, row = np.full((300, 8, 3), 255, "u1"), []
+    gap = np.full((300, 8, 3), 255, "u1")
+    row = []
     for path in images:
         image = loaded.prepare(path)
         with torch.no_grad():
@@ -146,7 +147,8 @@ def main(argv=None):
 
     maps = {kind: [record(loaded, images) for loaded in seeds] for kind, seeds in models.items()}
     draw_seeds(maps, models["mrla_light"], args.out / "inside.png")
-    trained, first = maps["mrla_base"], []
+    trained = maps["mrla_base"]
+    first = []
     for seed, loaded in enumerate(models["mrla_base"]):
         first.append(record(with_initial_queries(loaded, seed), images))
     rows = [{"stage": stage + 1} for stage in range(len(trained[0]))]

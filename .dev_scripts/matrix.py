@@ -140,10 +140,12 @@ print(json.dumps({"python": platform.python_version(), **have}))
 def run_stack(name, args):
     """Install a stack, run the tests on it and write the result; return whether all passed."""
     folder = args.out.resolve()
-    env, log = folder / f"env-{name}", folder / f"{name}.log"
+    env = folder / f"env-{name}"
+    log = folder / f"{name}.log"
     folder.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    result, passed = dict(stack=name, date=str(date.today())), False
+    result = dict(stack=name, date=str(date.today()))
+    passed = False
     if failed := install(name, env, folder, log):
         result["tests"] = f"failed: {' '.join(map(str, failed))}"
     else:

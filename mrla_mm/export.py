@@ -79,7 +79,8 @@ class Detect(nn.Module):
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
         """Detect objects."""
-        maps, shape = self.model.extract_feat(self.preprocess(image)), image.shape[1:3]
+        maps = self.model.extract_feat(self.preprocess(image))
+        shape = image.shape[1:3]
         if not isinstance(self.model, TwoStageDetector):
             return detect_dense(self.model.bbox_head, maps, shape)
         proposals, scores, _ = detect_dense(self.model.rpn_head, maps, shape)
@@ -153,7 +154,8 @@ def detect_in_proposals(
     is_valid: Tensor,
 ) -> tuple[Tensor, ...]:
     """Detect in proposals (B, P, 4), of which those that are not valid are padding."""
-    head, count = rois.bbox_head, proposals.shape[1]
+    head = rois.bbox_head
+    count = proposals.shape[1]
     logits, deltas = head(pool(rois.bbox_roi_extractor, maps, proposals))
     scores = logits.softmax(-1)[:, :-1].unflatten(0, (-1, count)) * is_valid[..., None]
     scores = scores * (scores > rois.test_cfg.score_thr)
@@ -238,16 +240,19 @@ def make_graph(
     """
     batch, *size = (1, *shape) if shape else (2, *EXAMPLE_SIZE)
     if backbone_only:
-        module, image = model.backbone, torch.randn(batch, 3, *size)
+        module = model.backbone
+        image = torch.randn(batch, 3, *size)
         names = [f"map_{level}" for level in range(len(as_tuple(module.eval()(image))))]
         axes = {0: "batch", 2: "height", 3: "width"}
     else:
         image = torch.randint(256, (batch, *size, 3), dtype=torch.uint8)
         axes = {0: "batch", 1: "height", 2: "width"}
         if "ImageClassifier" in [each.__name__ for each in type(model).__mro__]:  # of mmpretrain
-            module, names = nn.Sequential(Preprocess(model.data_preprocessor), model), ["logits"]
+            module = nn.Sequential(Preprocess(model.data_preprocessor), model)
+            names = ["logits"]
         else:
-            module, names = Detect(model), ["boxes", "scores", "labels"]
+            module = Detect(model)
+            names = ["boxes", "scores", "labels"]
             names += ["masks"] if getattr(model, "with_mask", False) else []
     return Graph(module.eval(), image, {} if shape else axes, names)
 

@@ -51,7 +51,8 @@ def draw(row, loaded, prepared, target, args):
     """Draw what a model saw with the box to explain, and its maps; return the last map drawn."""
     from mrla_mm.analysis import cams
 
-    picture, inputs = prepared.picture, prepared.inputs
+    picture = prepared.picture
+    inputs = prepared.inputs
     for axes in row:
         axes.set_axis_off()
         axes.set(xlim=(0, picture.shape[1]), ylim=(picture.shape[0], 0))

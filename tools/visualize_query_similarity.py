@@ -35,8 +35,10 @@ def plot_histograms(models, out_file):
     for row, (name, stages) in enumerate(models):
         grid[row, 0].set_ylabel(f"{name}\n% of pairs", fontsize=9)
         for stage in stages:
-            axes, values = grid[row, stage.number - 1], stage.values.flatten().numpy()
-            share, median = np.full(len(values), 100 / len(values)), np.median(values)
+            axes = grid[row, stage.number - 1]
+            values = stage.values.flatten().numpy()
+            share = np.full(len(values), 100 / len(values))
+            median = np.median(values)
             axes.hist(values, bins=25, range=(0, 1), weights=share, color=f"C{row}", alpha=0.8)
             axes.axvline(median, color="black", linewidth=1, linestyle="--")
             title = f"stage {stage.number}: {len(values)} pairs, median {median:.2f}"

@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import ttest_1samp
 
@@ -34,12 +35,13 @@ class Gain(NamedTuple):
 
 
 def gains(values: Mapping[str, BySeed]) -> dict[str, Gain]:
-    """Return what each config but the first gains over the first."""
-    first, *others = values.values()
-    found = [gain(own, first) for own in others]
-    corrected = holm([each.p for each in found])
-    found = [each._replace(p=p) for each, p in zip(found, corrected, strict=True)]
-    return dict(zip([*values][1:], found, strict=True))
+    """Return what each config but the first gains over the first, with corrected p values."""
+    first, *others = values
+    found = {name: gain(values[name], values[first]) for name in others}
+    corrected = holm([each.p for each in found.values()])
+    for (name, each), p in zip(found.items(), corrected, strict=True):
+        found[name] = each._replace(p=p)
+    return found
 
 
 def gain(values: BySeed, first: BySeed) -> Gain:
@@ -50,32 +52,26 @@ def gain(values: BySeed, first: BySeed) -> Gain:
     if len(set(differences)) < 2:
         return Gain(differences)
     test = ttest_1samp(differences, 0)
-    interval = test.confidence_interval(0.95)
-    return Gain(differences, float(interval.low), float(interval.high), float(test.pvalue))
+    return Gain(differences, *test.confidence_interval(0.95), test.pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values corrected for their number; a NaN stays one and counts as a comparison."""
-    count = len(p_values)
-    ranked = sorted(range(count), key=lambda index: (math.isnan(p_values[index]), p_values[index]))
-    corrected = [math.nan] * count
-    largest = 0.0
-    for rank, index in enumerate(ranked):
-        if not math.isnan(p_values[index]):
-            largest = max(largest, min(1.0, (count - rank) * p_values[index]))
-            corrected[index] = largest
-    return corrected
+    order = np.argsort(p_values)  # NaN comes last
+    corrected = np.array(p_values)
+    scaled = np.arange(len(order), 0, -1) * corrected[order]
+    corrected[order] = np.minimum(1, np.maximum.accumulate(scaled))
+    return corrected.tolist()
 
 
-def sign_test_limit(found: Iterable[Gain]) -> str:
+def sign_test_remark(found: Iterable[Gain]) -> str:
     """Say what a sign test could show at best if there are too few seeds for 0.05."""
-    seeds = min((len(each.differences) for each in found if each.differences), default=0)
-    best = 2 ** (1 - seeds)
-    if seeds == 0 or best < 0.05:
+    seeds = min((len(each.differences) for each in found if each.differences), default=6)
+    if seeds >= 6:
         return ""
+    limit = f"cannot go below p = {2 ** (1 - seeds):.2g} with as few seeds as {seeds}"
     return (
-        f"Intervals and p take the differences to be normal. A sign test, which does not, cannot "
-        f"go below p = {best:.2g} with as few seeds as {seeds}."
+        f"\nInterval and p take differences to be normal. A sign test, which does not, {limit}.\n"
     )
 
 
@@ -120,8 +116,7 @@ def make_table(
         cells = [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in medians]
         lines.append([name, str(len(own)), describe([*own.values()]), *compared, *cells])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines).replace(" nan ", " ")
-    remark = sign_test_limit(found.values())
-    return f"{text}\n{remark}\n" if remark else text
+    return text + sign_test_remark(found.values())
 
 
 def draw(values: Mapping[str, BySeed], metric: str) -> Figure:

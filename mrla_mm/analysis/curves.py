@@ -39,7 +39,8 @@ def read_scalars(json_logs: Sequence[str | Path]) -> tuple[list[dict], list[dict
         records = [json.loads(line) for line in lines if line[:1] + line[-1:] == "{}"]
         steps = [record for record in records if "loss" in record]
         if steps:
-            first, epoch = steps[0]["step"], steps[0].get("epoch", steps[0]["step"])
+            first = steps[0]["step"]
+            epoch = steps[0].get("epoch", steps[0]["step"])
             train = {step: record for step, record in train.items() if step < first}
             val = {step: record for step, record in val.items() if step < epoch}
         train |= {record["step"]: record for record in steps}

@@ -139,7 +139,8 @@ class LayerAttentionRecorder(BranchRecorder):
     def on_forward(self, name: str, x: Tensor, out: Tensor) -> Tensor:
         """Return a layer's mean weights for each image and head, (B, G, layers so far)."""
         branch = self.branches[name]
-        attention, pooled = branch.attention, global_average(x)
+        attention = branch.attention
+        pooled = global_average(x)
         earlier = [] if attention.first_in_stage else self._stage
         if isinstance(attention, MRLALight):
             history_scale = self._history_scale(branch, earlier, x)

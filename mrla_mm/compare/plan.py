@@ -38,11 +38,6 @@ class Plan(NamedTuple):
         files = self.files.values()
         return [file.with_name(f"seed_{seed}") for seed in self.seeds for file in files]
 
-    def results(self) -> list[Path]:
-        """Return the result files of the runs that are finished."""
-        files = [folder / RESULT for folder in self.run_folders()]
-        return [file for file in files if file.is_file()]
-
     def missing(self) -> list[Path]:
         """Return the folders of the runs that are not finished."""
         return [folder for folder in self.run_folders() if not (folder / RESULT).is_file()]

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 
 from mrla_mm.analysis.comparison import draw, make_table
-from mrla_mm.compare.plan import Plan
+from mrla_mm.compare.plan import RESULT, Plan
 from mrla_mm.engine.checkpointing import write_atomically
 
 
@@ -15,7 +15,8 @@ def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[st
 
     The metric is by default the first that the test returns. A run without it is a fault too.
     """
-    results = [json.loads(file.read_text()) for file in plan.results()]
+    files = [folder / RESULT for folder in plan.run_folders()]
+    results = [json.loads(file.read_text()) for file in files if file.is_file()]
     text = ""
     faults = list(faults)
     if results:

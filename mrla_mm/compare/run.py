@@ -175,15 +175,6 @@ def find_slots(jobs: int | None) -> list[dict[str, str]]:
     return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * jobs
 
 
-def start(folder: Path, slot: dict[str, str]) -> multiprocessing.Process:
-    """Start a run in a new process, with the environment variables of a slot."""
-    write_atomically(folder / LOG, b"")
-    os.environ.update(slot)
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(folder,))
-    process.start()
-    return process
-
-
 def fault_of(process: multiprocessing.Process, folder: Path) -> str:
     """Return what went wrong in a run that has ended; an empty text for nothing."""
     process.join()
@@ -201,12 +192,16 @@ def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Pa
     waiting = list(folders)
     free = list(slots)
     running = {}
+    spawn = multiprocessing.get_context("spawn")
     try:
         while waiting or running:
             while waiting and free:
                 slot = free.pop()
                 folder = waiting.pop(0)
-                process = start(folder, slot)
+                write_atomically(folder / LOG, b"")
+                os.environ.update(slot)
+                process = spawn.Process(target=work, args=(folder,))
+                process.start()
                 running[process.sentinel] = process, folder, slot
             for sentinel in wait(running):
                 process, folder, slot = running.pop(sentinel)

@@ -148,16 +148,17 @@ def test_a_run_without_the_metric_is_a_fault_beside_the_others(metrics, tmp_path
 def test_a_killed_comparison_goes_on_to_the_same_figures(configs, coco_root, tmp_path):
     tiny = ["--cfg-options", *tiny_options("rcnn", coco_root, "train_cfg.max_epochs=2")]
 
-    def start(out, *configs):
-        command = [sys.executable, ROOT / "tools/compare.py", *configs, "--out", tmp_path / out]
+    def start(out, *configs, tool=(ROOT / "tools/compare.py",)):
+        command = [sys.executable, *tool, *configs, "--out", tmp_path / out]
         command += ["--metric", "coco/AR@100", "--seeds", out, "--jobs", "2", *tiny]
-        return subprocess.Popen(command, env=dict(os.environ, PYTHONPATH=str(ROOT)))
+        return subprocess.Popen(command, env=dict(os.environ, PYTHONPATH=str(ROOT)), cwd=tmp_path)
 
     killed = start("2", *configs[:3])
     while not (tmp_path / "2/stem/seed_0/last_checkpoint").is_file():
         time.sleep(0.1)
     killed.kill()
-    assert start("2", *configs[:3]).wait() == 1 and start("1", *configs[:2]).wait() == 0
+    assert start("2", *configs[:3]).wait() == 1
+    assert start("1", *configs[:2], tool=("-m", "mrla_mm", "compare")).wait() == 0
     files = [tmp_path / n / "stem/seed_0/result.json" for n in "21"]
     resumed, whole = (json.loads(file.read_text())["metrics"] for file in files)
     assert resumed == whole and "coco/AR@100" in whole
