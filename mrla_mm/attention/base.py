@@ -48,6 +48,7 @@ class LayerAttention(nn.Module):
 
     Attributes:
         uses_shortcut: whether the shortcut is used; on tokens it is None otherwise.
+        has_memory: whether it leaves a memory, which what calls the blocks must pass on.
         activation: class of the activation between the branch's norm and its drop path, or None.
 
     Raises:
@@ -57,6 +58,7 @@ class LayerAttention(nn.Module):
     token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise
     default_head_channels = 32
     uses_shortcut = False
+    has_memory = True
     activation: type[nn.Module] | None = None
 
     def __init__(

@@ -47,6 +47,7 @@ class MRLALight(LayerAttention):
             raise InputError("learnable_lambda=False has no effect with previous='none'")
         self.previous = previous
         self.uses_shortcut = previous == "shortcut"
+        self.has_memory = previous == "output"
         self.gated = gated
         if not gated:
             del self.query, self.key

@@ -33,6 +33,8 @@ class LayerAttentionResidual(BaseModule):
             meant for the norms of plain weights, does not reach the branch.
         drop_path: probability to drop the branch for a sample in training.
         zero_init: start the norm's weight at zero, else at one.
+        first_in_stage: the layer starts a stage, so its memory is empty.
+        has_shortcut: whether the block has a shortcut; without, the layer has no parameters for it.
 
     Raises:
         InputError: zero_init asks for a norm with a weight, and this one has none; or there is an
@@ -48,11 +50,16 @@ class LayerAttentionResidual(BaseModule):
         drop_path: float = 0.0,
         zero_init: bool = True,
         first_in_stage: bool = False,
+        has_shortcut: bool = True,
     ) -> None:
         super().__init__()
+        self.first_in_stage = first_in_stage
+        self.has_shortcut = has_shortcut
         self.attention = MODELS.build(
             {**attention, "channels": channels, "first_in_stage": first_in_stage}
         )
+        if not has_shortcut and hasattr(self.attention, "remove_shortcut"):
+            self.attention.remove_shortcut()
         self.norm = build_branch_norm(norm_cfg, channels)
         activation = getattr(self.attention, "activation", None)
         if activation and zero_init:

@@ -1,19 +1,17 @@
-"""Layer attention in any backbone: where it goes is found by what the blocks do.
+"""Layer attention in any backbone: its blocks carry the residual branch themselves.
 
-A run is what shares a memory: consecutive blocks of one class in one container that return maps of
-one shape. Each of its blocks gets a residual branch as `block.mrla`, which leaves all plain keys as
-they are, and the container passes the memory on.
+Each block of a run (`mrla_mm.backbones.runs`) gets a residual branch as `block.mrla`, which leaves
+all plain keys as they are, and becomes an object of a subclass of its own class, made on the fly,
+that runs the block and then the branch. A variant with a memory also needs a container that passes
+it on, which is replaced by a subclass in the same way.
 """
 
-import copy
+import importlib.util
 import inspect
 import re
-from collections.abc import Iterator
-from functools import cache, partial
-from itertools import groupby
-from typing import NamedTuple
+from functools import cache
 
-import torch
+from mmdet.models.backbones.pvt import PyramidVisionTransformer
 from mmdet.models.backbones.resnet import ResNet
 from mmdet.models.backbones.swin import SwinBlockSequence, SwinTransformer
 from mmengine.logging import print_log
@@ -21,23 +19,21 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
+from mrla_mm.attention import (
+    AttentionConfig,
+    LayerAttentionResidual,
+    TokenAttentionResidual,
+    attention_config,
+    stage_pattern,
+)
 from mrla_mm.backbones.checkpointing import run_checkpointed
+from mrla_mm.backbones.runs import Run, Size, find_runs, grid_of
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
-PROBE_SIZE = 128  # pixels of the image of zeros that shows what the blocks do
-LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin"}  # of published files, see mrla_mm.weights
-Shapes = tuple[torch.Size | None, torch.Size | None]  # of what a module takes first and returns
-
-
-class Run(NamedTuple):
-    """Consecutive blocks that share a memory."""
-
-    container: str  # its name in the backbone
-    blocks: range  # their places in it
-    channels: int
-    has_shortcut: bool  # whether the first block keeps the shape of what it takes
+# of published files, see mrla_mm.weights
+LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
+PACKAGES = dict(mmseg="mmsegmentation")  # what to install for a scope, where names differ
 
 
 class Combined:
@@ -48,127 +44,118 @@ class Combined:
 
 
 @cache
-def combine(mixin: type, host: type) -> type:
-    """Make the subclass of a host's class in which a mixin comes first."""
-    return type(f"{host.__name__}WithLayerAttention", (mixin, host), {})
+def combine(*bases: type) -> type:
+    """Make the class with these bases: mixins, then a host's class."""
+    return type(f"{bases[-1].__name__}WithLayerAttention", bases, {})
 
 
-def new_object(mixin: type, host: type) -> object:
+def new_object(*bases: type) -> object:
     """Make an object of a combined class, still without attributes."""
-    combined = combine(mixin, host)
+    combined = combine(*bases)
     return combined.__new__(combined)
 
 
-class MapRuns(Combined):
-    """Mixin of an `nn.Sequential` over maps (B, C, H, W) with one run of blocks or several.
+def add_mixin(module: nn.Module, mixin: type) -> None:
+    """Make a module an object of the subclass of its class in which a mixin comes first."""
+    kind = type(module)
+    bases = kind.__bases__ if issubclass(kind, Combined) else (kind,)
+    module.__class__ = combine(mixin, *bases)
 
-    A branch that starts a run has `starts_run`; `has_shortcut` tells whether its block keeps the
-    shape of what it takes.
-    """
 
-    branch_type = LayerAttentionResidual
-    channel_dim = 1
+class ChannelsLastResidual(LayerAttentionResidual):
+    """The residual branch over maps (B, H, W, C)."""
+
+    def forward(self, x: Tensor, shortcut: Tensor | None, *memory: Tensor) -> tuple[Tensor, ...]:
+        """Add the attention to x; its memory has maps (B, C, H, W)."""
+        maps = [each if each is None else each.permute(0, 3, 1, 2) for each in (x, shortcut)]
+        y, *memory = super().forward(*maps, *memory)
+        return y.permute(0, 2, 3, 1), *memory
+
+
+BRANCHES = {
+    "maps": LayerAttentionResidual,
+    "maps, channels last": ChannelsLastResidual,
+    "tokens": TokenAttentionResidual,
+}
+
+
+class CarriesBranch(Combined):
+    """Mixin of a block that carries its residual branch as `mrla`."""
+
+    def attend(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
+        """Return y, of what the block returns and took, and the new memory."""
+        branch = self.mrla
+        inputs = [out, x if branch.has_shortcut else None]
+        if isinstance(branch, TokenAttentionResidual):
+            inputs.append(grid_of(out, arguments))
+        with_cp = getattr(self, "with_cp", False)
+        y, *memory = run_checkpointed(with_cp, branch, *inputs, *memory)
+        return y, *memory
+
+
+class AttendedBlock(CarriesBranch):
+    """Mixin of a block whose variant has no memory: whoever calls it need know nothing."""
+
+    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """Run the block as its class does, then the branch."""
+        out = super().forward(x, *args, **kwargs)
+        return self.attend(out, x, (*args, *kwargs.values()))[0]
+
+
+class MemoryBlock(CarriesBranch):
+    """Mixin of a block whose variant has a memory, which its container passes on."""
+
+    def forward(self, x: Tensor, args: tuple | None = None, *memory: Tensor) -> tuple[Tensor, ...]:
+        """Run the block with its own further arguments, then the branch; return y and memory."""
+        if args is None:
+            raise InputError(
+                f"a {type(self).__name__} was called alone, without the memory of "
+                f"{type(self.mrla.attention).__name__}: call the nn.Sequential that holds it as a "
+                "whole, or take an MRLALight that has no memory"
+            )
+        return self.attend(super().forward(x, *args), x, args, *memory)
+
+
+class HiddenBranch(Combined):
+    """Mixin of a block that is an nn.Sequential, whose branch is none of its steps."""
+
+    def __iter__(self):
+        return (module for name, module in self._modules.items() if name != "mrla")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class SequentialRuns(Combined):
+    """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks, each with the layer attention it may have."""
+        """Run the blocks; each run starts with an empty memory."""
         memory = ()
         for block in self:
-            out = block(x)
-            branch = getattr(block, "mrla", None)
-            if branch is None or branch.starts_run:
-                memory = ()
-            if branch is not None:
-                shortcut = x if branch.has_shortcut else None
-                with_cp = getattr(block, "with_cp", False)
-                out, *memory = run_checkpointed(with_cp, branch, out, shortcut, *memory)
-            x = out
+            if isinstance(block, MemoryBlock):
+                if block.mrla.first_in_stage:
+                    memory = ()
+                x, *memory = block(x, (), *memory)
+            else:
+                x = block(x)
         return x
 
 
 class SwinRun(Combined):
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
-    branch_type = TokenAttentionResidual
-    channel_dim = 2
-
-    def forward(self, x: Tensor, hw_shape: tuple[int, int]) -> tuple:
+    def forward(self, x: Tensor, hw_shape: Size) -> tuple:
         """Run the blocks with their layer attention, then merge patches as the host does."""
         memory = ()
         for block in self.blocks:
-            out = block(x, hw_shape)
-            x, *memory = run_checkpointed(block.with_cp, block.mrla, out, x, hw_shape, *memory)
+            x, *memory = block(x, (hw_shape,), *memory)
         if self.downsample is None:
             return x, hw_shape, x, hw_shape
         return *self.downsample(x, hw_shape), x, hw_shape
 
 
-CONTAINERS = {nn.Sequential: MapRuns, SwinBlockSequence: SwinRun}
-
-
-def mixin_of(module: nn.Module) -> type | None:
-    """Return the mixin for a container, None for other modules and for one with its own forward."""
-    for kind, mixin in CONTAINERS.items():
-        if isinstance(module, kind) and type(module).forward is kind.forward:
-            return mixin
-    return None
-
-
-def blocks_of(container: nn.Module) -> tuple[str, nn.Module]:
-    """Return the list of a container's blocks and the prefix of their names in it."""
-    if isinstance(container, nn.Sequential):
-        return "", container
-    return "blocks.", container.blocks
-
-
-def record_shapes(backbone: nn.Module, in_channels: int) -> dict[str, Shapes]:
-    """Return the shapes at each module that a copy of a backbone calls; None for no tensor."""
-    probe = copy.deepcopy(backbone)
-    probe.eval()
-    shapes = {}
-
-    def shape(value: object) -> torch.Size | None:
-        return value.shape if isinstance(value, Tensor) else None
-
-    def record(name: str, module: nn.Module, taken: tuple, returned: object) -> None:
-        shapes[name] = shape(taken[0]) if taken else None, shape(returned)
-
-    for name, module in probe.named_modules():
-        module.register_forward_hook(partial(record, name))
-    with torch.no_grad():
-        probe(next(probe.parameters()).new_zeros(1, in_channels, PROBE_SIZE, PROBE_SIZE))
-    return shapes
-
-
-def find_runs(backbone: nn.Module, in_channels: int) -> list[Run]:
-    """Find the runs of a backbone; of nested ones the outer."""
-    shapes = record_shapes(backbone, in_channels)
-    runs = []
-    inside = ()  # prefixes of the blocks found so far
-    for name, container in backbone.named_modules():
-        mixin = mixin_of(container)
-        if mixin is None or name not in shapes or name.startswith(inside):
-            continue
-        prefix, blocks = blocks_of(container)
-        names = [f"{name}.{prefix}{block}" for block, _ in blocks.named_children()]
-        for places in consecutive(blocks, [shapes.get(block) for block in names]):
-            taken, returned = shapes[names[places[0]]]
-            runs.append(Run(name, places, returned[mixin.channel_dim], taken == returned))
-            inside += tuple(f"{names[place]}." for place in places)
-    return runs
-
-
-def consecutive(blocks: nn.Module, shapes: list[Shapes | None]) -> Iterator[range]:
-    """Yield the places of two or more consecutive blocks of one class and shape."""
-
-    def class_and_shape(place: int) -> tuple:
-        return type(blocks[place]), shapes[place] and shapes[place][1]
-
-    for (kind, shape), group in groupby(range(len(blocks)), class_and_shape):
-        first, *others = group
-        # an nn.Sequential would run the branch as a step of its own, and a plain layer is no block
-        is_block = not issubclass(kind, nn.Sequential) and len(blocks[first]._modules) > 0
-        if shape is not None and is_block and others:
-            yield range(first, others[-1] + 1)
+CONTAINERS = {nn.Sequential: SequentialRuns, SwinBlockSequence: SwinRun}  # that pass memory on
 
 
 class AnyBackbone(Combined, PretrainedBackbone):
@@ -190,11 +177,12 @@ class AnyBackbone(Combined, PretrainedBackbone):
 @MODELS.register_module(force=True)
 def WithLayerAttention(  # a function, by the name that configs know
     backbone: str | type,
-    layer_attention: dict | None = None,
+    layer_attention: AttentionConfig = "MRLALight",
     *,
     stages: str = ".*",
     attention_drop_path: float = 0.0,
     zero_init_attention: bool = True,
+    probe_size: Size | None = None,
     **kwargs: object,
 ) -> nn.Module:
     """Build any backbone of OpenMMLab with layer attention (MRLA, ICLR 2023) in its runs of blocks.
@@ -205,24 +193,56 @@ def WithLayerAttention(  # a function, by the name that configs know
 
     Args:
         backbone: name or class of the backbone, such as "CSPNeXt" or "mmpretrain.ConvNeXt".
-        layer_attention: config of the variant, by default ``dict(type="MRLALight")``.
-        stages: regular expression for the names of containers; only those that it matches entirely
-            get layer attention. The log names them.
+        layer_attention: config of the variant, or its name alone. None or False for the plain
+            backbone.
+        stages: regular expression for the names of runs: of their containers, or of the first block
+            among the backbone's own children. Only those that it matches entirely get layer
+            attention. The log names them.
         attention_drop_path: see `MRLAResNet`.
         zero_init_attention: see `MRLAResNet`.
+        probe_size: height and width of an image that the backbone takes, where none of those that
+            are tried to find its blocks will do.
         **kwargs: those of the backbone. A `norm_cfg` that it does not take is for the branches.
 
     Raises:
-        InputError: the backbone has no run, or none that `stages` matches.
+        InputError: the backbone has no run, or none that `stages` matches; or the variant has a
+            memory, which the container of a run cannot pass on.
 
     Example:
         >>> from mmengine.registry import MODELS
         >>> cfg = dict(type="WithLayerAttention", backbone="mmdet.ResNeXt", depth=50, groups=32)
         >>> backbone = MODELS.build(cfg)
     """
+    attention, pattern = attention_config(layer_attention), stage_pattern(stages)
+    host, scope = find_host(backbone)
+    norm_cfg = branch_norm(host, kwargs)
+    if attention and kwargs.get("rfp_inplanes"):
+        raise InputError(
+            f"rfp_inplanes={kwargs['rfp_inplanes']}: a recursive feature pyramid calls other "
+            "methods of the blocks, without layer attention; leave rfp_backbone as it is"
+        )
+    model = combine(AnyBackbone, host)(**kwargs)
+    if attention is None:
+        return model
+    if any(isinstance(module, LayerAttentionResidual) for module in model.modules()):
+        raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
+    options = dict(drop_path=attention_drop_path, zero_init=zero_init_attention)
+    runs = find_runs(model, kwargs.get("in_channels", 3), probe_size)
+    with MODELS.switch_scope_and_registry(scope or None):
+        for run in choose_runs(host, runs, pattern):
+            add_branches(model, run, attention, norm_cfg, options)
+    model.train(model.training)  # frozen stages and norms freeze the branches too
+    return model
+
+
+def find_host(backbone: str | type) -> tuple[type, str]:
+    """Return the class of a backbone and the scope in its name."""
     host, scope = backbone, ""
     if isinstance(backbone, str):
         scope = backbone.rpartition(".")[0]
+        if scope and importlib.util.find_spec(scope) is None:
+            package = PACKAGES.get(scope, scope)
+            raise InputError(f"backbone={backbone!r} needs a package: pip install {package}")
         with MODELS.switch_scope_and_registry(None) as registry:
             host = registry.get(backbone)
     if not (isinstance(host, type) and issubclass(host, BaseModule)):
@@ -230,68 +250,86 @@ def WithLayerAttention(  # a function, by the name that configs know
             f"backbone={backbone!r} is unknown or not a plain backbone derived from BaseModule; "
             'those of other packages have their scope before the name, as "mmpretrain.ConvNeXt"'
         )
-    if kwargs.get("rfp_inplanes"):
-        raise InputError(
-            f"rfp_inplanes={kwargs['rfp_inplanes']}: a recursive feature pyramid calls the blocks "
-            "one by one, without layer attention; leave rfp_backbone as it is"
-        )
-    norm_cfg = branch_norm(host, kwargs)
-    model = combine(AnyBackbone, host)(**kwargs)
-    runs = choose_runs(model, find_runs(model, kwargs.get("in_channels", 3)), stages)
-    options = dict(drop_path=attention_drop_path, zero_init=zero_init_attention)
-    with MODELS.switch_scope_and_registry(scope or None):
-        for run in runs:
-            add_branches(model, run, layer_attention or dict(type="MRLALight"), norm_cfg, options)
-    model.train(model.training)  # frozen stages and norms freeze the branches too
-    return model
+    return host, scope
 
 
 def branch_norm(host: type, kwargs: dict) -> dict:
-    """Return the norm of the branches: the backbone's own, else the one that only they take."""
+    """Return the norm of branches over maps: the backbone's own, else the one that they take."""
+    norm_cfg = None
     for base in host.__mro__:
         parameters = inspect.signature(base.__init__).parameters
         if "norm_cfg" in parameters:
-            return kwargs.get("norm_cfg", parameters["norm_cfg"].default)
-    return kwargs.pop("norm_cfg", dict(type="BN"))
+            norm_cfg = kwargs.get("norm_cfg", parameters["norm_cfg"].default)
+            break
+    else:
+        norm_cfg = kwargs.pop("norm_cfg", None)
+    is_for_maps = isinstance(norm_cfg, dict) and norm_cfg.get("type") != "LN"
+    return norm_cfg if is_for_maps else dict(type="BN")
 
 
-def choose_runs(model: nn.Module, runs: list[Run], stages: str) -> list[Run]:
-    """Return the runs in the containers that a pattern matches, and log them."""
+def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:
+    """Return the runs whose names a pattern matches, and log them."""
     if not runs:
         raise InputError(
-            f"{type(model).__bases__[1].__name__} has no run of blocks for layer attention: two or "
-            "more consecutive blocks of one class in an nn.Sequential, or in a stage of mmdet's "
-            "Swin, that return maps of one shape. A deeper network of its family may have one, and "
-            "HorNet needs with_cp=False; docs/extending.md shows how to call layer attention from "
-            "a backbone of your own"
+            f"{host.__name__} has no run of blocks for layer attention: two or more consecutive "
+            "blocks of one class, each of which takes what the one before it returns, over maps "
+            "(B, C, H, W) or (B, H, W, C), or over tokens (B, N, C) if each call carries their "
+            "grid (H, W). A deeper network of its family may have one; docs/extending.md shows how "
+            "to call layer attention from a backbone of your own"
         )
-    chosen = [run for run in runs if re.fullmatch(stages, run.container)]
+    chosen = [run for run in runs if pattern.fullmatch(run.name)]
     if not chosen:
-        names = ", ".join(dict.fromkeys(run.container for run in runs))
-        raise InputError(f"stages={stages!r} matches none of {names}")
+        names = ", ".join(dict.fromkeys(run.name for run in runs))
+        raise InputError(f"stages={pattern.pattern!r} matches none of {names}")
     for run in chosen:
         blocks = f"{len(run.blocks)} blocks, {run.channels} channels"
-        print_log(f"layer attention in {run.container}: {blocks}", logger="current")
+        print_log(f"layer attention in {run.name}: {blocks}", logger="current")
     return chosen
 
 
 def add_branches(
-    model: nn.Module, run: Run, layer_attention: dict, norm_cfg: dict, options: dict
+    model: nn.Module, run: Run, attention: dict, norm_cfg: dict, options: dict
 ) -> None:
-    """Give each block of a run its branch, and its container the forward that calls it."""
-    container = model.get_submodule(run.container)
-    if not isinstance(container, Combined):
-        container.__class__ = combine(mixin_of(container), type(container))
-    if container.branch_type is TokenAttentionResidual:
-        norm_cfg = None  # its own LayerNorm
-    _, blocks = blocks_of(container)
-    for place in run.blocks:
-        starts = place == run.blocks[0]
-        branch = container.branch_type(
-            layer_attention, run.channels, norm_cfg=norm_cfg, first_in_stage=starts, **options
+    """Give each block of a run its branch, and the container what passes a memory on."""
+    if run.layout == "tokens":
+        options = options | dict(norm_cfg=None, extra_tokens=run.extra_tokens)
+    else:
+        options = options | dict(norm_cfg=norm_cfg)
+    for name in run.blocks:
+        starts = name == run.blocks[0]
+        block = model.get_submodule(name)
+        block.mrla = BRANCHES[run.layout](
+            attention,
+            run.channels,
+            first_in_stage=starts,
+            has_shortcut=run.has_shortcut or not starts,
+            **options,
         )
-        branch.starts_run = starts
-        branch.has_shortcut = run.has_shortcut or not starts
-        if not branch.has_shortcut and hasattr(branch.attention, "remove_shortcut"):
-            branch.attention.remove_shortcut()
-        blocks[place].mrla = branch
+        has_memory = getattr(block.mrla.attention, "has_memory", True)
+        add_mixin(block, MemoryBlock if has_memory else AttendedBlock)
+        if isinstance(block, nn.Sequential):
+            add_mixin(block, HiddenBranch)
+    if has_memory:
+        pass_memory_on(model, run, attention)
+
+
+def pass_memory_on(model: nn.Module, run: Run, attention: dict) -> None:
+    """Replace what calls the blocks of a run by what hands memory from one to the next."""
+    name = run.container
+    container = model.get_submodule(name)
+    is_called = run.is_called
+    if isinstance(container, nn.ModuleList):  # the module that holds the list calls its blocks
+        name = name.rpartition(".")[0]
+        container = model.get_submodule(name)
+        is_called = True
+    for kind, mixin in CONTAINERS.items():
+        if isinstance(container, mixin):  # for another run in it
+            return
+        if is_called and isinstance(container, kind) and type(container).forward is kind.forward:
+            add_mixin(container, mixin)
+            return
+    raise InputError(
+        f"{attention['type']} hands a memory from block to block, which the "
+        f"{type(container).__name__} of {run.name} cannot pass on: take MRLALight with "
+        'previous="shortcut" or "none", or leave this run out by stages='
+    )

@@ -2,18 +2,23 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
-from mmengine.model import BaseModule, convert_sync_batchnorm
+import torch.nn.functional as F
+from mmengine.model import BaseModule, Sequential, convert_sync_batchnorm
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from mrla_mm.backbones.anywhere import find_runs
+from mrla_mm.attention import TokenAttentionResidual
+from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.backbones.runs import Run, find_runs
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
-from .common import branches, randomize, randomize_zero_init
+from ..attention.reference import light
+from .common import branches, gradients, load_plain, randomize, randomize_zero_init
 
 IMAGE = torch.rand(2, 3, 128, 160)
 STEPS = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
@@ -118,8 +123,8 @@ def test_looking_for_runs_changes_nothing():
     state = copy.deepcopy(backbone.state_dict())
     swin = MODELS.build(dict(type="mmdet.SwinTransformer", embed_dims=48))  # has drop path
     random_state = torch.get_rng_state()
-    assert len(find_runs(swin, 3)) == 4
-    runs = find_runs(backbone, 3)
+    assert len(find_runs(swin)) == 4
+    runs = find_runs(backbone)
     assert {run.container: run.channels for run in runs} == {
         "stem": 8,
         "stage2.1.blocks": 32,
@@ -134,9 +139,10 @@ class Block(nn.Module):
     def __init__(self, taken, returned):
         super().__init__()
         self.conv = nn.Conv2d(taken, returned, 3, padding=1)
+        self.scale = nn.Parameter(torch.ones(returned, 1, 1, 1))
 
     def forward(self, x):
-        return self.conv(x).tanh()
+        return self.conv(x).tanh() * self.scale[:, 0]
 
 
 class Kin(Block):
@@ -157,8 +163,23 @@ class Reversed(nn.Sequential):
         return super().forward(-x)
 
 
+class LastBlock(Block):
+    """Takes and returns maps (B, H, W, C)."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class TokenBlock(Block):
+    """Takes and returns tokens, and their grid as one argument or two."""
+
+    def forward(self, x, *grid, size=None):
+        maps = to_map(x, size or grid)
+        return to_tokens(super().forward(maps))
+
+
 class Network(BaseModule):
-    """Two runs in one container, and what is none: layers, nested containers, own forwards."""
+    """Runs in containers of all kinds, and what is none: layers, repeats, blocks side by side."""
 
     def __init__(self):
         super().__init__()
@@ -168,34 +189,142 @@ class Network(BaseModule):
         self.outer = nn.Sequential(Nest(), Nest())
         self.own = Reversed(Block(8, 8), Block(8, 8))
         self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
+        self.last = nn.ModuleList([LastBlock(8, 8), LastBlock(8, 8)])
+        self.tokens = nn.ModuleList([TokenBlock(8, 8), TokenBlock(8, 8)])
+        tied = Block(8, 8)
+        self.tied = nn.Sequential(tied, tied)
+        self.side_by_side = nn.ModuleList([Block(8, 8), Block(8, 8)])
+        self.child1, self.child2 = Block(8, 8), Block(8, 8)
 
     def forward(self, x):
         x = self.own(self.outer(self.nested(self.runs(self.layers(x)))))
-        return self.one_by_one[1](self.one_by_one[0](x))
+        x = self.tied(self.one_by_one[1](self.one_by_one[0](x)))
+        x = sum(block(x) for block in self.side_by_side)
+        x, grid = x.permute(0, 2, 3, 1), x.shape[2:]
+        for block in self.last:
+            x = block(x)
+        x = x.flatten(1, 2)
+        x = self.tokens[1](self.tokens[0](x, *grid), size=grid)
+        return self.child2(self.child1(to_map(x, grid)))
 
 
-@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
-def test_runs_are_told_from_what_is_none_and_have_a_memory_each(variant):
-    plain = Network()
-    assert find_runs(plain, 3) == [
-        ("runs", range(2), 8, True),
-        ("runs", range(2, 4), 16, False),
-        ("outer", range(2), 8, True),
-    ]
-    network = randomize(build(Network, layer_attention=dict(type=variant))).double()
-    names = {name for name, _ in network.named_modules() if name.endswith(".mrla")}
-    assert names == {*(f"runs.{index}.mrla" for index in range(4)), "outer.0.mrla", "outer.1.mrla"}
+LIGHT_8 = dict(type="MRLALight", head_channels=8)
+RUNS = [
+    Run("runs", ("runs.0", "runs.1"), "maps", 8, 0, True, True),
+    Run("runs", ("runs.2", "runs.3"), "maps", 16, 0, False, True),
+    Run("nested", ("nested.0", "nested.1"), "maps", 8, 0, True, True),
+    Run("outer", ("outer.0", "outer.1"), "maps", 8, 0, True, True),
+    Run("own", ("own.0", "own.1"), "maps", 8, 0, True, True),
+    Run("one_by_one", ("one_by_one.0", "one_by_one.1"), "maps", 8, 0, True, False),
+    Run("last", ("last.0", "last.1"), "maps, channels last", 8, 0, True, False),
+    Run("tokens", ("tokens.0", "tokens.1"), "tokens", 8, 0, True, False),
+]
+
+
+def test_runs_are_told_from_what_is_none():
+    runs = {run.name: run for run in find_runs(Network())}
+    children = runs.pop("child1")
+    assert children.blocks == ("child1", "child2") and children.container == ""
+    assert find_runs(Network())[1:] == RUNS
+    assert find_runs(Network(), size=(64, 48))[1:] == RUNS
+
+
+def reference(branch, out, x, grid):
+    """What a block with MRLA-light returns, by the paper's equations."""
+    attention = branch.attention
+    parts = dict(query=attention.query.weight, key=attention.key.weight)
+    parts |= dict(value=attention.value.weight)
+    if branch.has_shortcut:
+        parts["history_scale"] = attention.history_scale
+    options = dict(head_channels=attention.channels // attention.heads)
+    options["previous"] = "shortcut" if branch.has_shortcut else "none"
+    if isinstance(branch, TokenAttentionResidual):
+        maps, history = (
+            to_map(norm(each), grid)
+            for norm, each in ((branch.norm, out), (branch.history_norm, x))
+        )
+        return out + to_tokens(light([maps], [history], [parts], gelu=F.gelu, **options)[0])
+    if branch.attention.channels != out.shape[1]:
+        out, x = (each.permute(0, 3, 1, 2) for each in (out, x))
+        return (out + branch.norm(light([out], [x], [parts], **options)[0])).permute(0, 2, 3, 1)
+    return out + branch.norm(light([out], [x], [parts], **options)[0])
+
+
+def test_each_block_computes_the_papers_equations_behind_its_own():
+    network = randomize(build(Network, layer_attention=LIGHT_8)).double().eval()
+    plain = load_plain(Network().double(), network)
+    calls = {}
+
+    def record(name, block, args, kwargs, returned):
+        calls[name] = args, kwargs, returned
+
+    for name, block in network.named_modules():
+        if "mrla" in block._modules:
+            block.register_forward_hook(partial(record, name), with_kwargs=True)
+    with torch.no_grad():
+        network(torch.rand(2, 3, 5, 7).double())
+        assert calls.keys() == {name for run in find_runs(plain) for name in run.blocks}
+        for name, (args, kwargs, found) in calls.items():
+            out = plain.get_submodule(name)(*args, **kwargs)
+            branch = network.get_submodule(f"{name}.mrla")
+            torch.testing.assert_close(found, reference(branch, out, args[0], (5, 7)))
+
+
+def test_a_memory_is_passed_on_within_a_run():
+    network = build(Network, layer_attention="MRLABase", stages="runs|outer|nested")
+    network = randomize(network).double()
     found = network.runs(IMAGE.double().new_ones(2, 8, 9, 7))
     x, memory = IMAGE.double().new_ones(2, 8, 9, 7), ()
-    for index, block in enumerate(network.runs):
+    plain = load_plain(Network().double(), network)
+    for index, (block, ours) in enumerate(zip(plain.runs, network.runs, strict=True)):
         out = block(x)
         if index < 4:
-            shortcut = x if index != 2 else None
-            out, *memory = block.mrla(out, shortcut, *(memory if index != 2 else ()))
+            out, *memory = ours.mrla(out, x, *(memory if index % 2 else ()))
         x = out
     torch.testing.assert_close(found, x)
     start = IMAGE.double().new_ones(2, 8, 9, 7)
     torch.testing.assert_close(network.runs[2:](network.runs[:2](start)), found)
+    with pytest.raises(InputError, match="as a whole"):
+        network.runs[0](start)
+
+
+class Steps(Sequential):
+    """A backbone that is itself an nn.Sequential."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 1), Block(8, 8), Block(8, 8))
+
+
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
+def test_a_backbone_that_is_an_nn_sequential(variant):
+    backbone = randomize(build(Steps, layer_attention=variant))
+    found = backbone(IMAGE)
+    conv, first, second = load_plain(Steps(), backbone)
+    x = conv(IMAGE)
+    expected, *memory = backbone[1].mrla(first(x), x)
+    expected = backbone[2].mrla(second(expected), expected, *memory)[0]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(backbone))(IMAGE), found)
+
+
+@pytest.mark.parametrize(("variant", "stages"), [("MRLALight", "layer1"), ("MRLABase", ".*")])
+def test_equals_mrla_resnet_where_both_place_the_same(variant, stages):
+    """Light in stages whose shortcuts are the blocks' inputs; base, which has none, everywhere."""
+    options = dict(depth=18, base_channels=8, layer_attention=variant, stages=stages)
+    ours = randomize(MODELS.build(dict(type="MRLAResNet", **options))).double().train()
+    other = build("mmdet.ResNet", **options).double().train()
+    other.load_state_dict(ours.state_dict())
+    image = IMAGE[..., :64, :96].double()
+    torch.testing.assert_close(other(image), ours(image))
+    torch.testing.assert_close(gradients(other, image), gradients(ours, image))
+
+
+@pytest.mark.parametrize("off", [None, False])
+def test_without_layer_attention_it_is_the_plain_backbone(off):
+    backbone = build("mmdet.CSPNeXt", layer_attention=off, **CSP)
+    plain = MODELS.build(dict(type="mmdet.CSPNeXt", **CSP))
+    assert not branches(backbone)
+    assert backbone.state_dict().keys() == plain.state_dict().keys()
 
 
 def test_stages_choose_and_frozen_ones_stay_frozen():
@@ -209,7 +338,9 @@ def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
     convnext = build("mmpretrain.ConvNeXt", **CONVNEXT)
     assert isinstance(branches(convnext)[0].norm, nn.LayerNorm)
     norms = [dict(type="GN", num_groups=2), dict(type="BN", eps=0.1)]
-    assert isinstance(branches(build(Network, norm_cfg=norms[0]))[0].norm, nn.GroupNorm)
+    assert isinstance(
+        branches(build(Network, stages="runs", norm_cfg=norms[0]))[0].norm, nn.GroupNorm
+    )
     assert branches(build("mmdet.CSPNeXt", norm_cfg=norms[1], **CSP))[0].norm.eps == 0.1
 
 
@@ -248,17 +379,37 @@ def test_the_file_of_a_swin_classifier_loads(tmp_path):
             assert torch.equal(found[key], value), key
 
 
+class Fixed(Network):
+    def forward(self, x):
+        raise RuntimeError("takes 640 x 640 alone")
+
+
 FAULTS = {
     "no run": (dict(backbone="mmpretrain.DenseNet", arch="121"), "DenseNet has no run"),
+    "tokens": (dict(backbone="mmpretrain.VisionTransformer"), "VisionTransformer has no run"),
+    "size": (dict(backbone=Fixed), "640 x 640 alone.*probe_size"),
     "no class": (dict(backbone="mmdet.ResNeXt50"), "ResNeXt50"),
     "not plain": (dict(backbone="PVTv2Layout"), "PVTv2Layout"),
+    "twice": (dict(backbone="MRLAResNet", depth=18), "already has layer attention"),
+    "package": (dict(backbone="mmyolo.YOLOv5CSPDarknet"), "pip install mmyolo"),
     "stages": (dict(backbone="mmdet.CSPNeXt", stages="layer1", **CSP), "stem, stage2.1.blocks"),
-    "feature pyramid": (dict(backbone="mmdet.DetectoRS_ResNet", rfp_inplanes=256), "rfp_backbone"),
+    "start of a name": (dict(backbone="mmdet.CSPNeXt", stages="stage2", **CSP), "stage2.1.blocks"),
+    "pattern": (dict(backbone="mmdet.CSPNeXt", stages="(", **CSP), "stages='\\('"),
+    "list": (dict(backbone="mmdet.CSPNeXt", stages=["a"], **CSP), "stages=\\['a'\\]"),
+    "memory": (
+        dict(backbone=Network, layer_attention="MLA", stages="last"),
+        "MLA.*Network.* of last",
+    ),
+    "own forward": (dict(backbone=Network, layer_attention="MLA", stages="own"), "Reversed of own"),
+    "feature pyramid": (
+        dict(backbone="mmdet.DetectoRS_ResNet", depth=50, rfp_inplanes=256),
+        "rfp_backbone",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_cannot_work_is_refused(fault):
-    arguments, words = FAULTS[fault]
+    arguments, words = copy.deepcopy(FAULTS[fault])
     with pytest.raises(InputError, match=words):
         build(arguments.pop("backbone"), **arguments)

@@ -1,0 +1,221 @@
+"""Runs of blocks in any backbone, found by what its modules do with images of zeros.
+
+A run is what may share a memory: two or more consecutive blocks of one class in one container that
+return maps of one shape. All but the first keep the shape of what they take; each is called once,
+in order.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from mmengine.utils import to_2tuple
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from mrla_mm.errors import InputError
+
+SIDES = (128, 224, 256, 384)  # of images, where a backbone does not say which it takes
+MAX_EXTRA_TOKENS = 2  # class and distillation
+Size = tuple[int, int]  # rows and columns, of an image or of a grid
+
+
+class Call(NamedTuple):
+    """A call of a module that takes a tensor first and returns one."""
+
+    image: Size
+    taken: torch.Size
+    returned: torch.Size
+    sources: tuple[nn.Module, ...]  # that have returned the very tensor that it takes
+    grid: Size | None  # of the tokens that it returns
+
+
+class Block(NamedTuple):
+    """A module that returns maps of the image, or tokens of which its call tells the grid.
+
+    Attributes:
+        layout: "maps" (B, C, H, W), "maps, channels last" (B, H, W, C) or "tokens" (B, E + H W, C).
+        channels: C of what it returns.
+        extra_tokens: E.
+        calls: one for each image.
+    """
+
+    module: nn.Module
+    layout: str
+    channels: int
+    extra_tokens: int
+    calls: tuple[Call, ...]
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether it returns the shape that it takes."""
+        return all(call.taken == call.returned for call in self.calls)
+
+    def follows(self, other: "Block") -> bool:
+        """Whether it takes what another block of its class returns, and keeps its shape."""
+        is_next = all(other.module in call.sources for call in self.calls)
+        return is_next and self.keeps_shape and type(self.module) is type(other.module)
+
+
+class Run(NamedTuple):
+    """Consecutive blocks of a container.
+
+    Attributes:
+        container: its name in the backbone.
+        blocks: their names in the backbone.
+        layout: see `Block`, as for channels and extra_tokens.
+        has_shortcut: whether the first block keeps the shape of what it takes.
+        is_called: whether the container is called as a whole, not its blocks one by one.
+    """
+
+    container: str
+    blocks: tuple[str, ...]
+    layout: str
+    channels: int
+    extra_tokens: int
+    has_shortcut: bool
+    is_called: bool
+
+    @property
+    def name(self) -> str:
+        """The container's name; among the backbone's own children that of the first block."""
+        return self.container or self.blocks[0]
+
+
+def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = None) -> list[Run]:
+    """Find the runs of a backbone, of nested ones the outer; nothing of it changes.
+
+    Args:
+        backbone: takes images (B, C, height, width).
+        in_channels: C of the images.
+        size: height and width that it takes; by default some are tried.
+
+    Raises:
+        InputError: the backbone takes none of them.
+    """
+    probe = copy.deepcopy(backbone)
+    nn.Module.train(probe, False)  # frozen modules are none of a probe's concern
+    calls = record_calls(probe, in_channels, size)
+    blocks = {module: as_block(module, found) for module, found in calls.items()}
+    containers = {module for module in probe.modules() if any(consecutive(module, blocks))}
+    for module in list(blocks):
+        if isinstance(module, nn.Sequential) and containers.intersection(module.modules()):
+            blocks[module] = None  # a container of runs is a stage, not a block
+    runs = []
+    inside = set()  # modules of the blocks found so far
+    for name, container in probe.named_modules():
+        if container in inside:
+            continue
+        for members in consecutive(container, blocks):
+            names = tuple(f"{name}.{member}".removeprefix(".") for member in members)
+            first = blocks[container._modules[members[0]]]
+            described = first.layout, first.channels, first.extra_tokens, first.keeps_shape
+            runs.append(Run(name, names, *described, is_called=container in calls))
+            for member in members:
+                inside.update(container._modules[member].modules())
+    return runs
+
+
+def consecutive(container: nn.Module, blocks: dict[nn.Module, Block | None]) -> Iterator[list[str]]:
+    """Yield the names in a container of two or more consecutive blocks that may be a run."""
+    members = []
+    last = None
+    for name, module in container._modules.items():
+        block = blocks.get(module)
+        if block and not isinstance(container, nn.Sequential) and is_layer(module):
+            block = None
+        if not (block and last and block.follows(last)):
+            if len(members) > 1:
+                yield members
+            members = []
+        if block:
+            members.append(name)
+        last = block
+    if len(members) > 1:
+        yield members
+
+
+def as_block(module: nn.Module, calls: Sequence[Call]) -> Block | None:
+    """Return a module as a block, or None if it is none: a plain layer, or called repeatedly."""
+    images = {call.image for call in calls}
+    if len(calls) > len(images) or not module._modules or "forward" in vars(module):
+        return None
+    shape = calls[0].returned
+    rank = len(shape)
+    if rank == 3 and all(call.grid and is_grid(call.grid, call.image) for call in calls):
+        rows, columns = calls[0].grid
+        return Block(module, "tokens", shape[2], shape[1] - rows * columns, tuple(calls))
+    if rank == 4:
+        first = all(is_grid(call.returned[2:], call.image) for call in calls)
+        last = all(is_grid(call.returned[1:3], call.image) for call in calls)
+        if first != last:
+            layout, channels = ("maps", shape[1]) if first else ("maps, channels last", shape[3])
+            return Block(module, layout, channels, 0, tuple(calls))
+    return None
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether a module has the weights of one layer, as a convolution with its norm."""
+    return sum(parameter.dim() > 1 for parameter in module.parameters()) < 2
+
+
+def is_grid(grid: Size, image: Size) -> bool:
+    """Whether a grid has the aspect of an image, up to the rounding of its sides."""
+    return abs(grid[0] * image[1] - grid[1] * image[0]) <= sum(image)
+
+
+def grid_of(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
+    """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
+    pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
+    pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
+    for rows, columns in pairs:
+        is_pair = isinstance(rows, int) and isinstance(columns, int)
+        if is_pair and 0 <= tokens.shape[1] - rows * columns <= MAX_EXTRA_TOKENS:
+            return rows, columns
+    return None
+
+
+def record_calls(
+    backbone: nn.Module, in_channels: int, size: Size | None
+) -> dict[nn.Module, list[Call]]:
+    """Return the calls of each module of a backbone, which keeps the hooks."""
+    calls = defaultdict(list)
+    origins = WeakTensorKeyDictionary()  # the modules that returned a tensor
+    image = None
+
+    def record(module: nn.Module, args: tuple, kwargs: dict, returned: object) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(returned, Tensor):
+            grid = grid_of(returned, (*args[1:], *kwargs.values())) if returned.dim() == 3 else None
+            sources = tuple(origins.get(args[0], ()))
+            calls[module].append(Call(image, args[0].shape, returned.shape, sources, grid))
+            origins.setdefault(returned, []).append(module)
+
+    for module in backbone.modules():
+        module.register_forward_hook(record, with_kwargs=True)
+    zeros = partial(next(backbone.parameters()).new_zeros, 1, in_channels)
+    failure = None
+    for images in images_to_try(backbone, size):
+        calls.clear()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                for image in images:
+                    backbone(zeros(*image))
+            return calls
+        except Exception as error:
+            failure = error
+    raise InputError(
+        f"{type(backbone).__name__} does not run on images of zeros ({type(failure).__name__}: "
+        f"{failure}); name a height and width that it takes, as probe_size=(224, 224)"
+    ) from failure
+
+
+def images_to_try(backbone: nn.Module, size: Size | None) -> list[list[Size]]:
+    """Return sizes of images: rectangles both ways, and squares for what takes no rectangle."""
+    if size is None:
+        size = next((m.img_size for m in backbone.modules() if hasattr(m, "img_size")), None)
+    given = [to_2tuple(size)] if size else [(side, side) for side in SIDES]
+    rectangles = [[(rows, 2 * columns), (2 * rows, columns)] for rows, columns in given]
+    return [*rectangles, *([each] for each in given)]
