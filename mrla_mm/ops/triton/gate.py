@@ -36,8 +36,10 @@ from mrla_mm.ops.triton.stencil import take_grad_sum
 BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
 BLOCK_C = 32  # its channels
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
-# Planes (B, C) that scores_backward_kernel leaves: gradients of query, key, factor, shift, slope.
-DERIVED = tl.constexpr(5)
+# Planes of a sample that scores_backward_kernel leaves: gradients of query, key, factor, shift and
+# slope; then the sums with each place of the value's kernel.
+QUERY, KEY, FACTOR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SHIFT, SLOPE, PLACE = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 
 
 @triton.jit
@@ -70,18 +72,22 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
 @triton.jit
 def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
     """Sum of what the programs of each span of the grid left, always in the same order."""
+    ROWS: tl.constexpr = 16 if BLOCK <= 64 else 1  # spans that are loaded at a time
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for span in range(spans):
-        total += tl.load(pointer + span * stride + places, mask=mask, other=0.0)
+    for start in range(0, spans, ROWS):
+        span = start + tl.arange(0, ROWS)[:, None]
+        exists = (span < spans) & mask[None, :]
+        tile = tl.load(pointer + span * stride + places[None, :], mask=exists, other=0.0)
+        total += tl.sum(tile, axis=0)
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "spans"])
 def state_kernel(
     partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr,
     weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
     earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, shift_ptr,
-    B, C, D, T, spans, root, eps,
+    B, spans, root, eps, C, D, T,
     K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """`coefficients.Saved` of one sample and head, of base with SOFTMAX, else of light."""
@@ -133,18 +139,15 @@ def state_kernel(
         tl.store(shift_ptr + place, shift, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "output_spans", "spans"])
 def scores_backward_kernel(
     output_sums_ptr, sums_ptr, query_ptr, keys_ptr, scores_ptr, value_ptr, lambda_ptr,
     weight_ptr, variance_ptr, keep_ptr, grad_keys_ptr, derived_ptr, grad_earlier_ptr,
-    B, C, D, T, output_spans, spans, root, eps,
+    B, output_spans, spans, root, eps, C, D, T,
     PLACES: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one sample's and head's query, keys and factors.
-
-    Sums with the places of the value's kernel are added up into their first span.
-    """
+    """Gradients of one sample's and head's query, keys and factors, and sums over the grid."""
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
@@ -155,14 +158,14 @@ def scores_backward_kernel(
     scores = load(scores_ptr + (sample * T + lanes) * (C // D) + head, lanes < T)
     grads = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
-    derived = derived_ptr + sample * DERIVED * C + channels
+    derived = derived_ptr + sample * (PLACE + PLACES) * C + channels
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     planes = sample * (PLACES + 2)
     stride = B * (PLACES + 2) * C
     for index in tl.static_range(PLACES):
         place = (planes + index) * C + channels
         total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
-        tl.store(sums_ptr + place, total, mask=inside)
+        tl.store(derived + (PLACE + index) * C, total, mask=inside)
         grad_gain += total * load_or(value_ptr, channels * PLACES + index, inside, 1.0)
     if SOFTMAX:
         output_stride = B * (T + 1) * C
@@ -183,30 +186,30 @@ def scores_backward_kernel(
         place = (planes + PLACES) * C + channels
         slope = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
         grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
-        tl.store(derived + 4 * C, slope, mask=inside)
+        tl.store(derived + SLOPE * C, slope, mask=inside)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(T):
         grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
         place = (sample * T + s) * C + channels
         grad_query += grad * load(keys_ptr + place, inside)
         grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-        tl.store(derived + C, grad_key, mask=inside)  # the layer's own key comes last, and stays
+        tl.store(derived + KEY * C, grad_key, mask=inside)  # the layer's own key comes last, and stays
         if grad_earlier_ptr is not None:
             place = (sample * (T - 1) + s) * C + channels
             # Triton 3.9 interprets & as an integer.
             tl.store(grad_earlier_ptr + place, grad_key, mask=(inside & (s < T - 1)) != 0)
-    tl.store(derived, grad_query, mask=inside)
+    tl.store(derived + QUERY * C, grad_query, mask=inside)
     if NORM:
         grad_shift = sum_spans(output_sums_ptr, shift, inside, output_spans, output_stride, BLOCK)
-        tl.store(derived + 2 * C, grad_factor, mask=inside)
-        tl.store(derived + 3 * C, grad_shift, mask=inside)
+        tl.store(derived + FACTOR * C, grad_factor, mask=inside)
+        tl.store(derived + SHIFT * C, grad_shift, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "pixels"])
 def parameters_backward_kernel(
-    sums_ptr, derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr,
+    derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr,
     weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_pixel_ptr, grad_projections_ptr,
-    grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr, B, C, pixels, eps,
+    grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr, B, pixels, eps, C,
     K: tl.constexpr, PLACES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradients of every pixel through the average, and of parameters, summed over the samples."""
@@ -224,22 +227,21 @@ def parameters_backward_kernel(
         inside = (samples[:, None] < B) & exists[None, :]
         rows = samples[:, None] * C
         place = rows + channels[None, :]
-        here = derived_ptr + samples[:, None] * DERIVED * C + channels[None, :]
+        here = derived_ptr + samples[:, None] * (PLACE + PLACES) * C + channels[None, :]
         keep = load_or(keep_ptr, samples, samples < B, 1.0)[:, None]
         gain = load_or(gain_ptr, place, inside, 1.0)
         if grad_value_ptr is not None:
             for index in tl.static_range(PLACES):
-                at = (samples[:, None] * (PLACES + 2) + index) * C + channels[None, :]
-                plane = tl.sum(load(sums_ptr + at, inside) * gain, axis=0)
+                plane = tl.sum(load(here + (PLACE + index) * C, inside) * gain, axis=0)
                 grad_value += tl.where(slots[None, :] == index, plane[:, None], 0.0)
         if variance_ptr is not None:
-            grad_scale += tl.sum(load(here + 2 * C, inside) * keep, axis=0)
-            grad_shift += tl.sum(load(here + 3 * C, inside) * keep, axis=0)
+            grad_scale += tl.sum(load(here + FACTOR * C, inside) * keep, axis=0)
+            grad_shift += tl.sum(load(here + SHIFT * C, inside) * keep, axis=0)
         if grad_lambda_ptr is not None:
-            grad_slope += tl.sum(load(here + 4 * C, inside) * keep, axis=0)
+            grad_slope += tl.sum(load(here + SLOPE * C, inside) * keep, axis=0)
         grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        query = load(here, inside)
-        key = load(here + C, inside)
+        query = load(here + QUERY * C, inside)
+        key = load(here + KEY * C, inside)
         for tap in tl.static_range(K):
             shift = tap - K // 2
             at = channels[None, :] + shift
@@ -252,8 +254,8 @@ def parameters_backward_kernel(
             near = inside & (back >= 0) & (back < C)
             query_weight = tl.load(query_ptr + tap).to(tl.float32)
             key_weight = tl.load(key_ptr + tap).to(tl.float32)
-            grad_pooled += query_weight * load(here - shift, near)
-            grad_pooled += key_weight * load(here + C - shift, near)
+            grad_pooled += query_weight * load(here + QUERY * C - shift, near)
+            grad_pooled += key_weight * load(here + KEY * C - shift, near)
         tl.store(grad_pixel_ptr + place, grad_pooled / pixels, mask=inside)
     own = tl.program_id(0) * 2 * K
     tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
@@ -337,10 +339,10 @@ def launch_state(
     of_norm, eps = norm_tensors(norm)
     launch(
         state_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys,
-         attention.pooled, attention.query, attention.keys, attention.scores,
+        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys),
+        (attention.pooled, attention.query, attention.keys, attention.scores,
          coefficients.gain, coefficients.slope, coefficients.offset),
-        batch, channels, width, depth, spans, width**-0.5, eps,
+        (batch, spans, width**-0.5, eps), channels, width, depth,
         weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
     return Saved(attention, coefficients)
@@ -411,13 +413,13 @@ def launch_backward(
     query, key, value, history_scale = layer.weights
     (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
     new = attention.keys.new_empty
-    derived = new(batch, DERIVED.value, channels)
+    derived = new(batch, PLACE.value + places, channels)
     grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
     launch(
         scores_backward_kernel, (batch, heads, 1),
         (output_sums, sums, attention.query, attention.keys, attention.scores, value,
-         history_scale, weight, variance, keep, grad_keys, derived, grad_earlier),
-        batch, channels, width, depth, len(output_sums), len(sums), width**-0.5, eps,
+         history_scale, weight, variance, keep, grad_keys), (derived, grad_earlier),
+        (batch, len(output_sums), len(sums), width**-0.5, eps), channels, width, depth,
         places, layer.has_history, layer.norm is not None, softmax,
         next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
@@ -429,10 +431,10 @@ def launch_backward(
     )
     launch(
         parameters_backward_kernel, (blocks, 1, 1),
-        (sums, derived, attention.pooled, None if softmax else saved.coefficients.gain, query, key,
-         weight, mean, variance, keep, grad_pixel, grad_projections,
-         grad_value, grad_history_scale, grad_weight, grad_bias),
-        batch, channels, size[2] * size[3], eps,
+        (derived, attention.pooled, None if softmax else saved.coefficients.gain, query, key,
+         weight, mean, variance, keep),
+        (grad_pixel, grad_projections, grad_value, grad_history_scale, grad_weight, grad_bias),
+        (batch, size[2] * size[3], eps), channels,
         query.shape[-1], places, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
     grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)

@@ -10,34 +10,58 @@ from torch import Tensor
 from triton.compiler import ASTSource
 
 ceil_div, next_power_of_2 = cache(triton.cdiv), cache(triton.next_power_of_2)  # 2 us a call
-PROGRAMS = 2048  # enough to fill a GPU, where a map is large enough
-KNOWN = {}  # launchers of compiled kernels by all that Triton compiles a kernel for, and the grid
-MAX_KNOWN = 4096  # then all are dropped: images of many sizes make many grids
+PROGRAMS_PER_PROCESSOR = 16  # of 128 threads: they fill a GPU, where a map is large enough
+KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
+MAX_KNOWN = 4096  # then the oldest goes
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
 
 
-def launch(kernel, grid: tuple[int, int, int], tensors: Sequence[Tensor | None], *rest) -> None:
+@cache
+def programs(device: torch.device) -> int:
+    """Number of programs that a launch shares large maps out to."""
+    if device.type != "cuda":
+        return 128 * PROGRAMS_PER_PROCESSOR
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count * PROGRAMS_PER_PROCESSOR
+
+
+def aligned(tensor: Tensor | None) -> Tensor | None:
+    """Tensor at an address as the allocator gives it, for which alone kernels are compiled."""
+    return tensor.clone() if tensor is not None and tensor.data_ptr() % 16 else tensor
+
+
+def launch(
+    kernel,
+    grid: tuple[int, int, int],
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    sizes: Sequence[int | float],
+    *rest: int | bool,
+) -> None:
     """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
 
-    A second launch with arguments like an earlier one's goes straight to the compiled kernel:
-    finding it takes Triton several times as long on the host as the launch itself. The kernel's
-    parameters are tensors, None for what is absent, then numbers, then constants.
+    A second launch of a compiled kernel goes straight to it: finding it takes Triton several times
+    as long on the host as the launch itself. The kernel's parameters are inputs and outputs, None
+    for what is absent, then sizes, which Triton compiles for whatever their values are, then
+    numbers of which it makes other kernels if they are 1 or a multiple of 16, then constants.
     """
-    key = [kernel.__name__, tensors[0].get_device(), grid, rest]
+    key = [kernel.__name__, inputs[0].get_device(), rest]
+    tensors = (*inputs, *outputs)
     bits = 0
     for tensor in tensors:
         key.append(tensor if tensor is None else tensor.dtype)
         bits |= 0 if tensor is None else tensor.data_ptr()
-    # Triton compiles another kernel for addresses that are not aligned.
-    key = None if bits % 16 else tuple(key)
-    with torch.cuda.device_of(tensors[0]):
+    if bits % 16:  # outputs are always our own
+        tensors = (*map(aligned, inputs), *outputs)
+    key = tuple(key)
+    with torch.cuda.device_of(inputs[0]):
         known = KNOWN.get(key)
         if known is not None:
-            known(*tensors, *rest)
+            known[grid](*tensors, *sizes, *rest)
             return
-        compiled = kernel[grid](*tensors, *rest)
-        if CAN_CACHE and key and compiled is not None:  # the interpreter returns nothing
+        compiled = kernel[grid](*tensors, *sizes, *rest)
+        if CAN_CACHE and compiled is not None:  # the interpreter returns nothing
             if len(KNOWN) >= MAX_KNOWN:
-                KNOWN.clear()
-            KNOWN[key] = compiled[grid]
+                KNOWN.pop(next(iter(KNOWN)))
+            KNOWN[key] = compiled

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
+from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
 
 MAX_GRID = 65535  # programs that CUDA takes along the second and third side of a grid
 MAX_VALUES = 8  # values that one launch reads; each launch after it adds to what the last wrote
@@ -36,9 +36,9 @@ def tile_offsets(sample, channels, pixels, C, S, LAST: tl.constexpr):
     return sample * C * S + within, inside
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "units"])
 def pool_kernel(
-    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, C, units, span,
+    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, units, C, span,
     UNIT: tl.constexpr, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Sum of x over a span of the grid, divided by the positions of all of it.
@@ -96,10 +96,10 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
     return weight[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["units", "first"])
 def weighted_sum_kernel(
     v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, shift_ptr, out_ptr,
-    C, D, T, units, first,
+    units, first, C, D, T,
     COUNT: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -128,10 +128,10 @@ def weighted_sum_kernel(
     tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "units", "first"])
 def weighted_sum_backward_kernel(
-    grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, g0, g1, g2, g3, g4, g5, g6, g7,
-    scores_ptr, gain_ptr, sums_ptr, B, C, D, T, units, span, first,
+    grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
+    g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units, first, C, D, T, span,
     COUNT: tl.constexpr, FRESH: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
@@ -183,10 +183,10 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
 
 
 @cache
-def span_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[int, tuple, tuple]:
+def span_tiling(shape: torch.Size, last: bool, count: int) -> tuple[int, tuple, tuple]:
     """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
     blocks, (batch, rows, tiles) = tiling(shape, last)
-    per_program = max(1, tiles * batch * rows // programs)
+    per_program = max(1, tiles * batch * rows // count)
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
 
 
@@ -194,13 +194,13 @@ def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     """See `Passes.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
     if shortcut is None and not pool:
         return None
-    span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), PROGRAMS)
+    span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), programs(c.device))
     batch, channels, height, width = c.shape
     averages = None
     if pool:
         averages = torch.empty(grid[2], batch, channels, dtype=torch.float32, device=c.device)
-    units = height * width // blocks[0]
-    launch(pool_kernel, grid, (c, shortcut, out, averages), batch, channels, units, span, *blocks)
+    sizes = batch, height * width // blocks[0]
+    launch(pool_kernel, grid, (c, shortcut), (out, averages), sizes, channels, span, *blocks)
     return averages
 
 
@@ -210,15 +210,17 @@ def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
     _, channels, height, width = out.shape
     depth = len(values)
     gain, _, offset = coefficients
-    sizes = channels, channels // scores.shape[2], depth, height * width // blocks[0]
+    units = height * width // blocks[0]
+    numbers = channels, channels // scores.shape[2], depth
     total = None
     for first in range(0, depth, MAX_VALUES):
         some = values[first : first + MAX_VALUES]
         is_end = first + MAX_VALUES >= depth
         target = out if is_end else torch.empty_like(out, dtype=torch.float32)
-        tensors = (*pad(some), total, x if is_end else None, scores, gain,
-                   offset if is_end else None, target)  # fmt: skip
-        launch(weighted_sum_kernel, grid, tensors, *sizes, first, len(some), *blocks)
+        inputs = (*pad(some), total, x if is_end else None, scores, gain,
+                  offset if is_end else None)  # fmt: skip
+        sizes = units, first
+        launch(weighted_sum_kernel, grid, inputs, (target,), sizes, *numbers, len(some), *blocks)
         total = target
 
 
@@ -234,15 +236,19 @@ def weighted_sum_backward(
 
     The last of them is always of grad.
     """
-    span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
+    span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     batch, channels, height, width = grad.shape
     depth = len(values)
     heads, units = scores.shape[2], height * width // blocks[0]
-    sizes = batch, channels, channels // heads, depth, units, span
+    numbers = channels, channels // heads, depth, span
     sums = torch.empty(grid[2], batch, depth + 1, channels, dtype=torch.float32, device=grad.device)
     for first in range(0, depth, MAX_VALUES):
         some, targets = (maps[first : first + MAX_VALUES] for maps in (values, grad_values))
-        tensors = (grad, *pad(some), *pad(targets), scores, gain, sums)
-        options = first, len(some), overwrite
-        launch(weighted_sum_backward_kernel, grid, tensors, *sizes, *options, *blocks)
+        inputs = (grad, *pad(some), scores, gain)
+        outputs = (*pad(targets), sums)
+        constants = len(some), overwrite, *blocks
+        sizes = batch, units, first
+        launch(
+            weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *numbers, *constants
+        )
     return sums

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.triton.launch import PROGRAMS, ceil_div, launch, next_power_of_2
+from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 TILE = 512  # elements of a tile, four to a thread
@@ -82,17 +82,17 @@ def load_weight(kernel, gain, exists, place: tl.constexpr, FLIP: tl.constexpr):
     return (gain * weight)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "units", "tiles", "rows"])
 def apply_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr,
-    grad_history_ptr, C, H, units, tiles, rows,
+    grad_history_ptr, H, units, tiles, rows, C,
     FLIP: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ shift].
 
-    If asked, also grad_history = slope x. With a mask, out is 0 where the mask is not positive,
-    and grad_history gets out added.
+    If asked, also grad_history = slope x. With a mask, out is 0 where the mask is 0 or less, not
+    at NaN, and grad_history gets out added.
     """
     W = units * UNIT
     step = C if LAST else 1
@@ -149,7 +149,7 @@ def apply_kernel(
             place = offsets + row * row_stride
             total = shift
             if mask_ptr is not None:
-                positive = mask > 0
+                blocked = mask <= 0
                 mask = load(mask_ptr + start + place + row_stride, inside, row + 1, begin, end)
             if weight_ptr is not None:
                 below_left, below, below_right = to_float32(next_left, next_at, next_right)
@@ -182,7 +182,7 @@ def apply_kernel(
                     history_ptr + start + place + row_stride, inside, row + 1, begin, end
                 )
             if mask_ptr is not None:
-                total = tl.where(positive, total, 0.0)
+                total = tl.where(blocked, 0.0, total)
             exists_here = (inside & (row < end)) != 0
             tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
             if grad_history_ptr is not None:
@@ -196,9 +196,9 @@ def apply_kernel(
                 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "H", "units", "tiles", "rows"])
 def sums_kernel(
-    grad_ptr, x_ptr, history_ptr, sums_ptr, B, C, H, units, tiles, rows,
+    grad_ptr, x_ptr, history_ptr, sums_ptr, B, H, units, tiles, rows, C,
     PLACES: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
@@ -268,7 +268,7 @@ def sums_kernel(
 
 
 @cache
-def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int, ...], ...]:
+def row_tiling(shape: torch.Size, last: bool, count: int) -> tuple[tuple[int, ...], ...]:
     """Arguments of a launch that follow from a map's shape and layout, and its grid."""
     batch, channels, height, width = shape
     if last:
@@ -280,19 +280,19 @@ def row_tiling(shape: torch.Size, last: bool, programs: int) -> tuple[tuple[int,
         block_w = min(block_w, next_power_of_2(width))
         block_c = min(TILE // block_w, next_power_of_2(channels))
     groups, tiles = ceil_div(channels, block_c), ceil_div(width, block_w)
-    spans = max(1, programs // (batch * groups * tiles))
+    spans = max(1, count // (batch * groups * tiles))
     rows = min(height, max(SHORTEST, 2 * ceil_div(height, 2 * spans)))
     unit = math.gcd(width, 8)
     grid = batch, groups, tiles * ceil_div(height, rows)
-    return (width // unit, tiles, rows), (last, unit, block_c, block_w), grid
+    return (height, width // unit, tiles, rows), (last, unit, block_c, block_w), grid
 
 
 def apply(x, weight, coefficients, *, history=None, residual=False, out) -> None:
     """See `Passes.apply`."""
-    numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
+    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     gain, slope, offset = coefficients
-    tensors = (x, history, weight, gain, slope, offset, None, out, None)
-    launch(apply_kernel, grid, tensors, x.shape[1], x.shape[2], *numbers, False, residual, *blocks)
+    inputs = (x, history, weight, gain, slope, offset, None)
+    launch(apply_kernel, grid, inputs, (out, None), sizes, x.shape[1], False, residual, *blocks)
 
 
 def grid_sums(grad, x, *, history=None, convolved, with_grad) -> Tensor:
@@ -300,12 +300,13 @@ def grid_sums(grad, x, *, history=None, convolved, with_grad) -> Tensor:
 
     They are of n places under the value's kernel, of the history, and of grad.
     """
-    numbers, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), PROGRAMS)
-    batch, channels, height, _ = x.shape
+    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    batch, channels = x.shape[:2]
     places = 9 if convolved else 1
     sums = torch.empty(grid[2], batch, places + 2, channels, dtype=torch.float32, device=x.device)
-    sizes = batch, channels, height, *numbers
-    launch(sums_kernel, grid, (grad, x, history, sums), *sizes, places, with_grad, *blocks)
+    sizes = batch, *sizes
+    inputs = (grad, x, history)
+    launch(sums_kernel, grid, inputs, (sums,), sizes, channels, places, with_grad, *blocks)
     return sums
 
 
@@ -314,12 +315,12 @@ def apply_backward(
     grad_x, grad_history=None,
 ) -> None:  # fmt: skip
     """See `Passes.apply_backward`."""
-    numbers, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), PROGRAMS)
+    sizes, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     gain, slope, _ = coefficients
     slope = None if grad_history is None else slope
-    tensors = (grad, extra_grad, weight, gain, slope, grad_pixel, positive, grad_x, grad_history)
-    sizes = grad.shape[1], grad.shape[2], *numbers
-    launch(apply_kernel, grid, tensors, *sizes, True, residual, *blocks)
+    inputs = (grad, extra_grad, weight, gain, slope, grad_pixel, positive)
+    outputs = (grad_x, grad_history)
+    launch(apply_kernel, grid, inputs, outputs, sizes, grad.shape[1], True, residual, *blocks)
 
 
 def take_grad_sum(value_sums, sums) -> None:
