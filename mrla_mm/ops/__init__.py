@@ -4,7 +4,7 @@ One vocabulary throughout the package: B batch, C channels, H W grid, G heads, D
 G * D), T depth in the stage.
 """
 
-from mrla_mm.ops import dispatch, self_check
+from mrla_mm.ops import proof, self_check
 from mrla_mm.ops.base import base_fused, mla_fused
 from mrla_mm.ops.dispatch import choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
@@ -26,4 +26,4 @@ from mrla_mm.ops.reference import (
     without_autocast,
 )
 
-dispatch.SELF_CHECKS["triton"] = self_check.self_check
+proof.SELF_CHECKS["triton"] = self_check.self_check

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.dispatch import passes_of
+from mrla_mm.ops.passes import Passes
+from mrla_mm.ops.proof import SELF_CHECKS, Form, Outcome, prove
 from mrla_mm.ops.reference import without_autocast
 
 
@@ -26,6 +29,7 @@ class Options(NamedTuple):
     add_relu: bool
     has_history: bool = False
     is_mla: bool = False
+    outcome: Outcome | None = None
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
@@ -36,6 +40,34 @@ class Options(NamedTuple):
             has_history=self.has_history,
             add_relu=self.add_relu,
         )
+
+    def prove(self, c: Tensor, parameters: Parameters, depth: int = 0) -> "Options":
+        """Options with the outcome of the path's proof, if it needs one, for a layer on map c."""
+        if self.path not in SELF_CHECKS:
+            return self
+        form = Form(
+            self.path,
+            c.device,
+            c.dtype,
+            not c.is_contiguous(),
+            c.shape,
+            self.heads,
+            self.add_relu,
+            self.has_history,
+            self.is_mla,
+            depth,
+            0 if parameters.query is None else parameters.query.shape[-1],
+            tuple([None if tensor is None else tensor.dtype for tensor in parameters]),
+        )
+        return self._replace(outcome=prove(form, self.passes()))
+
+    def must_not_run(self) -> bool:
+        """Whether the path did not prove itself, or failed since."""
+        return self.outcome is not None and self.outcome.failure != ""
+
+    def passes(self) -> Passes:
+        """The passes over maps that the layer runs."""
+        return passes_of(self.path, self.outcome)
 
 
 def save(ctx, saved: Saved, parameters: Parameters, maps: Sequence[Tensor | None]) -> None:

@@ -31,8 +31,7 @@ from mrla_mm.ops.autograd import (
     save,
 )
 from mrla_mm.ops.coefficients import Parameters, cat, cat_chunks, sum_chunks, take
-from mrla_mm.ops.dispatch import passes_of
-from mrla_mm.ops.reference import FrozenNorm, Weights
+from mrla_mm.ops.reference import FrozenNorm, Weights, base_layer, mla_layer
 
 
 class BaseFunction(torch.autograd.Function):
@@ -49,7 +48,7 @@ class BaseFunction(torch.autograd.Function):
         parameters = Parameters(*tensors[:count])
         earlier_keys, *earlier_values = tensors[count:]
         layer = options.layer(parameters)
-        passes = passes_of(options.path)
+        passes = options.passes()
         forward_chunk = passes.mla_forward if options.is_mla else passes.base_forward
         x = torch.empty_like(c) if options.add_relu else c
         own_value = x if options.is_mla else torch.empty_like(c)
@@ -84,7 +83,7 @@ class BaseFunction(torch.autograd.Function):
         options = ctx.options
         saved, parameters, (x, *values) = load(ctx)
         layer = options.layer(parameters)
-        passes = passes_of(options.path)
+        passes = options.passes()
         backward_chunk = passes.mla_backward if options.is_mla else passes.base_backward
         grad = torch.zeros_like(x) if grad is None else match_layout(grad, x)
         overwrite = all(grad_value is None for grad_value in grad_values)
@@ -145,7 +144,7 @@ def base_fused(
     """
     eps = 0.0 if norm is None else norm.eps
     options = Options(path, heads, eps, add_relu)
-    return apply_function(options, c, shortcut, Parameters.pack(weights, norm), earlier)
+    return apply_function(options, c, shortcut, weights, norm, earlier)
 
 
 def mla_fused(
@@ -165,21 +164,28 @@ def mla_fused(
     """
     eps = 0.0 if norm is None else norm.eps
     options = Options(path, heads, eps, add_relu, is_mla=True)
-    return apply_function(options, c, shortcut, Parameters.pack(weights, norm), earlier)
+    return apply_function(options, c, shortcut, weights, norm, earlier)
 
 
 def apply_function(
     options: Options,
     c: Tensor,
     shortcut: Tensor | None,
-    parameters: Parameters,
+    weights: Weights,
+    norm: FrozenNorm | None,
     earlier: tuple[Tensor | None, Sequence[Tensor]],
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Run the Function on maps of one layout."""
+    """Run the Function on maps of one layout, or the naive path where it must not run."""
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if options.add_relu else None
     earlier_keys, earlier_values = earlier
     values = [match_layout(value, c) for value in earlier_values]
+    parameters = Parameters.pack(weights, norm)
+    options = options.prove(c, parameters, depth=len(values) + 1)
+    if options.must_not_run():
+        layer = mla_layer if options.is_mla else base_layer
+        how = dict(heads=options.heads, add_relu=options.add_relu, norm=norm)
+        return layer(c, shortcut, weights, (earlier_keys, values), **how)
     y, keys_or_averages, *values = BaseFunction.apply(
         options, c, shortcut, *parameters, earlier_keys, *values
     )

@@ -4,7 +4,9 @@
     fused    plain PyTorch too, in few passes over memory (`torch_passes`)
     triton   the same passes as Triton kernels
 
-CUDA tensors take Triton where its self-check passes, all others the fused path. The environment
+CUDA tensors take Triton, all others the fused path. Compiled code proves itself: each form of a
+layer that it is compiled for is compared with the reference before it is used (`proof`), and
+where it is wrong, or fails then or later, the naive path runs from then on. The environment
 variable MRLA_OPS forces one of the three, and InputError is raised where that one cannot run. Under
 tracers and compilers the naive path runs: torch.compile does its own fusing.
 """
@@ -20,22 +22,13 @@ from torch.autograd import forward_ad
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops.passes import Passes
+from mrla_mm.ops.proof import ENVIRONMENT, Outcome, describe
 from mrla_mm.ops.torch_passes import TorchPasses
 from mrla_mm.torch_support import is_compiling, is_dynamo_compiling
 
 PATHS = ("naive", "fused", "triton")
-ENVIRONMENT = "MRLA_OPS"
 TRITON_DEVICE = "cuda"
-SELF_CHECKS = {}  # by path, called with what OUTCOMES are by; `mrla_mm.ops` fills it
-OUTCOMES = {}  # of self-checks in this process, by path, device, dtype and whether channels-last
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Outcome(NamedTuple):
-    """Why a path must not be used, or an empty string; and the largest relative difference."""
-
-    failure: str
-    difference: float
 
 
 class Choice(NamedTuple):
@@ -73,24 +66,22 @@ def why_not_triton(x: Tensor) -> str:
         return "a sample has 2^31 or more elements"
     if isinstance(x, FakeTensor):
         return "a fake tensor has no memory"
-    return why_triton_fails(x.device, x.dtype, x.stride(1) == 1)
+    device = x.device.type
+    if device != TRITON_DEVICE and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"Triton does not run on {device} (TRITON_INTERPRET=1 interprets it there)"
+    return why_no_triton()
 
 
-def why_triton_fails(device: torch.device, dtype: torch.dtype, last: bool) -> str:
-    """Return why the kernels must not run on a device, or an empty string; see `self_check`."""
-    if device.type != TRITON_DEVICE and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"Triton does not run on {device.type} (TRITON_INTERPRET=1 interprets it there)"
-    return why_check_fails("triton", device, dtype, last)
-
-
-def why_check_fails(path: str, device: torch.device, dtype: torch.dtype, last: bool) -> str:
-    """Return how a path failed its self-check, which runs once, or an empty string."""
-    key = path, device, dtype, last
-    if key not in OUTCOMES:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return "it is not checked yet, nor can it be while a CUDA graph is captured"
-        OUTCOMES[key] = SELF_CHECKS[path](*key)
-    return OUTCOMES[key].failure
+@cache
+def why_no_triton() -> str:
+    """Return why there are no kernels, or an empty string."""
+    try:
+        import mrla_mm.ops.triton  # noqa: F401
+    except ImportError as error:
+        return f"Triton 3 is not installed ({error})"
+    except Exception as error:  # whatever a broken installation raises
+        return f"Triton cannot be imported ({describe(error)})"
+    return ""
 
 
 def choose_path(x: Tensor) -> Choice:
@@ -102,7 +93,7 @@ def choose_path(x: Tensor) -> Choice:
     if x.device.type != TRITON_DEVICE:
         return Choice("fused", "the tensor is not on a GPU")
     if obstacle := why_not_triton(x):
-        return Choice("fused", obstacle)
+        return Choice("naive", obstacle)
     return Choice("triton", "the tensor is on a GPU")
 
 
@@ -119,10 +110,10 @@ def forced_path(path: str, x: Tensor) -> Choice:
 
 
 @cache
-def passes_of(path: str) -> Passes:
-    """The passes over maps of a fused path."""
+def passes_of(path: str, outcome: Outcome | None = None) -> Passes:
+    """The passes over maps of a fused path, for a layer whose proof had an outcome."""
     if path == "triton":
         from mrla_mm.ops.triton import TritonPasses
 
-        return TritonPasses()
+        return TritonPasses(outcome)
     return TorchPasses()

@@ -21,8 +21,7 @@ from mrla_mm.ops.autograd import (
     save,
 )
 from mrla_mm.ops.coefficients import Parameters, cat_chunks, sum_chunks, take
-from mrla_mm.ops.dispatch import passes_of
-from mrla_mm.ops.reference import FrozenNorm, Weights
+from mrla_mm.ops.reference import FrozenNorm, Weights, light_layer
 
 
 class LightFunction(torch.autograd.Function):
@@ -33,7 +32,7 @@ class LightFunction(torch.autograd.Function):
         """Compute y (B, C, H, W)."""
         parameters = Parameters(*parameters)
         layer = options.layer(parameters)
-        passes = passes_of(options.path)
+        passes = options.passes()
         has_gate = layer.weights.query is not None
         added = shortcut if options.add_relu else None
         history = shortcut if options.has_history else None
@@ -59,7 +58,7 @@ class LightFunction(torch.autograd.Function):
         refuse_second_derivative()
         saved, parameters, (x, history) = load(ctx)
         layer = ctx.options.layer(parameters)
-        passes = passes_of(ctx.options.path)
+        passes = ctx.options.passes()
         grad = match_layout(grad, x)
         grad_x = torch.empty_like(x)
         grad_history = None if history is None else torch.empty_like(x)
@@ -97,6 +96,8 @@ def light_fused(
 ) -> Tensor:
     """MRLA-light by a fused path: (B, C, H, W); see the module for the equations.
 
+    The naive path runs where the fused one did not prove itself for such a layer.
+
     c is x itself or, with add_relu, the block's output before the sum. The shortcut is the history
     and, with add_relu, what is added to c; None where there is neither. With a norm, which stands
     for frozen norm and drop path of the branch, the residual is added.
@@ -104,5 +105,9 @@ def light_fused(
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if has_history or add_relu else None
     eps = 0.0 if norm is None else norm.eps
-    options = Options(path, heads, eps, add_relu, has_history=has_history)
-    return LightFunction.apply(options, c, shortcut, *Parameters.pack(weights, norm))
+    parameters = Parameters.pack(weights, norm)
+    options = Options(path, heads, eps, add_relu, has_history=has_history).prove(c, parameters)
+    if options.must_not_run():
+        how = dict(heads=heads, has_history=has_history, add_relu=add_relu, norm=norm)
+        return light_layer(c, shortcut, weights, **how)
+    return LightFunction.apply(options, c, shortcut, *parameters)

@@ -20,7 +20,8 @@ read by the same object's methods for coefficients only, so each implementation 
 """
 
 import abc
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -35,6 +36,14 @@ class Passes(abc.ABC):
     @abc.abstractmethod
     def chunks(self, x: Tensor) -> Iterable[slice | None]:
         """Parts of the batch that all passes take one after the other; None for all of it."""
+
+    def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
+        """What of a map's shape is compiled into the code: equal constants run the same code."""
+        return ()
+
+    def few_programs(self) -> AbstractContextManager:
+        """Share small maps out as large ones are, several parts to a program: for self-checks."""
+        return nullcontext()
 
     @abc.abstractmethod
     def add_relu(

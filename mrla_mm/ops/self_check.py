@@ -1,11 +1,13 @@
-"""Whether the Triton kernels compute on this machine what the reference does, tried at first use.
+"""Whether compiled code computes on this machine what the reference does.
 
-A step of MRLA-light, MRLA-base and MLA, forward and backward, with all that is fused, on a map of
-odd sides. It leaves the caller's random state, modes and gradients as they are.
+A step of a layer, forward and backward, on the smallest map for which the path runs the same code,
+against the reference in double precision: the outputs and all gradients. It leaves the caller's
+random state, modes and gradients as they are.
 """
 
 import warnings
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -13,103 +15,151 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mrla_mm.ops.base import base_fused, mla_fused
-from mrla_mm.ops.dispatch import Outcome
+from mrla_mm.ops.coefficients import Parameters
 from mrla_mm.ops.light import light_fused
-from mrla_mm.ops.reference import FrozenNorm, Weights, base_layer, light_layer, mla_layer
+from mrla_mm.ops.passes import Passes
+from mrla_mm.ops.proof import Form, describe
+from mrla_mm.ops.reference import base_layer, light_layer, mla_layer
 
-MAP = (2, 6, 9, 7)  # two spans of rows
-HEADS = 2
-SHAPES = dict.fromkeys(("c", "shortcut", "value1", "value2", "grad"), MAP)
-SHAPES |= dict.fromkeys(("history_scale", "weight", "bias", "mean", "variance"), (6,))
-SHAPES |= dict(query=(1, 1, 5), key=(1, 1, 5), value=(6, 1, 3, 3), keep=(2,))
-SHAPES |= dict(keys=(2, 2, 6), grad_keys=(2, 3, 6))
-NORM = ("weight", "bias", "mean", "variance", "keep")
-CONSTANT = ("mean", "variance", "keep", "grad", "grad_keys")
-SOFTMAX_VARIANTS = {"base": (base_layer, base_fused), "MLA": (mla_layer, mla_fused)}
+CONSTANT = ("mean", "variance", "keep")  # takes no gradient
+EPS = 1e-3  # of the norm
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-def self_check(path: str, device: torch.device, dtype: torch.dtype, last: bool) -> Outcome:
-    """Compare a path with the reference; a lack of memory, which says nothing of it, is raised."""
-    difference = float("inf")
+def self_check(form: Form, passes: Passes) -> tuple[str, float]:
+    """How a path fails, or an empty string, and its largest relative difference.
+
+    A lack of memory for tensors, which says nothing of the path, is raised.
+    """
+    small = shrink(form, passes)
+    dtypes = {form.dtype, *form.dtypes} - {None}
+    tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
     try:
-        difference, name = largest_difference(path, device, dtype, last)
-        failure = f"{name} is off by {difference:.1e}, more than {TOLERANCE[dtype]}"
+        difference, name = largest_difference(small, passes)
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a compiler, a driver or Triton itself may raise
-        failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    if difference <= TOLERANCE[dtype]:
-        return Outcome("", difference)
-    failure = f"the self-check on {device} in {dtype} failed: {failure}"
-    wish = "Please report this with what `python -m mrla_mm doctor` prints"
-    warnings.warn(f"layer attention runs without Triton: {failure}. {wish}", stacklevel=2)
-    return Outcome(failure, difference)
+        return describe(error), float("inf")
+    if difference <= tolerance:
+        return "", difference
+    kind = "MLA" if form.is_mla else "base" if form.depth else "light"
+    where = f"{name} of {kind} in {form.dtype} on a map {tuple(small.shape)}"
+    return f"{where} is off by {difference:.1e}, more than {tolerance}", difference
 
 
-def largest_difference(
-    path: str, device: torch.device, dtype: torch.dtype, last: bool
-) -> tuple[float, str]:
+def shrink(form: Form, passes: Passes) -> Form:
+    """Form of the smallest layer for which the path runs the same code, one side after another."""
+    constants = form.specialisation(passes)
+    head_channels = form.shape[1] // form.heads
+    for side in (1, 0, 3, 2):  # channels, batch, width, height
+        step = head_channels if side == 1 else 1
+        for length in range(step, form.shape[side] + 1, step):
+            shape = torch.Size([*form.shape[:side], length, *form.shape[side + 1 :]])
+            smaller = form._replace(shape=shape, heads=shape[1] // head_channels)
+            if smaller.specialisation(passes) == constants:
+                form = smaller
+                break
+    return form
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Let torch fill new memory with NaN, so that no result is right that nothing wrote."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+def largest_difference(form: Form, passes: Passes) -> tuple[float, str]:
     """Largest relative difference of an output or gradient, infinite for NaN; and its name."""
     differences = []
     with ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(torch.autocast(device.type, enabled=False))
+        stack.enter_context(torch.autocast(form.device.type, enabled=False))
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
-        # The second step launches the compiled kernels directly, on other values: a result that
-        # nothing wrote cannot be right because the first step left it in memory.
-        for seed in (0, 1):
-            inputs = draw(device, dtype, last, seed)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(poisoned_memory())
+        # The second step is of a stage's last layer, with other values, and one program does what
+        # many did: its compiled kernels are launched directly.
+        for is_last in (False, True):
+            inputs = draw(form, seed=int(is_last))
             exact = {name: tensor.double() for name, tensor in inputs.items()}
-            for variant in ("light", "base", "MLA"):
-                results = step(variant, path, inputs)
-                for name, wanted in step(variant, "naive", exact).items():
-                    error = (results[name].double() - wanted).norm() / wanted.norm()
-                    error = torch.nan_to_num(error, nan=torch.inf).item()
-                    differences.append((error, f"{name} in {variant}"))
+            wanted = step(form, exact, is_naive=True, is_last=is_last)
+            with passes.few_programs() if is_last else nullcontext():
+                results = step(form, inputs, is_naive=False, is_last=is_last)
+            for name, tensor in wanted.items():
+                error = (results[name].double() - tensor).norm() / tensor.norm().clamp_min(1e-3)
+                differences.append((torch.nan_to_num(error, nan=torch.inf).item(), name))
     return max(differences)
 
 
-def draw(device: torch.device, dtype: torch.dtype, last: bool, seed: int) -> dict[str, Tensor]:
-    """Named tensors; maps in a dtype and layout, the others in single precision."""
+def draw(form: Form, seed: int) -> dict[str, Tensor]:
+    """Named tensors of a layer: maps, parameters, earlier keys and values."""
     generator = torch.Generator("cpu").manual_seed(seed)
-    layout = torch.channels_last if last else torch.contiguous_format
-    inputs = {}
-    for name, shape in SHAPES.items():
-        tensor = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-        if shape == MAP:
-            tensor = tensor.to(dtype).contiguous(memory_format=layout)
-        inputs[name] = tensor.to(device)
-    inputs["variance"].square_().add_(0.5)
-    return inputs
+    layout = torch.channels_last if form.last else torch.contiguous_format
+    batch, channels = form.shape[:2]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+    def draw_map() -> Tensor:
+        values = normal(*form.shape) + normal(batch, channels, 1, 1)
+        return values.to(form.dtype).contiguous(memory_format=layout)
+
+    inputs = {"c": draw_map(), "shortcut": draw_map()}
+    projection = (1, 1, form.kernel_size)
+    shapes = {name: (channels,) for name in Parameters._fields}
+    shapes |= dict(query=projection, key=projection, value=(channels, 1, 3, 3), keep=(batch,))
+    for name, dtype in zip(Parameters._fields, form.dtypes, strict=True):
+        if dtype is not None:
+            inputs[name] = normal(*shapes[name]).to(dtype)
+    if "variance" in inputs:
+        inputs["variance"] = inputs["variance"].square() + 0.5
+    if form.depth > 1:
+        inputs["keys"] = normal(batch, form.depth - 1, channels)
+        inputs |= {f"value {index}": draw_map() for index in range(form.depth - 1)}
+    return {name: tensor.to(form.device) for name, tensor in inputs.items()}
 
 
-def step(variant: str, path: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Output and gradients by name, of base and MLA at the third layer of a stage."""
+def step(
+    form: Form, inputs: dict[str, Tensor], *, is_naive: bool, is_last: bool
+) -> dict[str, Tensor]:
+    """Outputs and gradients by name; nobody uses keys and values of a stage's last layer."""
     leaves = {}
     for name, tensor in inputs.items():
         leaves[name] = tensor.detach().requires_grad_(name not in CONSTANT)
-    weights = Weights(leaves["query"], leaves["key"], leaves["value"])
-    norm = FrozenNorm(**{name: leaves[name] for name in NORM})
-    maps = leaves["c"], leaves["shortcut"]
-    options = dict(heads=HEADS, add_relu=True, norm=norm)
-    if variant == "light":
-        function = light_layer if path == "naive" else partial(light_fused, path)
-        weights = weights._replace(history_scale=leaves["history_scale"])
-        outputs = [function(*maps, weights, has_history=True, **options)]
-        upstream = [leaves["grad"]]
+    parameters = Parameters(**{name: leaves.get(name) for name in Parameters._fields})
+    norm = parameters.norm(EPS)
+    options = dict(heads=form.heads, add_relu=form.add_relu, norm=norm)
+    arguments = [leaves["c"], leaves["shortcut"], parameters.weights()]
+    reference, fused = light_layer, light_fused
+    if form.depth:
+        reference, fused = (mla_layer, mla_fused) if form.is_mla else (base_layer, base_fused)
+        values = [leaves[f"value {index}"] for index in range(form.depth - 1)]
+        arguments.append((leaves.get("keys"), values))
     else:
-        reference, fused = SOFTMAX_VARIANTS[variant]
-        function = reference if path == "naive" else partial(fused, path)
-        earlier = leaves["keys"], (leaves["value1"], leaves["value2"])
-        y, keys_or_averages, values = function(*maps, weights, earlier, **options)
-        outputs = [y, keys_or_averages, *values]
-        grad_keys = leaves["grad_keys"]
-        upstream = [leaves["grad"], grad_keys[:, 0] if variant == "MLA" else grad_keys]
-        upstream += [leaves["grad"]] * 3
+        options["has_history"] = form.has_history
+    outputs = (reference if is_naive else partial(fused, form.path))(*arguments, **options)
+    if form.depth:
+        y, keys_or_averages, values = outputs
+        outputs = [y] if is_last else [y, keys_or_averages, *values]
+    else:
+        outputs = [outputs]
+    generator = torch.Generator("cpu").manual_seed(2)
+    upstream = []
+    for output in outputs:
+        grad = torch.randn(output.shape, generator=generator, dtype=torch.float32, device="cpu")
+        upstream.append(grad.to(form.dtype).to(output))
     torch.autograd.backward(outputs, upstream)
-    gradients = {f"gradient of {name}": leaf.grad for name, leaf in leaves.items()}
-    gradients["output"] = outputs[0].detach()
-    return {name: tensor for name, tensor in gradients.items() if tensor is not None}
+    results = {f"output {index}": output.detach() for index, output in enumerate(outputs)}
+    for name, leaf in leaves.items():
+        if leaf.grad is not None:
+            results[f"gradient of {name}"] = leaf.grad
+    return results

@@ -9,28 +9,116 @@ The kernels run on a GPU, or on a CPU through Triton's interpreter (TRITON_INTER
 is imported).
 """
 
+from collections.abc import Callable, Hashable
+from functools import wraps
+
+import torch
 import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
 from mrla_mm.ops.passes import Passes
-from mrla_mm.ops.triton import gate, reduce, stencil
+from mrla_mm.ops.proof import Outcome, describe, give_up
+from mrla_mm.ops.torch_passes import TorchPasses
+from mrla_mm.ops.triton import gate, launch, reduce, stencil
+
+TORCH = TorchPasses()
+
+
+def healed(by_kernels: Callable, by_torch: Callable) -> Callable:
+    """A pass by kernels; where one of them fails, by torch, so that the step is finished.
+
+    A failing kernel has written nothing that a pass reads, so the pass starts over.
+    """
+
+    @wraps(by_kernels)
+    def run(self, *args, **kwargs):
+        try:
+            return by_kernels(*args, **kwargs)
+        except launch.KernelError as error:
+            if self.outcome is None:
+                raise
+            give_up(self.outcome, f"a kernel failed: {describe(error)}")
+        return by_torch(*args, **kwargs)
+
+    return run
+
+
+def add_relu_by_torch(c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool):
+    """Averages of one span of the grid."""
+    averages = TORCH.add_relu(c, shortcut, out=out, pool=pool)
+    return None if averages is None else averages.unsqueeze(0)
+
+
+def grid_sums_by_torch(grad: Tensor, x: Tensor, **options) -> Tensor:
+    """Sums of one span of the grid."""
+    sums = TORCH.grid_sums(grad, x, **options)
+    absent = sums.value.new_zeros(x.shape[:2])
+    others = [absent if total is None else total for total in (sums.history, sums.grad)]
+    return torch.cat((sums.value.mT, torch.stack(others, 1)), 1).unsqueeze(0)
+
+
+def weighted_sum_backward_by_torch(grad, values, scores, gain, *, first=0, **options) -> Tensor:
+    """Sums of one span of the grid."""
+    scores = scores[:, first : first + len(values)]
+    sums = TORCH.weighted_sum_backward(grad, values, scores, gain, with_grad=True, **options)
+    return torch.cat((sums.values, sums.grad.unsqueeze(1)), 1).unsqueeze(0)
 
 
 class TritonPasses(Passes):
-    """Passes as kernels; averages and sums are partial ones, of each span of the grid."""
+    """Passes as kernels; averages and sums are partial ones, of each span of the grid.
 
-    add_relu = staticmethod(reduce.add_relu)
-    apply = staticmethod(stencil.apply)
-    apply_backward = staticmethod(stencil.apply_backward)
-    grid_sums = staticmethod(stencil.grid_sums)
-    weighted_sum = staticmethod(reduce.weighted_sum)
-    weighted_sum_backward = staticmethod(reduce.weighted_sum_backward)
-    light_coefficients = staticmethod(gate.light_coefficients)
-    base_coefficients = staticmethod(gate.base_coefficients)
-    light_coefficients_backward = staticmethod(gate.light_coefficients_backward)
-    base_coefficients_backward = staticmethod(gate.base_coefficients_backward)
-    mla_coefficients_backward = staticmethod(gate.mla_coefficients_backward)
+    `outcome` is that of the proof of the layer that they are for, None while it is tried.
+    """
+
+    def __init__(self, outcome: Outcome | None = None):
+        self.outcome = outcome
+
+    add_relu = healed(reduce.add_relu, add_relu_by_torch)
+    apply = healed(stencil.apply, TORCH.apply)
+    apply_backward = healed(stencil.apply_backward, TORCH.apply_backward)
+    grid_sums = healed(stencil.grid_sums, grid_sums_by_torch)
+    weighted_sum = healed(reduce.weighted_sum, TORCH.weighted_sum)
+    some_values_backward = healed(reduce.weighted_sum_backward, weighted_sum_backward_by_torch)
+    light_coefficients = healed(gate.light_coefficients, gate.plain_light_coefficients)
+    base_coefficients = healed(gate.base_coefficients, gate.plain_base_coefficients)
+    light_coefficients_backward = healed(
+        gate.light_coefficients_backward, gate.plain_light_coefficients_backward
+    )
+    base_coefficients_backward = healed(
+        gate.base_coefficients_backward, gate.plain_base_coefficients_backward
+    )
 
     def chunks(self, x: Tensor) -> tuple[None]:
         """All of the batch: a kernel's programs share it out."""
         return (None,)
+
+    def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
+        """See `Passes.constants`."""
+        of_maps = stencil.constants(shape, last), reduce.constants(shape, last)
+        return *of_maps, gate.constants(shape, heads)
+
+    few_programs = staticmethod(launch.few_programs)
+
+    def weighted_sum_backward(
+        self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
+    ) -> Tensor:
+        """Sums are of each span of the grid (spans, B, T + 1, C), the last of them of grad.
+
+        A launch takes a few values, and each is a pass of its own: what it added stays added.
+        """
+        parts = []
+        for first in range(0, len(values), reduce.MAX_VALUES):
+            some = slice(first, first + reduce.MAX_VALUES)
+            options = dict(grad_values=grad_values[some], overwrite=overwrite, first=first)
+            parts.append(self.some_values_backward(grad, values[some], scores, gain, **options))
+        if len(parts) == 1:
+            return parts[0]
+        sums = [part.sum(0) for part in parts]  # (B, n + 1, C)
+        values_sums = [total[:, :-1] for total in sums]
+        return torch.cat((*values_sums, sums[-1][:, -1:]), 1).unsqueeze(0)
+
+    def mla_coefficients_backward(self, saved, layer, size, sums, value_sums):
+        """See `Passes.mla_coefficients_backward`; sums are those of each span of the grid."""
+        if layer.norm is not None:
+            stencil.take_grad_sum(value_sums, sums)
+        return self.base_coefficients_backward(saved, layer, size, sums, value_sums, None)

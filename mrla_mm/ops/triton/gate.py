@@ -31,7 +31,6 @@ from mrla_mm.ops.coefficients import (
 )
 from mrla_mm.ops.reference import FrozenNorm, Weights
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
-from mrla_mm.ops.triton.stencil import take_grad_sum
 
 BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
 BLOCK_C = 32  # its channels
@@ -193,7 +192,7 @@ def scores_backward_kernel(
         place = (sample * T + s) * C + channels
         grad_query += grad * load(keys_ptr + place, inside)
         grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-        tl.store(derived + KEY * C, grad_key, mask=inside)  # the layer's own key comes last, and stays
+        tl.store(derived + KEY * C, grad_key, mask=inside)  # the own key comes last, and stays
         if grad_earlier_ptr is not None:
             place = (sample * (T - 1) + s) * C + channels
             # Triton 3.9 interprets & as an integer.
@@ -277,6 +276,16 @@ def parameters_backward_kernel(
             tl.store(grad_bias_ptr + channels, grad_shift, mask=exists)
 
 
+def constants(shape: torch.Size, heads: int) -> tuple[int, ...]:
+    """What of a map's shape these kernels are compiled for, and which loops go round twice."""
+    batch, channels = shape[:2]
+    blocks = [
+        min(2, ceil_div(side, block)) for side, block in ((batch, BLOCK_B), (channels, BLOCK_C))
+    ]
+    block_b = min(BLOCK_B, next_power_of_2(batch))
+    return block_b, channels // heads, channels == 1, channels % 16 == 0, min(2, heads), *blocks
+
+
 def supports(weights: Weights) -> bool:
     """Whether the kernels can compute scores: those whose query and key are short convolutions."""
     query = weights.query
@@ -301,8 +310,13 @@ def contiguous(saved: Saved) -> Saved:
 
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
     """See `Passes.light_coefficients`; averages are those of each span (spans, B, C)."""
-    if supports(layer.weights):
-        return launch_state(pooled, layer, None, softmax=False)
+    if not supports(layer.weights):
+        return plain_light_coefficients(pooled, layer, size)
+    return launch_state(pooled, layer, None, softmax=False)
+
+
+def plain_light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
+    """Do the same in plain PyTorch."""
     total = None if pooled is None else pooled.sum(0)
     return contiguous(plain.light_coefficients(total, layer, size))
 
@@ -310,10 +324,15 @@ def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) ->
 def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
     """See `Passes.base_coefficients`; averages are those of each span (spans, B, C)."""
     if not supports(layer.weights):
-        return contiguous(plain.base_coefficients(pooled.sum(0), layer, earlier_keys))
+        return plain_base_coefficients(pooled, layer, earlier_keys)
     if earlier_keys is not None:
         earlier_keys = earlier_keys.float().contiguous()
     return launch_state(pooled, layer, earlier_keys, softmax=True)
+
+
+def plain_base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
+    """Do the same in plain PyTorch."""
+    return contiguous(plain.base_coefficients(pooled.sum(0), layer, earlier_keys))
 
 
 def launch_state(
@@ -360,8 +379,15 @@ def light_coefficients_backward(
 ) -> tuple[Tensor | None, Parameters]:
     """See `Passes.light_coefficients_backward`; the sums are those of each span of the grid."""
     if not supports(layer.weights):
-        return plain.light_coefficients_backward(saved, layer, size, plain_sums(sums, layer))
+        return plain_light_coefficients_backward(saved, layer, size, sums)
     return launch_backward(saved, layer, size, sums, sums, None, softmax=False)[:2]
+
+
+def plain_light_coefficients_backward(
+    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor
+) -> tuple[Tensor | None, Parameters]:
+    """Do the same in plain PyTorch."""
+    return plain.light_coefficients_backward(saved, layer, size, plain_sums(sums, layer))
 
 
 def base_coefficients_backward(
@@ -374,22 +400,25 @@ def base_coefficients_backward(
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid."""
     if not supports(layer.weights):
-        total = value_sums.sum(0)  # (B, T + 1, C)
-        value_sums = ValueSums(total[:, :-1], total[:, -1])
-        sums = plain_sums(sums, layer)
-        return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
+        return plain_base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
     return launch_backward(saved, layer, size, sums, value_sums, grad_keys, softmax=True)
 
 
-def mla_coefficients_backward(
-    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor, value_sums: Tensor
+def plain_base_coefficients_backward(
+    saved: Saved,
+    layer: Layer,
+    size: torch.Size,
+    sums: Tensor,
+    value_sums: Tensor,
+    grad_keys: Tensor | None,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
-    """See `Passes.mla_coefficients_backward`; the sums are those of each span of the grid."""
-    if layer.norm is not None:
-        take_grad_sum(value_sums, sums)
-    return base_coefficients_backward(saved, layer, size, sums, value_sums, None)
+    """Do the same in plain PyTorch."""
+    total = value_sums.sum(0)  # (B, T + 1, C)
+    value_sums = ValueSums(total[:, :-1], total[:, -1])
+    sums = plain_sums(sums, layer)
+    return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
 
 
 def launch_backward(

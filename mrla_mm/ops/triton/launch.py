@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -11,15 +12,36 @@ from triton.compiler import ASTSource
 
 ceil_div, next_power_of_2 = cache(triton.cdiv), cache(triton.next_power_of_2)  # 2 us a call
 PROGRAMS_PER_PROCESSOR = 16  # of 128 threads: they fill a GPU, where a map is large enough
+MANY = True  # whether to use them; see `Passes.few_programs`
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
 MAX_KNOWN = 4096  # then the oldest goes
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
 
 
-@cache
+class KernelError(RuntimeError):
+    """A kernel could not be compiled, loaded or launched."""
+
+
 def programs(device: torch.device) -> int:
     """Number of programs that a launch shares large maps out to."""
+    return count_programs(device) if MANY else 1
+
+
+@contextmanager
+def few_programs():
+    """Share every map out to as few programs as there can be."""
+    global MANY  # noqa: PLW0603  backward passes run in threads of autograd
+    MANY = False
+    try:
+        yield
+    finally:
+        MANY = True
+
+
+@cache
+def count_programs(device: torch.device) -> int:
+    """Number of programs that fill a device."""
     if device.type != "cuda":
         return 128 * PROGRAMS_PER_PROCESSOR
     properties = torch.cuda.get_device_properties(device)
@@ -45,6 +67,9 @@ def launch(
     as long on the host as the launch itself. The kernel's parameters are inputs and outputs, None
     for what is absent, then sizes, which Triton compiles for whatever their values are, then
     numbers of which it makes other kernels if they are 1 or a multiple of 16, then constants.
+
+    Raises:
+        KernelError: the kernel did not run, and no output was written.
     """
     key = [kernel.__name__, inputs[0].get_device(), rest]
     tensors = (*inputs, *outputs)
@@ -55,13 +80,13 @@ def launch(
     if bits % 16:  # outputs are always our own
         tensors = (*map(aligned, inputs), *outputs)
     key = tuple(key)
+    known = KNOWN.get(key)
     with torch.cuda.device_of(inputs[0]):
-        known = KNOWN.get(key)
-        if known is not None:
-            known[grid](*tensors, *sizes, *rest)
-            return
-        compiled = kernel[grid](*tensors, *sizes, *rest)
-        if CAN_CACHE and compiled is not None:  # the interpreter returns nothing
-            if len(KNOWN) >= MAX_KNOWN:
-                KNOWN.pop(next(iter(KNOWN)))
-            KNOWN[key] = compiled
+        try:
+            compiled = (known or kernel)[grid](*tensors, *sizes, *rest)
+        except Exception as error:  # whatever Triton, a compiler, a disk or a driver may raise
+            raise KernelError(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
+    if CAN_CACHE and compiled is not None:  # the interpreter and a known kernel return nothing
+        if len(KNOWN) >= MAX_KNOWN:
+            KNOWN.pop(next(iter(KNOWN)))
+        KNOWN[key] = compiled

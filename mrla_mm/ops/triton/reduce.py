@@ -160,10 +160,10 @@ def weighted_sum_backward_kernel(
             if not FRESH:
                 grad_value += tl.load(target + offsets, mask=inside, other=0.0).to(tl.float32)
             tl.store(target + offsets, grad_value.to(target.dtype.element_ty), mask=inside)
-    place = (tl.program_id(2) * B + sample) * (T + 1) * C + channels
-    planes = place[:, None] + (first + lanes[None, :]) * C
+    place = (tl.program_id(2) * B + sample) * (COUNT + 1) * C + channels
+    planes = place[:, None] + lanes[None, :] * C
     tl.store(sums_ptr + planes, total, mask=exists[:, None] & (lanes[None, :] < COUNT))
-    tl.store(sums_ptr + place + T * C, tl.sum(grad_total, axis=1), mask=exists)
+    tl.store(sums_ptr + place + COUNT * C, tl.sum(grad_total, axis=1), mask=exists)
 
 
 @cache
@@ -186,8 +186,14 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
 def span_tiling(shape: torch.Size, last: bool, count: int) -> tuple[int, tuple, tuple]:
     """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
     blocks, (batch, rows, tiles) = tiling(shape, last)
-    per_program = max(1, tiles * batch * rows // count)
+    per_program = min(tiles, max(1, tiles * batch * rows // count))
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
+
+
+def constants(shape: torch.Size, last: bool) -> tuple[int, ...]:
+    """What of a map's shape these kernels are compiled for, and which loops go round twice."""
+    (unit, _, block_c, block_s), (_, groups, tiles) = tiling(shape, last)
+    return unit, block_c, block_s, min(2, groups), min(2, tiles)
 
 
 def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
@@ -229,26 +235,19 @@ def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
-def weighted_sum_backward(
-    grad, values, scores, gain, *, grad_values, overwrite, with_grad
-) -> Tensor:
-    """See `Passes.weighted_sum_backward`; sums are of each span of the grid (spans, B, T + 1, C).
+def weighted_sum_backward(grad, values, scores, gain, *, grad_values, overwrite, first=0) -> Tensor:
+    """See `Passes.weighted_sum_backward`; sums are of each span of the grid (spans, B, n + 1, C).
 
-    The last of them is always of grad.
+    These are at most MAX_VALUES of the T values, from `first` on. The last sum is always of grad.
     """
     span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     batch, channels, height, width = grad.shape
-    depth = len(values)
-    heads, units = scores.shape[2], height * width // blocks[0]
-    numbers = channels, channels // heads, depth, span
-    sums = torch.empty(grid[2], batch, depth + 1, channels, dtype=torch.float32, device=grad.device)
-    for first in range(0, depth, MAX_VALUES):
-        some, targets = (maps[first : first + MAX_VALUES] for maps in (values, grad_values))
-        inputs = (grad, *pad(some), scores, gain)
-        outputs = (*pad(targets), sums)
-        constants = len(some), overwrite, *blocks
-        sizes = batch, units, first
-        launch(
-            weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *numbers, *constants
-        )
+    _, depth, heads = scores.shape
+    count = len(values)
+    sums = torch.empty(grid[2], batch, count + 1, channels, dtype=torch.float32, device=grad.device)
+    inputs = (grad, *pad(values), scores, gain)
+    outputs = (*pad(grad_values), sums)
+    sizes = batch, height * width // blocks[0], first
+    numbers = channels, channels // heads, depth, span, count, overwrite, *blocks
+    launch(weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *numbers)
     return sums

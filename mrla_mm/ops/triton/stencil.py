@@ -287,6 +287,14 @@ def row_tiling(shape: torch.Size, last: bool, count: int) -> tuple[tuple[int, ..
     return (height, width // unit, tiles, rows), (last, unit, block_c, block_w), grid
 
 
+def constants(shape: torch.Size, last: bool) -> tuple[int, ...]:
+    """What of a map's shape these kernels are compiled for, and which loops go round twice."""
+    _, (_, unit, block_c, block_w), _ = row_tiling(shape, last, 1)
+    _, channels, height, width = shape
+    sides = (channels, block_c), (width, block_w), (height, SHORTEST)
+    return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
+
+
 def apply(x, weight, coefficients, *, history=None, residual=False, out) -> None:
     """See `Passes.apply`."""
     sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))

@@ -1,0 +1,125 @@
+"""Compiled code proves itself: which layers it may run, and what has failed so far.
+
+A path whose passes are compiled has a self-check in SELF_CHECKS. It runs once for each
+specialisation, on the first layer that needs it, and what it finds stays in OUTCOMES. Code that
+fails later is noted there too, and layers of that specialisation run naive from then on.
+"""
+
+import dataclasses
+import os
+import threading
+import warnings
+from collections.abc import Hashable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from mrla_mm.errors import InputError
+from mrla_mm.ops.passes import Passes
+
+ENVIRONMENT = "MRLA_OPS"
+SELF_CHECKS = {}  # by path: of a form, the failure or "", and the largest relative difference
+OUTCOMES = {}  # of self-checks in this process, by specialisation
+SPECIALISATIONS = {}  # by form
+CHECKING = threading.local()  # has `active` while this thread runs a self-check
+
+
+class Form(NamedTuple):
+    """All of a layer but its numbers: what compiled code may depend on.
+
+    dtypes are those of its parameters, None for those it lacks; kernel_size is that of query and
+    key, 0 without them; depth is T for base and MLA, 0 for light.
+    """
+
+    path: str
+    device: torch.device
+    dtype: torch.dtype
+    last: bool  # channels-last
+    shape: torch.Size
+    heads: int
+    add_relu: bool
+    has_history: bool
+    is_mla: bool
+    depth: int
+    kernel_size: int
+    dtypes: tuple[torch.dtype | None, ...]
+
+    def specialisation(self, passes: Passes) -> Hashable:
+        """What passes are compiled for: layers with equal ones run the same code."""
+        constants = passes.constants(self.shape, self.heads, self.last)
+        return self._replace(shape=constants, heads=None)
+
+
+@dataclasses.dataclass(eq=False)
+class Outcome:
+    """Why a specialisation must not be used, or an empty string; its largest relative difference.
+
+    `give_up` changes it when the code fails later.
+    """
+
+    failure: str
+    difference: float
+
+
+@contextmanager
+def checking():
+    """While a self-check runs, compiled code needs no proof, and its failures are raised."""
+    CHECKING.active = True
+    try:
+        yield
+    finally:
+        del CHECKING.active
+
+
+def prove(form: Form, passes: Passes) -> Outcome | None:
+    """How a path proved itself for a layer; None while it does.
+
+    Raises:
+        InputError: MRLA_OPS asks for the path, and it cannot run.
+    """
+    if hasattr(CHECKING, "active"):
+        return None
+    key = SPECIALISATIONS.get(form)
+    if key is None:
+        key = SPECIALISATIONS[form] = form.specialisation(passes)
+    outcome = OUTCOMES.get(key)
+    if outcome is None and form.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return Outcome("it is not checked yet, nor can it be while a CUDA graph is captured", 0.0)
+    if outcome is None:
+        with checking():
+            failure, difference = SELF_CHECKS[form.path](form, passes)
+        outcome = OUTCOMES[key] = Outcome("", difference)
+        if failure:
+            give_up(outcome, f"the self-check of {form.path} on {form.device} failed: {failure}")
+    if outcome.failure and os.environ.get(ENVIRONMENT) == form.path:
+        raise InputError(
+            f"{ENVIRONMENT}={form.path} cannot run here: {outcome.failure}; unset {ENVIRONMENT}"
+        )
+    return outcome
+
+
+def give_up(outcome: Outcome, failure: str) -> None:
+    """Use no more what an outcome is of, and say so once."""
+    if outcome.failure:
+        return
+    outcome.failure = failure
+    warnings.warn(
+        f"layer attention of some shapes runs unfused from now on: {failure}. "
+        "Please report this with what `python -m mrla_mm doctor` prints",
+        stacklevel=2,
+    )
+
+
+def describe(error: Exception) -> str:
+    """Return an error in one line of bounded length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def summary(path: str) -> str:
+    """How many specialisations of a path were checked, and how the checks ended."""
+    outcomes = [outcome for key, outcome in OUTCOMES.items() if key.path == path]
+    difference = max((outcome.difference for outcome in outcomes), default=0.0)
+    text = f"{len(outcomes)} specialisations checked, largest difference {difference:.1e}"
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    return f"{text}, {len(failures)} not used: {failures[0]}" if failures else text
