@@ -154,7 +154,8 @@ def check_paths(report: Report) -> None:
     from torch.utils.collect_env import get_nvidia_driver_version, run
 
     from mrla_mm.ops import choose_path
-    from mrla_mm.ops.dispatch import OUTCOMES
+    from mrla_mm.ops.proof import SELF_CHECKS
+    from mrla_mm.ops.self_check import probe
 
     report.ok(f"Triton {version('triton') or 'is not installed'}")
     report.ok(f"GPU driver {get_nvidia_driver_version(run) or 'not found'}")
@@ -165,11 +166,10 @@ def check_paths(report: Report) -> None:
             maps += [x, x.to(memory_format=torch.channels_last)]
     for x in maps:
         path, reason = choose_path(x)
-        last = x.stride(1) == 1
-        layout = "channels-last" if last else "contiguous"
+        layout = "contiguous" if x.is_contiguous() else "channels-last"
         text = f"{x.device}, {x.dtype}, {layout}: {path} ({reason})"
-        if outcome := OUTCOMES.get((path, x.device, x.dtype, last)):
-            text += f"; largest difference in the self-check {outcome.difference:.1e}"
+        if path in SELF_CHECKS:
+            text += f"; {probe(path, x)}"
         report.ok(text)
 
 

@@ -16,9 +16,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mrla_mm.ops.base import base_fused, mla_fused
 from mrla_mm.ops.coefficients import Parameters
+from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.passes import Passes
-from mrla_mm.ops.proof import Form, describe
+from mrla_mm.ops.proof import Form, describe, prove, summary
 from mrla_mm.ops.reference import base_layer, light_layer, mla_layer
 
 CONSTANT = ("mean", "variance", "keep")  # takes no gradient
@@ -45,6 +46,29 @@ def self_check(form: Form, passes: Passes) -> tuple[str, float]:
     kind = "MLA" if form.is_mla else "base" if form.depth else "light"
     where = f"{name} of {kind} in {form.dtype} on a map {tuple(small.shape)}"
     return f"{where} is off by {difference:.1e}, more than {tolerance}", difference
+
+
+def probe(path: str, x: Tensor, variants: tuple[str, ...] = ("light", "base", "MLA")) -> str:
+    """Prove a path for layers of some variants on a map like x; return how all proofs ended."""
+    dtypes = Parameters(*[torch.float32] * len(Parameters._fields))
+    for variant in variants:
+        is_light = variant == "light"
+        form = Form(
+            path,
+            x.device,
+            x.dtype,
+            not x.is_contiguous(),
+            x.shape,
+            heads=max(1, x.shape[1] // 32),
+            add_relu=True,
+            has_history=is_light,
+            is_mla=variant == "MLA",
+            depth=0 if is_light else 2,
+            kernel_size=3,
+            dtypes=dtypes if is_light else dtypes._replace(history_scale=None),
+        )
+        prove(form, passes_of(path))
+    return summary(path)
 
 
 def shrink(form: Form, passes: Passes) -> Form:

@@ -1,5 +1,6 @@
 """What all families of backbones have in common, against their plain hosts."""
 
+import collections
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.backbones import WithLayerAttention
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
-from mrla_mm.ops import dispatch
+from mrla_mm.ops import dispatch, proof
 
 from .common import (
     FAMILIES,
@@ -225,8 +226,10 @@ STEPS += [("vit", variant, "triton", "meta") for variant in ("light", "base")]
 def test_a_channels_last_step_changes_no_layout(name, variant, path, device, monkeypatch):
     """Kernels are not launched; a CPU's convolution of base would change the layout."""
     launch = pytest.importorskip("mrla_mm.ops.triton.launch", reason="Triton is not installed")
-    monkeypatch.setattr(launch, "KNOWN", SimpleNamespace(get=lambda key: lambda *arguments: None))
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: "")
+    kernel = collections.defaultdict(lambda: lambda *arguments: None)  # by grid
+    monkeypatch.setattr(launch, "KNOWN", SimpleNamespace(get=lambda key: kernel))
+    monkeypatch.setattr(dispatch, "why_not_triton", lambda x: "")
+    monkeypatch.delitem(proof.SELF_CHECKS, "triton")
     monkeypatch.setenv("MRLA_OPS", path)
     attention = dict(type=VARIANTS[variant][0], head_channels=16, value="dwconv")
     backbone = FAMILIES[name].build(layer_attention=attention, zero_init_attention=False)

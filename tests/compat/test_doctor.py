@@ -81,11 +81,11 @@ def test_faults_are_reported(doctor, part, replacement, remedy, monkeypatch, cap
 
 def test_a_failed_self_check_of_triton_is_reported(doctor, monkeypatch, capsys):
     pytest.importorskip("triton", reason="Triton is not installed")
-    from mrla_mm.ops import dispatch
+    from mrla_mm.ops import proof
 
-    outcome = dispatch.Outcome("output in base is off by 2.0", 2.0)
-    monkeypatch.setattr(dispatch, "OUTCOMES", {})
-    monkeypatch.setitem(dispatch.SELF_CHECKS, "triton", lambda *key: outcome)
+    outcome = "output in base is off by 2.0", 2.0
+    monkeypatch.setattr(proof, "OUTCOMES", {})
+    monkeypatch.setitem(proof.SELF_CHECKS, "triton", lambda *form: outcome)
     monkeypatch.setenv("MRLA_OPS", "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert doctor.main() and "output in base is off by 2.0" in capsys.readouterr().out

@@ -1,14 +1,16 @@
 """The fused paths against the equations in float64: values and gradients, dtypes, odd shapes."""
 
 import functools
+import sys
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import choose_path, dispatch, torch_passes
-from mrla_mm.ops.dispatch import Outcome, passes_of
+from mrla_mm.ops import choose_path, dispatch, proof, torch_passes
+from mrla_mm.ops.dispatch import passes_of
+from mrla_mm.ops.proof import Form, Outcome
 
 from .cases import (
     CONSTANT,
@@ -85,6 +87,7 @@ def poisoned(monkeypatch):
 
         return call
 
+    monkeypatch.delitem(proof.SELF_CHECKS, "triton", raising=False)  # the tests check it
     monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
@@ -146,11 +149,17 @@ def test_chunks_of_the_batch_are_all_computed(monkeypatch):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_nan_is_not_hidden(path):
-    """Else a loss would stay finite, and mmengine's CheckInvalidLossHook silent."""
+    """Else a loss would stay finite, and mmengine's CheckInvalidLossHook silent.
+
+    Nor in backward: a ReLU's gradient passes where its output is NaN.
+    """
     tensors = {name: t.float().to(DEVICE) for name, t in draw((2, 12, 3, 4), "block end").items()}
     tensors["c"][1, 5, 1, 2] = torch.nan
+    tensors["c"].requires_grad_()
     out = light(tensors, "block end", path)
     assert out[1, 5, 1, 2].isnan() and not out[0].isnan().any()
+    (grad,) = torch.autograd.grad(out.sum(), tensors["c"])
+    assert grad[1, 5, 1, 2].isnan() and not grad[0].isnan().any()
 
 
 @pytest.mark.parametrize(
@@ -295,34 +304,48 @@ class OnGpu(torch.Tensor):
     device = torch.device("cuda")
 
 
-def test_gpu_tensors_take_triton_where_it_works(monkeypatch):
+def test_gpu_tensors_take_triton_or_the_naive_path(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "OUTCOMES", {})
-    gpu, capturing = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu), []
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(capturing))
-    tried = dispatch.why_triton_fails
-    why = {False: "", True: "channels-last fails"}
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda device, dtype, last: why[last])
+    monkeypatch.setattr(dispatch, "why_no_triton", lambda: "")
+    gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
     assert choose_path(gpu).path == "triton"
-    assert choose_path(gpu.double()).path == "fused"
+    assert choose_path(gpu.double()).path == "naive"
     huge = torch.empty(1, 64, 5800, 5800, dtype=torch.float16, device="meta").as_subclass(OnGpu)
-    assert choose_path(huge).path == "fused", "kernels count a sample in 32 bits"
+    assert choose_path(huge).path == "naive", "kernels count a sample in 32 bits"
     assert choose_path(huge[:, :32]).path == "triton"
-    last = gpu.half().contiguous(memory_format=torch.channels_last)
-    assert choose_path(last) == ("fused", "channels-last fails")
-    capturing.append(True)
-    monkeypatch.setattr(dispatch, "why_triton_fails", tried)
-    path, reason = choose_path(last)  # nothing is tried while a graph is captured
-    assert path == "fused" and "captured" in reason and not dispatch.OUTCOMES
-    key = "triton", torch.device("cuda"), torch.float16, True
-    monkeypatch.setitem(dispatch.OUTCOMES, key, Outcome("", 0.0))
-    assert choose_path(last).path == "triton"
+
+
+def test_gpu_tensors_without_triton(monkeypatch):
+    """As on Windows: plainly said, and nothing to report."""
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setitem(sys.modules, "triton.backends", None)
+    for name in [name for name in sys.modules if name.startswith("mrla_mm.ops.triton")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("mrla_mm.ops.triton", raising=False)
+    dispatch.why_no_triton.cache_clear()
+    path, reason = choose_path(torch.zeros(1, 4, 2, 2).as_subclass(OnGpu))
+    dispatch.why_no_triton.cache_clear()
+    assert path == "naive" and "not installed" in reason
+
+
+def test_nothing_is_checked_while_a_cuda_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(proof, "OUTCOMES", {})
+    monkeypatch.setitem(proof.SELF_CHECKS, "triton", pytest.fail)
+    size = torch.Size((1, 4, 2, 2))
+    layer = dict(add_relu=True, has_history=True, is_mla=False, depth=0, kernel_size=3, dtypes=())
+    form = Form("triton", torch.device("cuda"), torch.half, False, size, 1, **layer)
+    passes = passes_of("fused")
+    assert "captured" in proof.prove(form, passes).failure and not proof.OUTCOMES
+    checked = proof.OUTCOMES[form.specialisation(passes)] = Outcome("", 0.0)
+    assert proof.prove(form, passes) is checked
 
 
 def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
     """Shapes of a GPU's tensors, where there may be none; no kernel is tried for them."""
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "why_triton_fails", lambda *key: pytest.fail("tried"))
+    monkeypatch.setitem(proof.SELF_CHECKS, "triton", pytest.fail)
     with FakeTensorMode():
         given = draw((2, 12, 3, 4), "block end").items()
         try:
@@ -334,4 +357,4 @@ def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
             if "driver" not in str(error):
                 raise
             pytest.skip(f"torch {torch.__version__} asks a driver about fake CUDA tensors: {error}")
-    assert path == "fused" and out.shape == (2, 12, 3, 4)
+    assert path == "naive" and out.shape == (2, 12, 3, 4)

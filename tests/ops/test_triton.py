@@ -20,15 +20,24 @@ from mrla_mm.ops import (
     FrozenNorm,
     Weights,
     base_fused,
-    choose_path,
     dispatch,
     light_fused,
     mla_fused,
+    proof,
     self_check,
 )
 
 from . import cases
-from .cases import DEVICE, INTERPRETED, base_joined, draw, light, mla_joined, needs_triton
+from .cases import (
+    DEVICE,
+    INTERPRETED,
+    base_joined,
+    draw,
+    light,
+    mla_joined,
+    needs_triton,
+    results,
+)
 from .test_fused import assert_same, poisoned
 
 __all__ = ["poisoned"]  # a fixture of this module too
@@ -100,16 +109,15 @@ def test_triton_gates(depth, shape, width, kernel, absent, monkeypatch):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """Tensors of this device are dispatched as those of a GPU are, and nothing is checked yet."""
+    """Nothing is checked yet."""
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "TRITON_DEVICE", DEVICE)
-    monkeypatch.setattr(dispatch, "OUTCOMES", {})
+    monkeypatch.setattr(proof, "OUTCOMES", {})
+    monkeypatch.setitem(proof.SELF_CHECKS, "triton", self_check.self_check)
 
 
 FAULTS = {
     "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
     "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
-    "wrong head": ("weighted_sum", lambda maps: maps["out"].copy_(maps["out"].roll(3, 1))),
     "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
     "no compiler": ("add_relu", lambda maps: maps["Failed to find C compiler"]),
 }
@@ -128,18 +136,74 @@ def test_a_wrong_triton_kernel_is_not_used(fault, unchecked, monkeypatch):
         damage({name: tensor for name, tensor in maps.items() if tensor is not None})
         return result
 
-    monkeypatch.setattr(TritonPasses, name, staticmethod(damaged))
+    monkeypatch.setattr(TritonPasses, name, damaged)
     tensors = draw((2, 12, 3, 4), "block end")
-    x = tensors["c"].float().to(DEVICE)
-    with pytest.warns(UserWarning, match="runs without Triton: the self-check .* failed") as caught:
-        path, reason = choose_path(x)
-    assert path == "fused" and reason in str(caught[0].message)
-    assert choose_path(x).path == "fused" and len(caught) == 1
     function = functools.partial(light, extent="block end")
-    assert_same(function, tensors, path=path, dtype=torch.float32)
+    with pytest.warns(UserWarning, match="unfused from now on: the self-check .* failed") as caught:
+        assert_same(function, tensors, path="triton", dtype=torch.float32)
+        assert_same(function, tensors, path="triton", dtype=torch.float32)
+    assert len(caught) == 1
     monkeypatch.setenv("MRLA_OPS", "triton")
-    with pytest.raises(InputError, match=re.escape(reason)):
-        choose_path(x)
+    with pytest.raises(InputError, match="self-check"):
+        assert_same(function, tensors, path="triton", dtype=torch.float32)
+
+
+class FailingLaunch(dict):
+    """Known kernels: none, but for one of the calls a kernel that cannot be launched."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+        self.count = 0
+
+    def get(self, key):
+        self.count += 1
+        return self if self.count - 1 == self.index else None
+
+    def __getitem__(self, grid):
+        raise RuntimeError("out of resource: shared memory")
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("function", "depth", "launches"), [(light, 0, 7), (base_joined, 9, 11), (mla_joined, 2, 11)]
+)
+def test_a_step_survives_the_failure_of_any_triton_launch(
+    function, depth, launches, unchecked, monkeypatch
+):
+    """In forward or backward: its gradients are right, and what failed is not launched again."""
+    from mrla_mm.ops.triton import launch
+
+    monkeypatch.setitem(proof.SELF_CHECKS, "triton", lambda form, passes: ("", 0.0))
+    bound = functools.partial(function, extent="block end")
+    tensors = draw((1, 4, 2, 3), "block end", depth=max(depth - 1, 0), history=not depth)
+    for index in range(launches):
+        monkeypatch.setattr(proof, "OUTCOMES", {})
+        monkeypatch.setattr(launch, "KNOWN", FailingLaunch(index))
+        with pytest.warns(UserWarning, match="unfused from now on: .*out of resource") as caught:
+            assert_same(bound, tensors, path="triton", dtype=torch.float32)
+        assert len(caught) == 1
+        launched = launch.KNOWN.count
+        assert index < launched <= launches
+        assert_same(bound, tensors, path="triton", dtype=torch.float32)
+        assert launch.KNOWN.count == launched
+
+
+@needs_triton
+def test_a_triton_step_lets_a_lack_of_memory_for_tensors_through(unchecked, monkeypatch):
+    def no_memory(*args, **kwargs):
+        raise torch.cuda.OutOfMemoryError
+
+    tensors = draw((1, 4, 2, 3), "block end")
+    monkeypatch.setattr(self_check, "largest_difference", no_memory)
+    function = functools.partial(light, extent="block end", path="triton")
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        results(function, tensors, dtype=torch.float32)
+    assert not proof.OUTCOMES
+    monkeypatch.setattr(self_check, "largest_difference", lambda *args: (0.0, "output"))
+    monkeypatch.setattr(torch, "empty_like", no_memory)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        results(function, tensors, dtype=torch.float32)
 
 
 class NoOperator(TorchDispatchMode):
@@ -149,32 +213,19 @@ class NoOperator(TorchDispatchMode):
 
 @needs_triton
 def test_triton_is_checked_once_and_leaves_the_caller_alone(unchecked, monkeypatch):
+    """In inference, under autocast, by a mode or in deterministic algorithms."""
     x = torch.zeros(1, 4, 2, 2, device=DEVICE)
     state = torch.get_rng_state()
     hooks = torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail)
     with torch.inference_mode(), torch.autocast(DEVICE, torch.bfloat16), hooks, NoOperator():
-        assert choose_path(x).path == "triton"
+        assert "1 specialisations" in self_check.probe("triton", x, variants=("light",))
         assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), state)
-    (outcome,) = dispatch.OUTCOMES.values()
-    assert 0 < outcome.difference < 1e-5
+    assert not torch.are_deterministic_algorithms_enabled()
+    (outcome,) = proof.OUTCOMES.values()
+    assert not outcome.failure and 0 < outcome.difference < 1e-5
     monkeypatch.setattr(self_check, "largest_difference", lambda *key: pytest.fail("again"))
-    assert choose_path(x).path == "triton"
-
-
-@needs_triton
-def test_a_lack_of_memory_says_nothing_about_triton(unchecked, monkeypatch):
-    x, answers = torch.zeros(1, 4, 2, 2, device=DEVICE), iter([torch.cuda.OutOfMemoryError, None])
-
-    def largest_difference(*key):
-        if error := next(answers):
-            raise error
-        return 0.0, "output"
-
-    monkeypatch.setattr(self_check, "largest_difference", largest_difference)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        choose_path(x)
-    assert choose_path(x).path == "triton"
+    self_check.probe("triton", x, variants=("light",))
 
 
 @pytest.fixture
@@ -224,13 +275,15 @@ def specialised(kernel, arguments):
     assert arguments.keys() == set(kernel.arg_names)
     for place, parameter in enumerate(kernel.params):
         name, value = parameter.name, arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        is_one = isinstance(value, int) and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or is_one:
             types[name], constants[name] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             types[name], attributes[place,] = TYPES[value.dtype], ALIGNED
         else:
             types[name] = "fp32" if isinstance(value, float) else "i32"
-            attributes |= {(place,): ALIGNED} if value % 16 == 0 else {}
+            is_aligned = value % 16 == 0 and not parameter.do_not_specialize
+            attributes |= {(place,): ALIGNED} if is_aligned else {}
     return types, constants, attributes
 
 
@@ -295,12 +348,44 @@ def test_a_second_launch_passes_what_triton_passes(monkeypatch):
     monkeypatch.setattr(launch, "KNOWN", {})
     monkeypatch.setattr(launch, "MAX_KNOWN", 2)
     x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
-    for spans in (1, 1, 2, 3):
-        blocks = (1, False, 4, 32)
-        grid = (2, 1, spans)
-        launch.launch(reduce.pool_kernel, grid, (x, None, None, averages), 2, 4, 30, 32, *blocks)
+    for span in (32, 32, 16, 1):
+        inputs, outputs = (x, None), (None, averages)
+        launch.launch(
+            reduce.pool_kernel, (2, 1, 1), inputs, outputs, (2, 30), 4, span, 1, False, 4, 32
+        )
     through_triton, cached = ([*args[:6], *args[7:]] for args in launched[:2])  # without metadata
     assert through_triton[:3] == [2, 1, 1]
     for first, second in zip(through_triton, cached, strict=True):
         assert first is second or first == second
-    assert len(launched) == 4 and len(launch.KNOWN) == 1
+    assert len(launched) == 4
+    assert [key[2][1] for key in launch.KNOWN] == [16, 1], "the oldest goes"
+
+
+LAYERS = [("light", 0), ("base", 1), ("base", 3), ("MLA", 2)]
+SHAPES = [(2, 256, 25, 42), (2, 512, 13, 84), (32, 96, 7, 7), (1, 320, 56, 150)]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("variant", "depth"), LAYERS)
+def test_a_small_layer_compiles_to_the_same_kernels(variant, depth, last, launches):
+    """What the self-check runs; beside it, one layer of the middle and one at a stage's end."""
+    dtypes = (torch.float32,) * 9 if variant == "light" else (torch.float32,) * 3 + (None,) * 6
+    flags = dict(add_relu=True, has_history=variant == "light", is_mla=variant == "MLA")
+    passes = dispatch.passes_of("triton")
+    for shape in SHAPES:
+        form = proof.Form(
+            "triton", torch.device("meta"), torch.float16, last, torch.Size(shape), shape[1] // 32,
+            depth=depth, kernel_size=5, dtypes=dtypes, **flags,
+        )  # fmt: skip
+        small = self_check.shrink(form, passes)
+        assert small.shape.numel() < 2**19 and small.shape != form.shape
+        compiled = []
+        for some in (form, small):
+            launches.clear()
+            for is_last in (False, True):
+                inputs = self_check.draw(some, 0)
+                self_check.step(some, inputs, is_naive=False, is_last=is_last)
+            compiled.append(
+                {(kernel.__name__, str(specialised(kernel, args))) for kernel, _, args in launches}
+            )
+        assert compiled[0] == compiled[1]

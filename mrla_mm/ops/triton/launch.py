@@ -83,7 +83,8 @@ def launch(
     known = KNOWN.get(key)
     with torch.cuda.device_of(inputs[0]):
         try:
-            compiled = (known or kernel)[grid](*tensors, *sizes, *rest)
+            runner = (kernel if known is None else known)[grid]
+            compiled = runner(*tensors, *sizes, *rest)
         except Exception as error:  # whatever Triton, a compiler, a disk or a driver may raise
             raise KernelError(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
     if CAN_CACHE and compiled is not None:  # the interpreter and a known kernel return nothing
