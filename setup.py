@@ -12,6 +12,7 @@ url = os.environ.get("REPOSITORY_URL")
 if url:  # of a release: PyPI shows the README without the files beside it
     README = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{url}/raw/HEAD/", README)
     README = re.sub(r"(\]\()(?=docs/|[A-Z]+[.)])", rf"\1{url}/blob/HEAD/", README)
+SUFFIXES = "py", "sh", "yml", "md", "jpg", "safetensors"  # tools, configs and a trained detector
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mrla_mm/version.py").read_text())[1]
 
 # mrla_mm/.mim holds links to configs/ and tools/, so that `mrla_mm::` configs are found in a
@@ -25,7 +26,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
     py_modules=["mrla_doctor"],  # which imports where the package does not
-    package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in ("py", "sh", "yml")]},
+    package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in SUFFIXES]},
     python_requires=">=3.10",
     # Nothing is required: an environment with mmdet has what it needs, and pip must replace none of
     # it. mmcv-lite overwrites mmcv, mmpretrain OneDL's, opencv-python opencv-python-headless. An

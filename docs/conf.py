@@ -5,7 +5,7 @@ import importlib
 import re
 from pathlib import Path
 
-from docutils.nodes import SkipNode
+from docutils.nodes import SkipNode, Text, literal, literal_block
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import mrla_mm  # the stand-in operators must be in place before autodoc imports what imports mmdet
@@ -15,7 +15,13 @@ author = "the mrla_mm contributors"
 version = release = mrla_mm.__version__
 html_title = f"mrla_mm {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
 copybutton_exclude = ".linenos, .gp, .go"
 html_math_renderer = "mathml"  # which browsers show without a script from the network
 source_suffix = {".md": "markdown"}
@@ -40,11 +46,16 @@ python_maximum_signature_line_length = 100
 
 TOOLS = Path(__file__).parent.parent / "tools"
 BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
+MEMBER = "\n```{{eval-rst}}\n.. {0}:: {1}\n   :members:\n```\n"
+# What the parts of the package ask of each other.
+INTERNAL = {"changed_arguments", "remove_shortcut", "silent_arguments"}
 
 
-def reference_of(name):
-    """Return the reference of a module or a folder: what it exports, or its modules."""
+def reference_of(name, members=""):
+    """Return the reference of a folder or module: of members, what it exports or its modules."""
     module = importlib.import_module(name)
+    if members:
+        return "".join(reference_of_member(module, member) for member in members.split())
     if not hasattr(module, "__path__"):
         return BLOCK.format(name, "")
     owners = [getattr(each, "__module__", "") for each in vars(module).values()]
@@ -56,6 +67,12 @@ def reference_of(name):
     return text
 
 
+def reference_of_member(module, name):
+    """Return the reference of a class or a function of a module."""
+    kind = "autoclass" if isinstance(getattr(module, name), type) else "autofunction"
+    return MEMBER.format(kind, f"{module.__name__}.{name}")
+
+
 def built_later(folder):
     """Yield the reference of modules that are imported late and not exported."""
     for _, path, names in mrla_mm.BUILT_LATER:
@@ -65,11 +82,12 @@ def built_later(folder):
 
 
 def fill_in_reference(app, docname, source):
-    """Fill in what a page asks for: the reference of a folder or module, the table of tools."""
+    """Fill in what a page asks for: the reference of a module or its members, the tools."""
     text = source[0]
     if "<!-- tools -->" in text:
         text = text.replace("<!-- tools -->", table_of_tools())
-    source[0] = re.sub(r"<!-- reference: (\S+) -->", lambda found: reference_of(found[1]), text)
+    asked = r"<!-- reference: ([\w.]+)([\w ]*) -->"
+    source[0] = re.sub(asked, lambda found: reference_of(found[1], found[2]), text)
 
 
 def table_of_tools():
@@ -81,9 +99,19 @@ def table_of_tools():
     return "\n".join(rows)
 
 
-def skip_undocumented_fields(app, what, name, obj, skip, options):
-    """Leave out the docstrings that Python gives the fields of a named tuple."""
-    return skip or (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+def skip_internals(app, what, name, obj, skip, options):
+    """Leave out internal methods, and what Python says of the fields of a named tuple."""
+    is_field = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return skip or is_field or name.rpartition(".")[2] in INTERNAL
+
+
+def keep_errors_beside_means(app, doctree):
+    """Let no line break part "49.4 ± 0.7"."""
+    for text in list(doctree.findall(Text)):
+        if " ± " in text and not isinstance(text.parent, literal | literal_block):
+            text.parent.replace(
+                text, Text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
+            )
 
 
 def show_formula(self, node):
@@ -108,7 +136,8 @@ def setup(app):
     """Register what this file adds to Sphinx."""
     app.add_html_math_renderer("mathml", (show_formula, None), (show_formula, None))
     app.connect("source-read", fill_in_reference)
-    app.connect("autodoc-skip-member", skip_undocumented_fields)
+    app.connect("autodoc-skip-member", skip_internals)
+    app.connect("doctree-read", keep_errors_beside_means)
     app.connect(
         "autodoc-process-docstring", keep_formulas, priority=400
     )  # before Napoleon reads the sections

@@ -63,11 +63,15 @@ def load_model(
     """
     cfg = read_config(config, options or {})
     model = build_model(cfg)
-    meta = load_weights(model, checkpoint).meta
-    facts = meta.get("dataset_meta") or get_test_dataset(cfg).get("metainfo") or {}
-    classes = tuple(facts.get("classes") or facts.get("CLASSES") or ())
+    classes = class_names(load_weights(model, checkpoint).meta, cfg)
     name = f"{Path(cfg.filename).stem}, {Path(checkpoint).stem}"
     return LoadedModel(name, model.to(device or get_device()).eval(), cfg, classes)
+
+
+def class_names(meta: Mapping, cfg: Config) -> tuple[str, ...]:
+    """Return the classes that a checkpoint's `meta` names, or the config's test data set."""
+    facts = meta.get("dataset_meta") or get_test_dataset(cfg).get("metainfo") or {}
+    return tuple(facts.get("classes") or facts.get("CLASSES") or ())
 
 
 def build_model(cfg: Config) -> nn.Module:

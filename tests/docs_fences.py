@@ -30,8 +30,7 @@ def fences(language: str) -> list[Fence]:
         text = path.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
-            code = match[2].replace("%%writefile", "#", 1)  # of the tutorial's notebook
-            found.append(Fence(path.relative_to(ROOT).as_posix(), line, match[1], code))
+            found.append(Fence(path.relative_to(ROOT).as_posix(), line, match[1], match[2]))
     return [fence for fence in found if fence.language == language]
 
 

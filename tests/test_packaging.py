@@ -60,7 +60,7 @@ def test_twine_takes_the_distributions_and_the_source_carries_the_tests(wheel):
 def test_wheel_carries_every_module_config_and_tool(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     packed = [path for folder in ("configs", "tools") for path in (ROOT / folder).rglob("*.*")]
-    packed = [path.relative_to(ROOT) for path in packed if path.suffix in (".py", ".sh", ".yml")]
+    packed = [path.relative_to(ROOT) for path in packed if path.suffix != ".pyc"]
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
     modules = ["mrla_doctor.py", *(name for name in modules if "/.mim/" not in name)]
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}

@@ -2,26 +2,32 @@
 """Detect objects in images with mmdet's DetInferencer.
 
 The arguments are those of mmdet's image_demo.py. All weights of the model must be in the file.
+Without a config, it is the detector of blood cells that comes with this package.
 """
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 
 from mrla_mm import cli
 from mrla_mm.config import device_name, read_config
 from mrla_mm.errors import InputError
+from mrla_mm.inference import class_names
 from mrla_mm.weights import load_weights
-from mrla_mm.weights.files import read_checkpoint
+
+CELLS = Path(__file__).resolve().parents[1] / "configs/quickstart/blood_cells/blood_cells.py"
 
 
 def parse_args(argv):
     """Parse the command line."""
     kind = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
-    parser.add_argument("inputs", help="image file or URL, or folder of images")
-    parser.add_argument("model", help="config file, or package::name of a packed one")
-    parser.add_argument("--weights", required=True, help="checkpoint file or URL")
+    text = "image file or URL, or folder of images; by default one of blood cells"
+    parser.add_argument("inputs", nargs="?", default=str(CELLS.with_name("image.jpg")), help=text)
+    text = "config file, or package::name of a packed one"
+    parser.add_argument("model", nargs="?", default=str(CELLS), help=text)
+    parser.add_argument("--weights", help="checkpoint file or URL; needed with a config")
     parser.add_argument("--out-dir", default="outputs", help="folder for vis/ and preds/")
     device = dict(type=device_name, help="cpu, cuda, cuda:1, ...; a GPU if there is one")
     parser.add_argument("--device", **device)
@@ -32,7 +38,12 @@ def parse_args(argv):
     parser.add_argument("--no-save-pred", action="store_true", help="do not save the detections")
     parser.add_argument("--print-result", action="store_true", help="print the detections")
     parser.add_argument("--palette", default="none", help="coco, voc, citys, random or a colour")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.model == str(CELLS):
+        args.weights = args.weights or str(CELLS.with_suffix(".safetensors"))
+    if args.weights is None:
+        parser.error(f"--weights is needed: the checkpoint of {args.model}")
+    return args
 
 
 def main(argv=None):
@@ -44,9 +55,13 @@ def main(argv=None):
 
     weights, device, palette = (options.pop(key) for key in ("weights", "device", "palette"))
     cfg = read_config(options.pop("model"), {})
-    read_checkpoint(weights)  # says what is wrong with a file, where mmengine only fails
-    inferencer = DetInferencer(cfg, weights, device, palette=palette)
-    load_weights(inferencer.model, weights)  # mmengine leaves out keys that do not match
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it has no weights yet: its loading is not strict
+        inferencer = DetInferencer(cfg, None, device, palette=palette)
+    report = load_weights(inferencer.model, weights)
+    classes = class_names(report.meta, cfg)
+    if classes:
+        inferencer.model.dataset_meta["classes"] = classes
     found = inferencer(**options)["predictions"]
     print(f"{len(found)} images; results are in {options['out_dir']}")
 

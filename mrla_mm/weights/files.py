@@ -2,6 +2,8 @@
 
 import argparse
 import hashlib
+import json
+import math
 import re
 from collections.abc import Mapping
 from http.client import HTTPException
@@ -33,6 +35,18 @@ CATALOGUES = {  # mmengine's schemes for tables of URLs
 NAMED_DIGEST = re.compile(r"-(?=\d*[a-f])([0-9a-f]{8,64})\.[a-z]+$")
 PICKLE = b"\x80"  # how torch.save began files before torch 1.6
 SAFETENSORS = ".safetensors"
+SAFETENSORS_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 TRAIN_ALL = "frozen_stages=-1, norm_eval=False"  # where a backbone has these options
 
 
@@ -110,13 +124,9 @@ def read_file(path: Path) -> Mapping:
     check_file(path)
     try:
         if path.suffix == SAFETENSORS:
-            from safetensors.torch import load_file
-
-            loaded = load_file(path)
+            loaded = read_safetensors(path)
         else:
             loaded = load_weights_only(path, [argparse.Namespace])  # DeiT's training saves one
-    except ImportError:  # of safetensors
-        raise
     except Exception as error:  # a broken file can make the unpickler raise anything
         called = re.search(r"(?:GLOBAL|function|class|attribute) '?([\w.]+)", str(error))
         if called is None:
@@ -129,3 +139,24 @@ def read_file(path: Path) -> Mapping:
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")
     return loaded
+
+
+def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file: the length of a JSON header in eight bytes, header, tensors."""
+    content = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, about in header.items():
+        dtype, shape = SAFETENSORS_DTYPES[about["dtype"]], about["shape"]
+        first, end = about["data_offsets"]
+        count = math.prod(shape)
+        if end - first != count * dtype.itemsize:
+            raise ValueError(f"{name} has {end - first} bytes for the shape {shape}")
+        tensor = torch.empty(0, dtype=dtype)
+        if count:
+            part = content[begin + first : begin + end]  # a copy, aligned for its dtype
+            tensor = torch.frombuffer(part, dtype=dtype, count=count)
+        tensors[name] = tensor.reshape(shape)
+    return tensors
