@@ -46,7 +46,7 @@ python_maximum_signature_line_length = 100
 
 TOOLS = Path(__file__).parent.parent / "tools"
 BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
-MEMBER = "\n```{{eval-rst}}\n.. {0}:: {1}\n   :members:\n```\n"
+MEMBER = "\n```{{eval-rst}}\n.. {0}:: {1}\n{2}```\n"
 # What the parts of the package ask of each other.
 INTERNAL = {"changed_arguments", "remove_shortcut", "silent_arguments"}
 
@@ -69,8 +69,10 @@ def reference_of(name, members=""):
 
 def reference_of_member(module, name):
     """Return the reference of a class or a function of a module."""
-    kind = "autoclass" if isinstance(getattr(module, name), type) else "autofunction"
-    return MEMBER.format(kind, f"{module.__name__}.{name}")
+    path = f"{module.__name__}.{name}"
+    if isinstance(getattr(module, name), type):
+        return MEMBER.format("autoclass", path, "   :members:\n")
+    return MEMBER.format("autofunction", path, "")
 
 
 def built_later(folder):
