@@ -1,6 +1,7 @@
 """What every layer-attention variant shares: its projections, its heads and its contract."""
 
 import math
+from functools import cache
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from mrla_mm.ops import global_average, split_heads, without_autocast
 
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -183,13 +185,20 @@ def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
     return projected.to(pooled.dtype)
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks, of its own or of all modules, or a replaced forward."""
-    own = module.__dict__
-    if own["_forward_pre_hooks"] or own["_forward_hooks"] or "forward" in own:
-        return True
-    if own["_backward_pre_hooks"] or own["_backward_hooks"]:
-        return True
-    if nn_module._global_forward_pre_hooks or nn_module._global_forward_hooks:
-        return True
-    return bool(nn_module._global_backward_pre_hooks or nn_module._global_backward_hooks)
+def is_patched(module: nn.Module) -> bool:
+    """Whether an instance runs other code than its class.
+
+    That is: it has hooks, its own or those of all modules, or attributes in place of methods.
+    """
+    own = vars(module)
+    return (
+        not methods_of(type(module)).isdisjoint(own)
+        or any(own[hooks] for hooks in HOOKS)
+        or any(getattr(nn_module, f"_global{hooks}") for hooks in HOOKS)
+    )
+
+
+@cache
+def methods_of(kind: type) -> frozenset[str]:
+    """Names of all that can be called in a class."""
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))

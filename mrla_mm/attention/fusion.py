@@ -10,13 +10,14 @@ class builds; a subclass may compute anything else, and so may a convolution tha
 changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mrla_mm.attention.base import Attended, LayerAttention, Memory, has_hooks
+from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import (
@@ -27,6 +28,7 @@ from mrla_mm.ops import (
     light_fused,
     mla_fused,
 )
+from mrla_mm.torch_support import is_autocast_enabled
 
 
 class Fusion(NamedTuple):
@@ -38,12 +40,32 @@ class Fusion(NamedTuple):
     run: Callable[..., Attended] | None = None
 
 
+class FusedCall(NamedTuple):
+    """What a variant's fused path is called with, beside the attention itself.
+
+    Attributes:
+        path: of `mrla_mm.ops`.
+        c: x or, with add_relu, the block's output before the sum (B, C, H, W).
+        shortcut: map (B, C, H, W) or None; with add_relu, what the sum adds.
+        memory: what the earlier layers of the stage left.
+        add_relu: x is relu(c + shortcut).
+        norm: norm and drop path of the branch, to be fused with the residual: return x + keep
+            norm(o), else o.
+    """
+
+    path: str
+    c: Tensor
+    shortcut: Tensor | None
+    memory: Memory
+    add_relu: bool = False
+    norm: FrozenNorm | None = None
+
+
 class FusedVariant(NamedTuple):
     """A variant's fused path.
 
     Attributes:
-        run: called with (attention, path, c, shortcut, memory, add_relu=False, norm=None), returns
-            out and the new memory; see `mrla_mm.ops.light` for what each means.
+        run: called with the attention and a `FusedCall`, returns out and the new memory.
         obstacle: returns why an instance has no fused path, or an empty string.
         supports_branch: whether the norm and residual behind an instance can be fused too.
     """
@@ -53,62 +75,60 @@ class FusedVariant(NamedTuple):
     supports_branch: Callable[[LayerAttention], bool] = lambda attention: True
 
 
-def run_light(
-    attention: MRLALight,
-    path: str,
-    c: Tensor,
-    shortcut: Tensor | None,
-    memory: Memory,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> Attended:
-    """Run MRLA-light fused; the arguments are those of `FusedVariant.run`."""
-    history = attention.history(shortcut, memory)
+def run_light(attention: MRLALight, call: FusedCall) -> Attended:
+    """Run MRLA-light fused."""
+    history = attention.history(call.shortcut, call.memory)
     weights = Weights(
         query=attention.query.weight if attention.gated else None,
         key=attention.key.weight if attention.gated else None,
         value=None if attention.value is None else attention.value.weight,
         history_scale=attention.history_scale,
     )
-    options = dict(heads=attention.heads, has_history=history is not None)
-    source = shortcut if add_relu else history
-    out = light_fused(path, c, source, weights, add_relu=add_relu, norm=norm, **options)
+    out = light_fused(
+        call.path,
+        call.c,
+        call.shortcut if call.add_relu else history,
+        weights,
+        heads=attention.heads,
+        has_history=history is not None,
+        add_relu=call.add_relu,
+        norm=call.norm,
+    )
     return out, attention.memory(out)
 
 
-def run_base(
-    attention: MRLABase,
-    path: str,
-    c: Tensor,
-    shortcut: Tensor | None,
-    memory: Memory,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> Attended:
-    """Run MRLA-base fused; the arguments are those of `FusedVariant.run`."""
-    keys, *values = memory or (None,)
-    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
-    out, keys, values = base_fused(path, c, shortcut, weights, (keys, values), **options)
+def run_base(attention: MRLABase, call: FusedCall) -> Attended:
+    """Run MRLA-base fused."""
+    keys, *values = call.memory or (None,)
+    out, keys, values = run_softmax(base_fused, attention, call, (keys, values))
     return out, (keys, *values)
 
 
-def run_mla(
-    attention: MLA,
-    path: str,
-    c: Tensor,
-    shortcut: Tensor | None,
-    memory: Memory,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> Attended:
-    """Run MLA fused; the arguments are those of `FusedVariant.run`."""
-    averages, *values = memory or (None,)
-    keys = attention.project_keys(averages).flatten(2) if memory else None
-    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=add_relu, norm=norm)
-    out, average, values = mla_fused(path, c, shortcut, weights, (keys, values), **options)
-    return out, (attention.averages(average, memory), *values)
+def run_mla(attention: MLA, call: FusedCall) -> Attended:
+    """Run MLA fused."""
+    averages, *values = call.memory or (None,)
+    keys = attention.project_keys(averages).flatten(2) if call.memory else None
+    out, average, values = run_softmax(mla_fused, attention, call, (keys, values))
+    return out, (attention.averages(average, call.memory), *values)
+
+
+def run_softmax(
+    function: Callable[..., tuple],
+    attention: MRLABase | MLA,
+    call: FusedCall,
+    earlier: tuple[Tensor | None, Sequence[Tensor]],
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Call `base_fused` or `mla_fused`, which has what `earlier` and the results are."""
+    return function(
+        call.path,
+        call.c,
+        call.shortcut,
+        Weights(attention.query.weight, attention.key.weight, attention.value.weight),
+        earlier,
+        heads=attention.heads,
+        add_relu=call.add_relu,
+        norm=call.norm,
+    )
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -138,7 +158,6 @@ FUSED = {
 def choose_fusion(
     branch: nn.Module,
     x: Tensor,
-    *,
     shortcut: Tensor | None = None,
     relu: nn.Module | None = None,
 ) -> Fusion:
@@ -147,7 +166,7 @@ def choose_fusion(
     Args:
         branch: module with `attention`, `norm` and `drop_path`.
         x: map (B, C, H, W) that enters the attention or, with relu, the sum before it.
-        shortcut: what the sum adds, where there is a relu.
+        shortcut: the branch's shortcut; where there is a relu, what the sum adds.
         relu: activation between the sum and the attention, to be fused too.
 
     Raises:
@@ -162,11 +181,13 @@ def choose_fusion(
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
-    if obstacle := why_not_branch(branch, variant):
+    if obstacle := why_not_maps(attention, x, shortcut):
+        return Fusion("nothing", "naive", obstacle)
+    if obstacle := why_not_branch(branch, variant, x):
         return Fusion("attention", path, obstacle, variant.run)
     if relu is None:
         return Fusion("branch", path, "no sum and ReLU come before it", variant.run)
-    if type(relu) is not nn.ReLU or has_hooks(relu) or has_hooks(branch):
+    if type(relu) is not nn.ReLU or is_patched(relu) or is_patched(branch):
         return Fusion("branch", path, "the ReLU or the branch was changed or hooked", variant.run)
     if x.dtype != shortcut.dtype:
         return Fusion("branch", path, "the sum is of two dtypes", variant.run)
@@ -175,14 +196,14 @@ def choose_fusion(
 
 def why_not_as_built(attention: LayerAttention) -> str:
     """Return what of an attention is not exactly what its class builds, or an empty string."""
-    if has_hooks(attention):
-        return "the attention has a hook, or its forward was replaced"
+    if is_patched(attention):
+        return "the attention has a hook, or a method was replaced"
     for name in ("query", "key", "value"):
         part = getattr(attention, name, None)
         if part is None:
             continue
-        if has_hooks(part):
-            return f"{name} has a hook, or its forward was replaced"
+        if is_patched(part):
+            return f"{name} has a hook, or a method was replaced"
         if not (is_depthwise(part) or is_projection(part)):
             return f"{name} was replaced or changed"
     query, key = getattr(attention, "query", None), getattr(attention, "key", None)
@@ -214,18 +235,37 @@ def is_projection(part: nn.Module) -> bool:
     )
 
 
-def why_not_branch(branch: nn.Module, variant: FusedVariant) -> str:
+def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) -> str:
+    """Return why plain PyTorch computes something else with these maps, or an empty string.
+
+    It broadcasts a shortcut of another shape, and refuses a map of another precision than the
+    weights of the value's convolution, unless autocast converts both.
+    """
+    if shortcut is not None and shortcut.shape != x.shape:
+        return "the shortcut has another shape than the map"
+    value = attention.value
+    if value is None or value.weight.dtype == x.dtype:
+        return ""
+    is_double = torch.float64 in (value.weight.dtype, x.dtype)  # which autocast leaves alone
+    if is_double or not is_autocast_enabled(x.device.type):
+        return f"the value's weight is in {value.weight.dtype}, the map in {x.dtype}"
+    return ""
+
+
+def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
     if not is_frozen_bn(branch.norm):
         return "the norm is not a BatchNorm2d with frozen statistics"
+    if (branch.norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):
+        return "the norm is in another precision than the map"
     if branch.activation is not None:
         return "an activation follows the norm"
     if not variant.supports_branch(branch.attention):
         return "the attention's output is needed as its memory"
     if type(branch.drop_path) not in (DropPath, nn.Identity):
         return "drop path was replaced by another module"
-    if has_hooks(branch.norm) or has_hooks(branch.drop_path):
-        return "norm or drop path has a hook, or its forward was replaced"
+    if is_patched(branch.norm) or is_patched(branch.drop_path):
+        return "norm or drop path has a hook, or a method was replaced"
     return ""
 
 

@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.attention.fusion import Fusion, choose_fusion
+from mrla_mm.attention.fusion import FusedCall, Fusion, choose_fusion
 from mrla_mm.errors import InputError
 from mrla_mm.ops import FrozenNorm
 
@@ -102,10 +102,11 @@ class LayerAttentionResidual(BaseModule):
         Shapes:
             x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
-        fusion = choose_fusion(self, x)
+        fusion = choose_fusion(self, x, shortcut)
         if fusion.extent == "branch":
             norm = self.frozen_norm(x, keep)
-            y, memory = fusion.run(self.attention, fusion.path, x, shortcut, memory, norm=norm)
+            call = FusedCall(fusion.path, x, shortcut, memory, norm=norm)
+            y, memory = fusion.run(self.attention, call)
             return (y, *memory)
         out, memory = self.attend(fusion, x, shortcut, memory)
         branch = self.activate(self.norm(out))
@@ -120,13 +121,12 @@ class LayerAttentionResidual(BaseModule):
         Shapes:
             c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
-        fusion = choose_fusion(self, c, shortcut=shortcut, relu=relu)
+        fusion = choose_fusion(self, c, shortcut, relu)
         if fusion.extent != "all":
             return self(relu(c + shortcut), shortcut, *memory)
         norm = self.frozen_norm(c)
-        y, memory = fusion.run(
-            self.attention, fusion.path, c, shortcut, memory, add_relu=True, norm=norm
-        )
+        call = FusedCall(fusion.path, c, shortcut, memory, add_relu=True, norm=norm)
+        y, memory = fusion.run(self.attention, call)
         return (y, *memory)
 
     def attend(
@@ -134,7 +134,7 @@ class LayerAttentionResidual(BaseModule):
     ) -> Attended:
         """Run the attention alone, fused or as its class is written."""
         if fusion.extent != "nothing":
-            return fusion.run(self.attention, fusion.path, x, shortcut, memory)
+            return fusion.run(self.attention, FusedCall(fusion.path, x, shortcut, memory))
         out, memory = self.attention(x, shortcut, memory)
         tensors = Tensor | fx.Proxy  # with which torch.fx traces
         if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):

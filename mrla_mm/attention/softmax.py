@@ -4,7 +4,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import Attended, LayerAttention, Memory, has_hooks
+from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
 from mrla_mm.ops import global_average, softmax_scores, weighted_sum
 
 # torch.fx calls these as a whole: they depend on the precision or loop over layers
@@ -70,9 +70,10 @@ class MLA(LayerAttention):
     def value_is_linear(self) -> bool:
         """Whether f_V is linear in each channel: what our class builds, and without a GELU."""
         overridden = type(self).project_value is not LayerAttention.project_value
-        if overridden or "project_value" in self.__dict__ or self.value_gelu:
+        if overridden or is_patched(self) or self.value_gelu:
             return False
         value = self.value
         if value is None:
             return True
-        return type(value) is nn.Conv2d and value.groups == self.channels and not has_hooks(value)
+        is_depthwise = type(value) is nn.Conv2d and value.groups == self.channels
+        return is_depthwise and not is_patched(value)

@@ -80,7 +80,7 @@ class TokenAttentionResidual(LayerAttentionResidual):
         history = None
         if self.history_norm is not None:
             history = to_map(self.history_norm(shortcut[:, extra:]), grid)
-        out, memory = self.attend(choose_fusion(self, patches), patches, history, memory)
+        out, memory = self.attend(choose_fusion(self, patches, history), patches, history, memory)
         branch = to_tokens(self.activate(out))
         if extra:
             branch = torch.cat([normed[:, :extra], branch], dim=1)

@@ -9,7 +9,7 @@ from those of s W and t (You et al., Efficient ConvBN Blocks for Transfer Learni
 import torch
 from torch import Tensor, nn
 
-from mrla_mm.attention.fusion import has_hooks, is_frozen_bn
+from mrla_mm.attention.fusion import is_frozen_bn, is_patched
 from mrla_mm.ops import choose_path, frozen_bn_affine, why_not_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
@@ -64,14 +64,14 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
     (rows, columns), (batch, _, height, width) = conv.stride, x.shape
     numel = conv.out_channels * batch * (height // rows) * (width // columns)
     minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
-    if numel < max(minimum, conv.weight.numel()) or has_hooks(conv) or has_hooks(norm):
+    if numel < max(minimum, conv.weight.numel()) or is_patched(conv) or is_patched(norm):
         return False
     return is_frozen_bn(norm) and choose_path(x).path != "naive"
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:
     """Run a shortcut's projection with its norm folded: (B, C', H', W') -> (B, C, H, W)."""
-    if type(downsample) is not nn.Sequential or len(downsample) < 2 or has_hooks(downsample):
+    if type(downsample) is not nn.Sequential or len(downsample) < 2 or is_patched(downsample):
         return downsample(x)
     *before, conv, norm = downsample
     for module in before:

@@ -7,10 +7,9 @@ from torch import Tensor, nn
 
 from mrla_mm.attention import MRLALight
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.attention.fusion import FUSED, FusedVariant, light_obstacle, run_light
+from mrla_mm.attention.fusion import FUSED, FusedCall, FusedVariant, light_obstacle, run_light
 from mrla_mm.comparators.dia import SharedCell, cell_gates, shared_weights
 from mrla_mm.errors import InputError
-from mrla_mm.ops import FrozenNorm
 
 
 @MODELS.register_module()
@@ -82,19 +81,12 @@ def update_state(
     return cell.sigmoid(), cell
 
 
-def run_dla(
-    attention: DLALight,
-    path: str,
-    c: Tensor,
-    shortcut: Tensor | None,
-    memory: Memory,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> Attended:
-    """Run DLA-light, all but the refresh fused; the arguments are those of `FusedVariant.run`."""
-    x = (c + shortcut).relu() if add_relu else c
-    refreshed, memory = attention.refresh(x, shortcut, memory)
-    return run_light(attention, path, x, refreshed, (), norm=norm)[0], memory
+def run_dla(attention: DLALight, call: FusedCall) -> Attended:
+    """Run DLA-light, all but the refresh fused."""
+    x = (call.c + call.shortcut).relu() if call.add_relu else call.c
+    refreshed, memory = attention.refresh(x, call.shortcut, call.memory)
+    out, _ = run_light(attention, FusedCall(call.path, x, refreshed, (), norm=call.norm))
+    return out, memory
 
 
 FUSED[DLALight] = FusedVariant(run_dla, light_obstacle)

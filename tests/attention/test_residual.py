@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from mrla_mm.attention import (
     TokenAttentionResidual,
     choose_fusion,
 )
+from mrla_mm.attention.softmax import MLA as MLAClass
 from mrla_mm.attention.softmax import MRLABase
 from mrla_mm.errors import InputError
+from mrla_mm.ops import softmax_scores, weighted_sum
 
 from ..backbones.common import OwnAttention
 from .stages import assert_same
@@ -28,6 +31,7 @@ VARIANTS = {
     "light, last output": dict(LIGHT, previous="output"),
     "light, depthwise alone": dict(LIGHT, previous="none", gated=False),
     "light, linear": dict(LIGHT, projection="linear"),
+    "light, identity value": dict(LIGHT, value="identity"),
     "light, GELU": dict(LIGHT, value="dwconv_gelu"),
     "base": BASE,
     "base, identity value": dict(BASE, value="identity"),
@@ -239,6 +243,54 @@ def test_mla_runs_so_many_convolutions_in_its_third_layer(value, convolutions, m
     assert calls.count(stage[2].attention.value) == convolutions
 
 
+def square_value(mla):
+    mla.project_value = partial(lambda original, x: original(x) ** 2, mla.project_value)
+
+
+class SquaredMLA(MLAClass):
+    """A user's variant whose f_V is not linear."""
+
+    def project_value(self, x):
+        return super().project_value(x) ** 2
+
+
+class SquaredConv2d(nn.Conv2d):
+    """A convolution whose class only looks linear."""
+
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+def mix_heads(mla):
+    mla.value = nn.Conv2d(12, 12, 3, padding=1, groups=2).double()
+
+
+def hook_value(mla):
+    mla.value.register_forward_hook(lambda module, given, out: out**2)
+
+
+NOT_LINEAR = {
+    "overridden": lambda mla: setattr(mla, "__class__", SquaredMLA),
+    "replaced on the instance": square_value,
+    "mixing heads": mix_heads,
+    "another convolution": lambda mla: setattr(mla.value, "__class__", SquaredConv2d),
+    "hook": hook_value,
+    "GELU": lambda mla: setattr(mla, "value_gelu", True),
+}
+
+
+@pytest.mark.parametrize("change", NOT_LINEAR)
+def test_mla_projects_each_map_by_a_value_that_is_not_linear(change):
+    mla = make_stage("MLA", depth=1)[0].attention
+    NOT_LINEAR[change](mla)
+    maps = [draw_map() for _ in range(3)]
+    memory = torch.stack([x.mean((2, 3)) for x in maps[:2]], 1), *maps[:2]
+    out, (averages, *_) = mla(maps[2], None, memory)
+    scores = softmax_scores(mla.project_query(averages[:, 2]), mla.project_keys(averages).unbind(1))
+    expected = weighted_sum(scores, [mla.project_value(x) for x in maps])
+    torch.testing.assert_close(out, expected)
+
+
 class SquaredBase(MRLABase):
     """A user's variant that overrides a part."""
 
@@ -305,6 +357,11 @@ def enlarge_key(attention):
     attention.key = nn.Conv1d(1, 1, 7, padding=3, bias=False).double()
 
 
+def pad_query_in_a_circle(attention):
+    query = nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular", bias=False)
+    attention.query = query.double()
+
+
 def wrap_query(attention):
     attention.query = nn.Sequential(attention.query, nn.Tanh())
 
@@ -325,7 +382,16 @@ CHANGES = {
     "enlarge": replace_value(size=5, padding=2),
     "mix channels": replace_value(groups=6),
 }
-IN_PLACE = (dilate, add_bias, bias_query, dilate_key, enlarge_key, wrap_query, double_value)
+IN_PLACE = (
+    dilate,
+    add_bias,
+    bias_query,
+    dilate_key,
+    enlarge_key,
+    pad_query_in_a_circle,
+    wrap_query,
+    double_value,
+)
 CHANGES |= {change.__name__: change for change in IN_PLACE}
 
 
@@ -340,6 +406,70 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     expected = gradients(stage, "naive", monkeypatch)
     assert not torch.allclose(expected["out"], before)
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
+
+
+METHODS = {
+    "project_value": lambda original, x: 3 * original(x),
+    "query_and_key": lambda original, x: [2 * part for part in original(x)],
+    "project_query": lambda original, pooled: original(pooled) + 1,
+    "value._conv_forward": lambda original, *given: 3 * original(*given),
+}
+
+
+@pytest.mark.parametrize("variant", ["light", "base", "MLA"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_that_is_patched_on_an_instance_runs(variant, method, monkeypatch):
+    if (variant, method) == ("MLA", "query_and_key"):
+        pytest.skip("MLA does not call it")
+    stage, outputs = make_stage(variant), []
+    x, shortcut = draw_map(), draw_map()
+    before = run(stage, x, shortcut)
+    part, _, name = method.rpartition(".")
+    for branch in stage:
+        owner = branch.attention.get_submodule(part)
+        setattr(owner, name, partial(METHODS[method], getattr(owner, name)))
+    for path in ("naive", "fused"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        outputs.append(run(stage, x, shortcut))
+    torch.testing.assert_close(*outputs)
+    assert not torch.allclose(before, outputs[0])
+
+
+def test_an_activation_that_is_set_later_runs():
+    branch, x = make_stage(depth=1)[0], draw_map()
+    branch.activation = nn.Sigmoid()
+    assert extent(branch) == "attention"
+    torch.testing.assert_close(
+        branch(x, x)[0], x + branch.norm(branch.attention(x, x)[0]).sigmoid()
+    )
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 6)])
+def test_a_shortcut_of_another_shape_is_one_to_all_paths(grid, monkeypatch):
+    """What plain PyTorch makes of it: it broadcasts."""
+    branch, outputs = make_stage(depth=1)[0], []
+    x, shortcut = draw_map(), torch.randn(2, 12, *grid).double()
+    for path in ("naive", "fused"):
+        monkeypatch.setenv("MRLA_OPS", path)
+        outputs.append((branch(x, shortcut), branch.forward_add_relu(x, shortcut, nn.ReLU())))
+    torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("variant", ["light", "base", "light, identity value"])
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_a_map_of_double_precision_needs_such_weights(path, variant, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", path)
+    x, branch = draw_map(), make_stage(variant, depth=1)[0].float()
+    with pytest.raises(RuntimeError, match="(?i)type"):
+        branch(x, x)
+
+
+def test_autocast_takes_maps_of_half_precision_to_single_weights():
+    branch, x = make_stage(depth=1)[0].float(), draw_map().bfloat16()
+    assert choose_fusion(branch, x).extent == "nothing"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert choose_fusion(branch, x).extent == "branch"
+        assert branch(x, x)[0].dtype == torch.bfloat16
 
 
 def test_a_value_that_somebody_else_adds_to_keeps_its_gradient(monkeypatch):

@@ -170,18 +170,72 @@ def test_nan_is_not_hidden(path):
         pytest.param("triton", torch.float16, marks=needs_triton),
     ],
 )
-def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path):
-    """A branch worth 1/100 of x, whose weights a centre weight of 1 would swallow."""
-    tensors = draw((2, 8, 6, 5), "branch", gated=False, history=False, keep=False)
+@pytest.mark.parametrize("depth", [0, 3])
+def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path, depth):
+    """A branch worth 1/100 of x, whose weights a centre weight of 1 would swallow.
+
+    With a depth it is base, whose values must not be added to x one by one.
+    """
+    gated = bool(depth)
+    tensors = draw((2, 8, 6, 5), "branch", depth=depth, gated=gated, history=False, keep=False)
     tensors |= dict.fromkeys(("bias", "mean"), torch.zeros(8).double())
     tensors |= dict(weight=torch.full((8,), 3e-3).double(), variance=torch.full((8,), 0.9).double())
-    tensors["c"] = tensors["c"].to(dtype).double()
-    exact = light(tensors, "branch", "naive", history=False)
+    maps = ["c", *(name for name in tensors if name.startswith("values"))]
+    tensors |= {name: tensors[name].to(dtype).double() for name in maps}
+
+    def output(t, path):
+        return base(t, "branch", path)[0] if depth else light(t, "branch", path, history=False)
+
+    exact = output(tensors, "naive")
     given = {name: t.float().to(DEVICE) for name, t in tensors.items()}
-    given["c"] = given["c"].to(dtype)
-    y = light(given, "branch", path, history=False).double().cpu()
+    given |= {name: given[name].to(dtype) for name in maps}
+    y = output(given, path).double().cpu()
     rounded = exact.to(dtype).double()
     assert (y - rounded).norm() < 0.5 * (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_over_half_precision_maps_do_not_overflow(path):
+    """Products of 300 and 300 leave float16; of both the norm's scale and lambda need the sum."""
+    tensors = draw((2, 8, 6, 5), "branch", gated=False, value=False, keep=False)
+    tensors |= {name: 300 * tensors[name].sign() for name in ("c", "shortcut")}
+    gradients = []
+    for way, dtype in (("naive", torch.float64), (path, torch.float16)):
+        leaves = {}
+        for name, t in tensors.items():
+            is_single = dtype == torch.float16 and name not in ("c", "shortcut")
+            leaf = t.to(DEVICE, torch.float32 if is_single else dtype)
+            leaves[name] = leaf.detach().requires_grad_(name not in CONSTANT)
+        out = light(leaves, "branch", way)
+        out.backward(torch.full_like(out, 300))
+        gradients.append([leaves[name].grad.double() for name in ("weight", "history_scale")])
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1)
+
+
+@pytest.mark.parametrize("path", PATHS[1:])
+def test_values_of_a_deep_stage_that_cancel(path):
+    """The kernels take eight values a launch, whose sum is far larger than that of all ten."""
+    tensors = draw((1, 8, 4, 5), "attention", depth=9, history=False)
+    tensors["query"] = torch.zeros(1, 1, 5).double()  # so the values have one score
+    for s in range(9):
+        tensors[f"values{s}"] += 1000 if s < 8 else -8000
+
+    def output(t, path):
+        return base(t, "attention", path)[0]
+
+    assert_same(output, tensors, path=path, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_gradient_of_keys_that_is_not_contiguous(path):
+    tensors = draw((2, 12, 3, 4), "branch", depth=2, history=False)
+
+    def joined(t, path):
+        out, keys, _ = base(t, "branch", path)
+        ramp = torch.arange(keys[0].numel()).to(keys).view(12, 3)
+        return out + (keys.mT * ramp).sum((1, 2))[:, None, None, None].to(out.dtype)
+
+    assert_same(joined, tensors, path=path, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("path", PATHS)
