@@ -48,7 +48,13 @@ def build_runner(cfg: Config, *phases: str) -> Runner:
         wrapper.update(find_unused_parameters=cfg.get("find_unused_parameters", False))
         wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
         cfg.model_wrapper_cfg = wrapper
+    try:
+        Path(cfg.work_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--work-dir {cfg.work_dir}: {error}: give another folder") from error
     runner = RUNNERS.build(cfg)
+    for line in cfg.get("unread_options", ()):  # again, where it is not above hundreds of lines
+        runner.logger.warning(line)
     check_data(runner, *phases)
     return runner
 
@@ -59,15 +65,18 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     These two end it with one line on stderr; anything else keeps its traceback.
     """
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
+    code = 0
     try:
         main(argv)
-        code = 0
     except InputError as error:  # a data loading worker wraps the message into its traceback
-        code, message = 2, f"error: {str(error).rpartition('InputError: ')[2].strip()}"
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:  # of the work directory
-        code, message = 2, f"error: {error}"
+        code = 2
+        message = f"error: {str(error).rpartition('InputError: ')[2].strip()}"
+    except PermissionError as error:
+        code = 2
+        message = f"error: {error}"
     except KeyboardInterrupt as stop:
-        code, message = 130, f"interrupted: {stop}".removesuffix(": ")
+        code = 130
+        message = f"interrupted: {stop}".removesuffix(": ")
     if code:
         print(message, file=sys.stderr, flush=True)  # noqa: T201
     elif torch.distributed.is_initialized():

@@ -19,9 +19,22 @@ READ = """activation_checkpointing auto_scale_lr check_data custom_imports find_
 TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
 
 
+class OptionAction(DictAction):
+    """mmengine's DictAction, but that a text keeps its spaces."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        """Add options to the namespace."""
+        super().__call__(parser, namespace, values, option_string)
+        options = getattr(namespace, self.dest)
+        for option in values:
+            key, _, text = option.partition("=")
+            if key == "data_root" or isinstance(options[key], str):
+                options[key] = text.strip("'\"")
+
+
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
     """Add --cfg-options."""
-    options = dict(nargs="+", action=DictAction, default={}, metavar="KEY=VALUE")
+    options = dict(nargs="+", action=OptionAction, default={}, metavar="KEY=VALUE")
     purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
     parser.add_argument("--cfg-options", **options, help=purpose)
 
@@ -37,20 +50,25 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
     `data_root` moves every data set and evaluator. An override of a key that the config does not
-    have is applied with a warning, since possibly nothing reads it. Raises InputError if there is
-    no such config, or `data_root` would not reach every data set.
+    have is applied with a warning, since possibly nothing reads it; `unread_options` of the config
+    has these warnings, for the log. Raises InputError if there is no such config, or `data_root`
+    would not reach every data set.
     """
     path = find_config(name)
-    if path.suffix not in (".py", ".json", ".yaml", ".yml"):
+    if path.suffix in (".yaml", ".yml"):  # by tags such as !!python/object/apply
+        raise InputError(f"config {name}: mmengine executes what YAML holds: write .py or .json")
+    if path.suffix not in (".py", ".json"):
         raise InputError(f"{name} is not a config; the config comes first, then the checkpoint")
     cfg = Config.fromfile(path)
     options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, str(options.pop("data_root")))
-    for option in options:
-        if line := unknown_key(cfg, option):
-            warnings.warn(line, stacklevel=2)
+    unread = [line for line in (unknown_key(cfg, option) for option in options) if line]
+    for line in unread:
+        warnings.warn(line, stacklevel=2)
     cfg.merge_from_dict(options)
+    if unread:
+        cfg.unread_options = unread
     return cfg
 
 

@@ -147,3 +147,19 @@ def test_a_config_with_python_imports(tmp_path):
         cfg, _ = read(tmp_path / f"{name}.py")
         found = branches(backbone_of(cfg))
         assert [type(branch.attention) for branch in found] == [variant] * depth
+
+
+@pytest.mark.parametrize("suffix", ["yaml", "yml"])
+def test_yaml_which_mmengine_executes_is_refused(suffix, tmp_path):
+    victim, path = tmp_path / "created", tmp_path / f"evil.{suffix}"
+    path.write_text(f"model: !!python/object/apply:os.makedirs ['{victim}', 511, true]")
+    with pytest.raises(InputError, match="YAML"):
+        read_config(str(path), {})
+    assert not victim.exists()
+    Config.fromfile(path)
+    assert victim.exists(), "the config is harmless: the case tests nothing"
+
+
+def test_json_is_read(tmp_path):
+    (tmp_path / "own.json").write_text('{"model": {"type": "RetinaNet"}}')
+    assert read_config(str(tmp_path / "own.json"), {}).model.type == "RetinaNet"

@@ -10,10 +10,12 @@ import sys
 import warnings
 from pathlib import Path
 
+import cv2
+
 from mrla_mm import cli
 from mrla_mm.config import device_name, read_config
 from mrla_mm.errors import InputError
-from mrla_mm.inference import class_names
+from mrla_mm.inference import IMAGE_SUFFIXES, class_names
 from mrla_mm.weights import load_weights
 
 CELLS = Path(__file__).resolve().parents[1] / "configs/quickstart/blood_cells/blood_cells.py"
@@ -46,14 +48,25 @@ def parse_args(argv):
     return args
 
 
+def check_images(source):
+    """Raise InputError unless each image can be decoded; OpenCV's error has no name in it."""
+    if not source.exists():
+        raise InputError(f"there is no image or folder {source}")
+    for path in sorted(source.iterdir()) if source.is_dir() else [source]:
+        if path.suffix.lower() in IMAGE_SUFFIXES and not cv2.haveImageReader(str(path)):
+            raise InputError(f"image {path} is empty or cannot be decoded: replace it")
+
+
 def main(argv=None):
     """Run the detector over the inputs."""
     options = vars(parse_args(argv))
-    if "://" not in options["inputs"] and not Path(options["inputs"]).exists():
-        raise InputError(f"there is no image or folder {options['inputs']}")
+    if "://" not in options["inputs"]:
+        check_images(Path(options["inputs"]))
     from mmdet.apis import DetInferencer
 
-    weights, device, palette = (options.pop(key) for key in ("weights", "device", "palette"))
+    weights = options.pop("weights")
+    device = options.pop("device")
+    palette = options.pop("palette")
     cfg = read_config(options.pop("model"), {})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it has no weights yet: its loading is not strict

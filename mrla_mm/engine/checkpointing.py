@@ -1,8 +1,9 @@
 """Checkpoints that survive whatever ends a run: written aside, forced to the disk, renamed."""
 
+import errno
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 from mmengine.dist import get_world_size, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
@@ -30,31 +31,32 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
-        remedy = "What was there is intact: make room, and continue with --resume"
-        raise InputError(f"{path}: {error}. {remedy}") from error
+        with suppress(OSError):  # which there is if nothing can be written at all
+            part.unlink()
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room" if is_full else "write to another folder"
+        raise InputError(f"{path}: {error}: {remedy}. What was there is intact") from error
 
 
 @register_backend(BACKEND)
 class AtomicBackend(LocalBackend):
-    """mmengine's local files, written atomically, and removed only by `prune`."""
+    """mmengine's local files, written atomically; removing one notes it in `outdated`.
 
-    outdated: ClassVar[set[str]] = set()  # mmengine makes a new backend for each file
+    mmengine makes a backend for each file that it writes. All of a run share one list.
+    """
+
+    def __init__(self, outdated: list[str]):
+        self.outdated = outdated
 
     def put(self, obj: bytes | memoryview, filepath: str | Path) -> None:
         """Write a file."""
         write_atomically(filepath, obj)
-        self.outdated.discard(str(filepath))
-
-    def prune(self) -> None:
-        """Remove the files that were noted for it."""
-        for path in self.outdated:
-            Path(path).unlink(missing_ok=True)
-        self.outdated.clear()
+        if str(filepath) in self.outdated:
+            self.outdated.remove(str(filepath))
 
     def remove(self, filepath: str | Path) -> None:
         """Note a file for removal."""
-        self.outdated.add(str(filepath))
+        self.outdated.append(str(filepath))
 
 
 @HOOKS.register_module()
@@ -73,6 +75,7 @@ class AtomicCheckpointHook(CheckpointHook):
         super().__init__(*args, **kwargs)
         self.stop = StopRequest()
         self.saved_iter = 0
+        self.outdated = []  # paths to remove once a newer checkpoint is there
 
     def before_run(self, runner: Runner) -> None:
         """Handle SIGTERM while the training runs, and no longer."""
@@ -86,9 +89,8 @@ class AtomicCheckpointHook(CheckpointHook):
         for loop in (runner.train_loop, runner.val_loop):
             outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
-            self.file_backend = AtomicBackend()
-            self.file_backend.outdated.clear()
-            self.backend_args = dict(backend=BACKEND)
+            self.file_backend = AtomicBackend(self.outdated)
+            self.backend_args = dict(backend=BACKEND, outdated=self.outdated)
             if is_main_process():
                 for path in Path(self.out_dir).glob(f"*.pth{PART}"):  # of a run that was killed
                     path.unlink(missing_ok=True)
@@ -135,8 +137,9 @@ class AtomicCheckpointHook(CheckpointHook):
         self._prune()
 
     def _prune(self) -> None:
-        if isinstance(self.file_backend, AtomicBackend):
-            self.file_backend.prune()
+        for path in self.outdated:
+            Path(path).unlink(missing_ok=True)
+        self.outdated.clear()
 
     def _remove(self, name: str) -> None:
         path = self.file_backend.join_path(self.out_dir, name)

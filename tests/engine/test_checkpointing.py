@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mrla_mm.engine.checkpointing import write_atomically
 from mrla_mm.engine.stopping import StopRequest
 from mrla_mm.errors import InputError
 
@@ -75,6 +76,31 @@ def test_a_name_without_a_number_is_written_anew(tmp_path):
     assert there == [True, True] and names(tmp_path) == {"latest.pth", "best_score_latest.pth"}
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_refuses_is_told_in_one_line(tmp_path, monkeypatch, code):
+    """Room is of no use on a disk that is read only, or at a path that cannot be."""
+
+    def refuse(_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(InputError) as caught:
+        write_atomically(tmp_path / "file", b"")
+    assert ("make room" in str(caught.value)) == (code == errno.ENOSPC)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="another folder"):
+        write_atomically(tmp_path / "file/below", b"")
+
+
+def test_runs_beside_each_other_remove_their_own_files_alone(tmp_path):
+    first = build(tmp_path, loop=dict(EPOCHS, max_epochs=1), max_keep_ckpts=1)
+    inner = dict(loop=dict(EPOCHS, max_epochs=2), max_keep_ckpts=1)
+    other = At("before_save_checkpoint", lambda: build(tmp_path / "other", **inner).train())
+    first.register_hook(other)
+    first.train()
+    assert names(tmp_path) == {"epoch_1.pth"} and names(tmp_path / "other") == {"epoch_2.pth"}
+
+
 @pytest.mark.parametrize(("end", "error"), [(full, InputError), (die, KeyboardInterrupt)])
 def test_a_torn_write_keeps_the_last_checkpoint(tmp_path, monkeypatch, end, error):
     fill = At("before_train_iter", lambda: monkeypatch.setattr(os, "fsync", end), iteration=5)
@@ -101,9 +127,10 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path, loop, every):
     assert "interrupted.pth" not in names(tmp_path)
 
 
-def test_sigterm_during_evaluation_ends_the_run_at_once(tmp_path):
+@pytest.mark.parametrize("hooks", [[], [dict(type="EMAHook")]])
+def test_sigterm_during_evaluation_ends_the_run_at_once(tmp_path, hooks):
     with pytest.raises(SystemExit):
-        build(tmp_path, hooks=[At("before_val_iter", terminate)]).train()
+        build(tmp_path, hooks=[*hooks, At("before_val_iter", terminate)]).train()
     assert names(tmp_path) == {"epoch_1.pth"}, "the epoch was saved before its evaluation"
 
 

@@ -62,3 +62,11 @@ def test_without_a_config_it_finds_blood_cells(tmp_path, run_tool):
     ]
     assert code == 0 and (tmp_path / "vis/image.jpg").is_file()
     assert (sure.count(1), sure.count(2)) == (1, 1) and sure.count(0) > 5  # of 11 red cells
+
+
+@pytest.mark.parametrize("content", [b"", b"no image"])
+def test_an_image_that_cannot_be_decoded_is_named(content, tmp_path, run_tool):
+    (tmp_path / "one.jpg").write_bytes(content)
+    for source in (tmp_path, tmp_path / "one.jpg"):
+        code, errors = run_tool("demo", source, CONFIG, "--weights", "none.pth")
+        assert code == 2 and "one.jpg" in errors
