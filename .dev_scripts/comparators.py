@@ -42,6 +42,7 @@ PAPER = {
     "mrla_base": (40.9, 77.7),
     "mrla_light": (41.2, 77.7),
 }
+LABELS_BELOW = {"plain", "gc_all"}  # in the plot, where another point is near
 
 
 def build(name: str, norm: str) -> nn.Module:
@@ -102,8 +103,11 @@ def draw(rows: list[dict]) -> Figure:
         axes.step(*zip(*front, strict=True), where="post", color="0.7", zorder=0)
         for x, y, name in points:
             axes.scatter(x, y, color="tab:red" if name.startswith("mrla") else "tab:blue")
-            axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize=8)
+            place = dict(xytext=(4, 4), textcoords="offset points")
+            if name in LABELS_BELOW:
+                place |= dict(xytext=(-4, -11), horizontalalignment="right")
+            axes.annotate(name, (x, y), fontsize=8, **place)
         axes.set_xlabel(f"{cost} of a training step / plain, measured")
-        axes.margins(0.15)
+        axes.margins(0.25, 0.15)
     figure.axes[0].set_ylabel("box AP of Mask R-CNN, paper")
     return figure

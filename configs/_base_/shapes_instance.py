@@ -36,6 +36,7 @@ test_dataloader = val_dataloader
 val_evaluator = dict(ann_file=data_root + "annotations/instances_val2017.json")
 test_evaluator = val_evaluator
 
+randomness = dict(seed=0)  # of the figures in docs/get_started.md
 max_epochs = 5
 train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=2)
 val_cfg = dict(type="ValLoop")
