@@ -16,7 +16,8 @@ from mrla_mm.attention.tokens import to_map, to_tokens
 from mrla_mm.backbones.vit import MRLAViT, ViT
 from mrla_mm.errors import InputError
 
-STEM_STRIDE, PATCH = 4, 4  # stride of the convolutional stem, and side of the patches of its map
+STEM_STRIDE = 4  # of the convolutional stem
+PATCH = 4  # side of the patches of the stem's map
 
 
 class LocallyEnhancedFeedForward(BaseModule):

@@ -26,7 +26,8 @@ def conv_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
         norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
     )
     bias = offset if conv.bias is None else torch.addcmul(offset, scale, conv.bias)
-    weight, dtype = conv.weight * scale[:, None, None, None], conv.weight.dtype
+    weight = conv.weight * scale[:, None, None, None]
+    dtype = conv.weight.dtype
     autocast = is_autocast_enabled(x.device.type)
     if bias.requires_grad and (dtype in (torch.float16, torch.bfloat16) or autocast):
         out = conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype))
@@ -61,7 +62,8 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
     """
     if type(conv) is not nn.Conv2d or why_not_fused(x):
         return False
-    (rows, columns), (batch, _, height, width) = conv.stride, x.shape
+    rows, columns = conv.stride
+    batch, _, height, width = x.shape
     numel = conv.out_channels * batch * (height // rows) * (width // columns)
     minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
     if numel < max(minimum, conv.weight.numel()) or is_patched(conv) or is_patched(norm):

@@ -93,7 +93,8 @@ class ViT(PretrainedBackbone, VisionTransformer):
 
     def positions(self, grid: tuple[int, int]) -> Tensor:
         """Return the positional embedding (1, E + H * W, C) of a grid (H, W)."""
-        extra, own = self.num_extra_tokens, self.patch_resolution
+        extra = self.num_extra_tokens
+        own = self.patch_resolution
         if not is_exporting():
             return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
         # mmpretrain's compares the grids, which would fix that of an exported graph

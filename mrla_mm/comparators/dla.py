@@ -39,7 +39,8 @@ class DLALight(MRLALight):
         fixed = dict(previous="shortcut", learnable_lambda=True, first_in_stage=first_in_stage)
         super().__init__(channels, **fixed, **kwargs)
         nn.init.normal_(self.history_scale)
-        self.cell = self.context = None
+        self.cell = None
+        self.context = None
         if first_in_stage:
             self.cell = SharedCell(channels, reduction, 3)
             self.context = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)

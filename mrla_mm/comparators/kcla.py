@@ -38,7 +38,8 @@ class KCLA(LayerAttention):
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         query, key = self.query_and_key(x)  # (B, G, D)
         log_weight = log_weights(key)  # (B, G)
-        mean, log_total = x, log_weight
+        mean = x
+        log_total = log_weight
         if memory:
             mean, log_total = memory
             gained = log_weight - log_total  # at most 10

@@ -104,7 +104,9 @@ class RLAResNet(ComparatorResNet):
     ) -> None:
         if depth not in (50, 101, 152):
             raise InputError(f"depth={depth!r} must be 50, 101 or 152: others have no bottlenecks")
-        self.hidden_channels, self.out_hidden = hidden_channels, out_hidden
+        # mmdet's constructor calls make_res_layer for each stage, which reads these
+        self.hidden_channels = hidden_channels
+        self.out_hidden = out_hidden
         super().__init__(depth, None, **kwargs)
         if out_hidden:
             self.out_norm = build_norm_layer(self.norm_cfg, hidden_channels)[1]

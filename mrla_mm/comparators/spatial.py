@@ -69,7 +69,9 @@ class AA(nn.Module):
         super().__init__()
         keys = max(20, int(key_ratio * out_channels / heads))
         values = heads * max(1, int(value_ratio * out_channels / heads))
-        self.heads, self.stride, self.max_grid = heads, stride, max_grid
+        self.heads = heads
+        self.stride = stride
+        self.max_grid = max_grid
         self.sizes = (heads * keys, heads * keys, values)
         self.conv = nn.Conv2d(in_channels, out_channels - values, kernel_size, stride, **conv)
         self.qkv = nn.Conv2d(in_channels, sum(self.sizes), 1, bias=False)
@@ -94,7 +96,8 @@ class AA(nn.Module):
         heads = (self.heads, -1)
         query = query.unflatten(1, heads)  # (B, G, D, H, W)
         query = query / query.shape[2] ** 0.5
-        key, value = key.unflatten(1, heads), value.unflatten(1, heads)
+        key = key.unflatten(1, heads)
+        value = value.unflatten(1, heads)
         content = torch.einsum("bgdyx,bgdvu->bgyxvu", query, key)
         by_row = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))
         by_column = torch.einsum("bgdyx,xud->bgyxu", query, self.distances(self.columns, width))

@@ -75,8 +75,10 @@ class LoadReport:
 
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
-        self.missing, self.fresh = self.missing + self.fresh, []
-        self.unexpected, self.unused = self.unexpected + self.unused, []
+        self.missing += self.fresh
+        self.fresh = []
+        self.unexpected += self.unused
+        self.unused = []
 
     def faults(self, prefix: str = "") -> list[str]:
         """Return in words what should have matched below a prefix and did not."""

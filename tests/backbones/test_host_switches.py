@@ -148,16 +148,29 @@ def test_reparametrised_projections_train(variant, change, part, monkeypatch):
     torch.testing.assert_close(found, outputs_and_gradients(backbone))
 
 
-@pytest.mark.parametrize("change", ["prune", "replace", "dilate"])
-def test_changing_what_a_stage_shares_is_refused(change):
-    backbone = build("dla" if change == "dilate" else "dia")
+def change_shared(backbone, change):
+    """Change the first linear layer of DIA's cell, or the convolution of DLA-light."""
     shared = backbone.layer1[0].mrla
     if change == "prune":
         prune_half(shared.lstm.from_input[0])
     elif change == "replace":
         shared.lstm.from_input[0] = nn.Identity()
-    else:
+    elif change == "replace forward":
+        shared.lstm.from_input[0].forward = torch.tanh
+    elif change == "dilate":
         shared.attention.context.dilation = (2, 2)
+    else:
+        shared.attention.context.padding_mode = "reflect"
+
+
+CHANGES_OF_SHARED = dict.fromkeys(("prune", "replace", "replace forward"), "dia")
+CHANGES_OF_SHARED |= dict.fromkeys(("dilate", "reflect"), "dla")
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES_OF_SHARED.items())
+def test_changing_what_a_stage_shares_is_refused(change, name):
+    backbone = build(name)
+    change_shared(backbone, change)
     with pytest.raises(InputError, match="share"):
         backbone(draw_image(64, 64))
 

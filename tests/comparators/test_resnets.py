@@ -10,6 +10,7 @@ from mmdet.models import ResNet
 from mmengine.registry import MODELS
 
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
+from mrla_mm.comparators import DIA
 from mrla_mm.errors import InputError
 
 from ..backbones.common import (
@@ -131,6 +132,13 @@ def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
         if hasattr(block, "with_cp"):
             block.with_cp = True
     torch.testing.assert_close(gradients(net, image), found, rtol=1e-4, atol=1e-4)
+
+
+def test_none_and_false_mean_plain_and_a_name_alone_is_a_gate():
+    plain = ResNet(50, base_channels=16).state_dict().keys()
+    for off in (None, False):
+        assert build("", layer_attention=off).state_dict().keys() == plain
+    assert type(build("", layer_attention="DIA").layer1[0].mrla) is DIA
 
 
 @pytest.mark.parametrize("kind", ["ComparatorResNet", "MRLAResNet"])

@@ -13,6 +13,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint
 
 from .conftest import (
+    BASE,
     LIGHT,
     VARIANTS,
     narrow,
@@ -103,6 +104,17 @@ def test_files_of_the_authors(variant, attention, tmp_path):
     for ours, theirs in names.items():
         expected = released[f"{stage}.1.{theirs}"]
         assert torch.equal(state[f"layer3.1.{ours}"].flatten(), expected.flatten()), ours
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_heads_of_another_size_than_the_authors_are_doubted(width, tmp_path):
+    """Nothing in their files of MRLA-base tells it."""
+    path = save(tmp_path, released_resnet("base"))
+    cfg = dict(layer_attention=dict(BASE, head_channels=width), depth=18, base_channels=16)
+    for host in (dict(type="MRLAResNet"), dict(type="WithLayerAttention", backbone="mmdet.ResNet")):
+        report = load_weights(MODELS.build(host | cfg), path)
+        doubted = any(f"model has {width}" in warning for warning in report.warnings)
+        assert doubted == (width != 16)
 
 
 def test_torchvision_resnet50_is_a_warm_start(tmp_path):
