@@ -48,7 +48,8 @@ def check_data(runner: Runner, *phases: str) -> None:
         for dataset, node in sources:
             found, objects = inspect_files(dataset, node, evaluators)
             found = [*found, *check_classes(model, dataset, numbered)]
-            faults += [f"{dataset.ann_file or dataset.data_prefix}: {fault}" for fault in found]
+            source = dataset.ann_file or ", ".join(map(str, dataset.data_prefix.values()))
+            faults += [f"{source}: {fault}" for fault in found]
             if phase == "train":
                 learned.append(objects)
     if learned and None not in learned and not sum(learned):
