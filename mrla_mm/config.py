@@ -105,7 +105,8 @@ def walk_strings(node: dict | list) -> Iterator[tuple[dict | list, str | int, st
 
 def unknown_key(cfg: Config, option: str) -> str | None:
     """Return a warning if an override names a key that the config lacks, with the nearest."""
-    node, path = cfg.to_dict(), ""
+    node = cfg.to_dict()
+    path = ""
     top = option.partition(".")[0]
     for key in option.split("."):
         if isinstance(node, list | tuple):

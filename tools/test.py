@@ -30,10 +30,10 @@ def enable_visualization(cfg, args):
     """Let the config's visualization hook paint every test image into a window or a folder."""
     hook = cfg.default_hooks.visualization
     is_detector = cfg.default_scope == "mmdet"
-    switch, folder = ("draw", "test_out_dir") if is_detector else ("enable", "out_dir")
-    hook.update({switch: True, "interval": 1, "show": args.show, "wait_time": args.wait_time})
+    hook["draw" if is_detector else "enable"] = True
+    hook.update(interval=1, show=args.show, wait_time=args.wait_time)
     if args.show_dir:
-        hook[folder] = args.show_dir
+        hook["test_out_dir" if is_detector else "out_dir"] = args.show_dir
 
 
 def enable_tta(cfg):
@@ -65,7 +65,8 @@ def main(argv=None):
     """Evaluate with the given command line; return the metrics."""
     args = parse_args(argv)
     cfg = cli.load_config(args)
-    cfg.load_from, cfg.resume = args.checkpoint, False
+    cfg.load_from = args.checkpoint
+    cfg.resume = False
     if args.show or args.show_dir:
         enable_visualization(cfg, args)
     if args.tta:

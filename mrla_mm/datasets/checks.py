@@ -40,7 +40,8 @@ def check_data(runner: Runner, *phases: str) -> None:
     if not runner.cfg.get("check_data", True):
         return
     model = getattr(runner.model, "module", runner.model)
-    faults, learned = [], []
+    faults = []
+    learned = []
     numbered = {}  # the classes of the first data set that folders number, and that a config does
     for phase in phases:
         sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))

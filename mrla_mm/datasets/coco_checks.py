@@ -138,7 +138,8 @@ class Boxes:
         if not finite.all():
             first = self.annotations[int(finite.argmin())]
             return [f"bbox={first['bbox']} of image {first['image_id']!r} is not finite: repair it"]
-        right, bottom = self.width + 1, self.height + 1
+        right = self.width + 1
+        bottom = self.height + 1
         beyond = (self.x + self.w > right) | (self.y + self.h > bottom)
         corners = (self.x < self.w) & (self.y < self.h) & (self.w <= right) & (self.h <= bottom)
         if corners.sum() > COULD_BE_CORNERS * len(corners) and beyond.mean() > BEYOND_IMAGE:

@@ -43,7 +43,8 @@ def shape_mask(
     name: str, height: int, width: int, *, centre: np.ndarray, radius: float, angle: float
 ) -> np.ndarray:
     """Return the pixels (H, W) of a shape at (x, y), turned by an angle in radians."""
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos = np.cos(angle)
+    sin = np.sin(angle)
     turn = radius * np.array([[cos, sin], [-sin, cos]])
     contours = [np.int32(16 * (outline @ turn + centre - 0.5)) for outline in OUTLINES[name]]
     mask = np.zeros((height, width), np.uint8)
@@ -63,7 +64,9 @@ def draw_scene(size: tuple[int, int], rng: np.random.Generator) -> tuple[np.ndar
     Shapes are painted from large to small; one that would hide too much of another is left out.
     """
     canvas = rng.uniform(50, 205, 3) + texture(rng, size, 35)
-    labels, sizes, visible = [], [], []
+    labels = []
+    sizes = []
+    visible = []
     radii = 0.07 * max(size) * 6 ** rng.random(rng.integers(3, 10))
     for radius in np.sort(radii)[::-1]:
         label = int(rng.integers(len(CLASSES)))
@@ -137,7 +140,8 @@ def write_split(root: Path, split: str, *, first_id: int, count: int, size: int,
     """Write images and annotation file of a split; a longer one begins with the same images."""
     (root / split).mkdir(parents=True)
     (root / "annotations").mkdir(exist_ok=True)
-    images, annotations = [], []
+    images = []
+    annotations = []
     for image_id in range(first_id + 1, first_id + count + 1):
         rng = np.random.default_rng([seed, image_id])
         sides = [size, int(size * rng.uniform(0.75, 1))]

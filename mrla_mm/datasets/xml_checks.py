@@ -12,7 +12,8 @@ from mrla_mm.datasets.file_checks import Findings, check_images, missing_names
 
 def inspect_xml(dataset: BaseDataset) -> Findings:
     """Check the XML files of a data set, in which mmdet skips every name that is not a class."""
-    names, images = Counter(), []
+    names = Counter()
+    images = []
     for name in list_from_file(dataset.ann_file):
         images.append(os.path.join(dataset.sub_data_root, dataset.img_subdir, f"{name}.jpg"))
         file = os.path.join(dataset.sub_data_root, dataset.ann_subdir, f"{name}.xml")

@@ -33,7 +33,8 @@ class StopRequest:
         run = loop.run  # wrapped, since mmengine calls no hook after an exception
 
         def handling_run() -> object:
-            loop.run, self.received = run, False
+            loop.run = run
+            self.received = False
             if threading.current_thread() is not threading.main_thread():
                 return run()  # Python handles signals in the main thread alone
             default_sigterm_in_forks()

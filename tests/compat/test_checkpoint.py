@@ -1,6 +1,7 @@
 """mmengine's checkpoints load without executing anything, and no others."""
 
 import argparse
+import codecs
 import io
 import pickle
 import zipfile
@@ -11,7 +12,7 @@ import pytest
 import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
-from mrla_mm import torch_support
+from mrla_mm import restricted_pickle, torch_support
 from mrla_mm.errors import InputError
 from mrla_mm.torch_support import load_weights_only
 from mrla_mm.weights.files import read_file
@@ -186,7 +187,7 @@ def test_a_process_outlives_an_array_of_pointers(tmp_path):
     torch.save(POINTERS["array"], tmp_path / "evil.pth")
     code = f"""
 import mrla_mm
-from mrla_mm import torch_support
+from mrla_mm import restricted_pickle, torch_support
 torch_support.has_named_safe_globals = {torch_support.has_named_safe_globals}
 try:
     print(torch_support.load_weights_only({str(tmp_path / "evil.pth")!r}))
@@ -204,6 +205,12 @@ def test_a_dtype_does_not_claim_another_size(tmp_path):
     torch.save(values, tmp_path / "evil.pth")
     for loaded in load_weights_only(tmp_path / "evil.pth"):
         assert loaded.dtype == np.float64 and loaded.dtype.shape == () and loaded.nbytes == 8
+
+
+def test_the_reader_for_old_torch_encodes_bytes_alone(tmp_path):
+    torch.save(Payload(codecs.encode, "text", "rot13"), tmp_path / "evil.pth")
+    with pytest.raises(pickle.UnpicklingError, match="rot13"):
+        restricted_pickle.load(tmp_path / "evil.pth", {})
 
 
 def opcodes(value):

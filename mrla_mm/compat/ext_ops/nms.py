@@ -32,7 +32,8 @@ def softnms(boxes, scores, dets, iou_threshold, sigma, min_score, method, offset
     kept = []
     while rest.size:
         place = score[rest].argmax()
-        best, rest = rest[place], np.delete(rest, place)
+        best = rest[place]
+        rest = np.delete(rest, place)
         kept.append(best)
         overlap = _overlaps(corners, best, rest, offset)
         if method == GAUSSIAN:
@@ -56,7 +57,8 @@ def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
     corners = _corners(dets[:, :4])
     groups = []
     while rest.size:
-        best, rest = rest[0], rest[1:]
+        best = rest[0]
+        rest = rest[1:]
         matched = _overlaps(corners, best, rest, 0) >= iou_threshold
         groups.append([int(best), *rest[matched].tolist()])
         rest = rest[~matched]

@@ -152,27 +152,33 @@ def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
 
     batch, _, height, width = maps.shape
     rows, columns = output.shape[2:]
-    y, weight_y, ranges_y = _axis_weights(bins, 0, rows, height)
-    x, weight_x, ranges_x = _axis_weights(bins, 1, columns, width)
+    y = _axis_weights(bins, 0, rows, height)
+    x = _axis_weights(bins, 1, columns, width)
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
-    shape = (2, len(rois), rows, columns)
-    start_y, count_y = np.broadcast_to(ranges_y[:, :, :, None], shape).reshape(2, -1)
-    start_x, count_x = np.broadcast_to(ranges_x[:, :, None, :], shape).reshape(2, -1)
-    row, at_y = _concatenate_ranges(start_y, count_y)  # one element per line of cells in a bin
-    line, at_x = _concatenate_ranges(start_x[row], count_x[row])  # one per cell
-    image = rois[:, 0].long().numpy()[row // (rows * columns)]
-    first = (image * height + y[at_y]) * width
-    ends = np.concatenate([[0], np.cumsum(count_y * count_x)])
-    weight = weight_y[at_y][line] * weight_x[at_x]
-    size = len(ends) - 1, batch * height * width
-    return csr_matrix((weight, first[line] + x[at_x], ends), size)
+    shape = (len(rois), rows, columns)
+    first_y, count_y = (np.broadcast_to(each[:, :, None], shape).ravel() for each in y.ranges)
+    first_x, count_x = (np.broadcast_to(each[:, None, :], shape).ravel() for each in x.ranges)
+    # A bin's cells form lines, L in all bins; the matrix has N elements, one for each cell.
+    bin_index, at_y = _concatenate_ranges(first_y, count_y)  # (L,)
+    line, at_x = _concatenate_ranges(first_x[bin_index], count_x[bin_index])  # (N,)
+    image = rois[:, 0].long().numpy()[bin_index // (rows * columns)]  # (L,)
+    start_of_line = (image * height + y.cells[at_y]) * width  # (L,)
+    cells = start_of_line[line] + x.cells[at_x]  # (N,)
+    weights = y.weights[at_y][line] * x.weights[at_x]  # (N,)
+    ends = np.concatenate([[0], np.cumsum(count_y * count_x)])  # (K * PH * PW + 1,)
+    return csr_matrix((weights, cells, ends), (len(ends) - 1, batch * height * width))
 
 
-def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> tuple[np.ndarray, ...]:
-    """Return cells and weights of all bins along one axis, and each bin's range of them.
+class AxisWeights(NamedTuple):
+    """What P bins of K RoIs take along one axis: each a range of M weighted rows or columns."""
 
-    A range is a bin's first cell and their number, (2, K, P).
-    """
+    cells: np.ndarray  # (M,) numbers of rows or columns
+    weights: np.ndarray  # (M,)
+    ranges: np.ndarray  # (2, K, P): where a bin begins in the two above, and how many it has
+
+
+def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> AxisWeights:
+    """Return what `count` bins a RoI take along an axis on which the map has `size` cells."""
     from scipy.sparse import csr_matrix
 
     start, bin_size, samples = (each[:, axis, None, None] for each in bins)  # (K, 1, 1)
@@ -185,14 +191,15 @@ def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> tuple[np.ndar
     position = position.clamp(0, size - 1)
     low = position.floor()
     fraction = position - low
-    cell = torch.stack([low, (low + 1).clamp(max=size - 1)]).long()
+    cell = torch.stack([low, (low + 1).clamp(max=size - 1)]).long()  # (2, K, samples, P)
     weight = torch.stack([(1 - fraction) * share, fraction * share])
-    row = torch.arange(len(start) * count).view(-1, 1, count).expand_as(cell)
-    weight, row, cell = (each.flatten().numpy() for each in (weight, row, cell))
-    matrix = csr_matrix((weight, (row, cell)), (row[-1] + 1, size))  # sums the weights of a cell
+    num_bins = len(start) * count
+    bin_index = torch.arange(num_bins).view(-1, 1, count).expand_as(cell)
+    weight, bin_index, cell = (each.flatten().numpy() for each in (weight, bin_index, cell))
+    matrix = csr_matrix((weight, (bin_index, cell)), (num_bins, size))  # sums weights of a cell
     matrix.eliminate_zeros()
     ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, -1, count)
-    return matrix.indices, matrix.data, ranges
+    return AxisWeights(matrix.indices, matrix.data, ranges)
 
 
 def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
