@@ -20,14 +20,7 @@ from torch import Tensor, nn
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
-from mrla_mm.ops import (
-    FrozenNorm,
-    Weights,
-    base_fused,
-    choose_path,
-    light_fused,
-    mla_fused,
-)
+from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused, mla_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
 
@@ -119,16 +112,9 @@ def run_softmax(
     earlier: tuple[Tensor | None, Sequence[Tensor]],
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Call `base_fused` or `mla_fused`, which has what `earlier` and the results are."""
-    return function(
-        call.path,
-        call.c,
-        call.shortcut,
-        Weights(attention.query.weight, attention.key.weight, attention.value.weight),
-        earlier,
-        heads=attention.heads,
-        add_relu=call.add_relu,
-        norm=call.norm,
-    )
+    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
+    options = dict(heads=attention.heads, add_relu=call.add_relu, norm=call.norm)
+    return function(call.path, call.c, call.shortcut, weights, earlier, **options)
 
 
 def light_obstacle(attention: MRLALight) -> str:

@@ -15,6 +15,7 @@ raises.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -133,60 +134,31 @@ def base_fused(
     heads: int,
     add_relu: bool = False,
     norm: FrozenNorm | None = None,
+    is_mla: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
 
     Args as for `light_fused`, but earlier are the keys (B, T - 1, C), None for T = 1, and values
-    (B, C, H, W) of the stage's earlier layers.
+    (B, C, H, W) of the stage's earlier layers; of MLA those keys are by this layer's f_K.
 
     Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, C) and values
-    (B, C, H, W).
+    (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
     """
-    eps = 0.0 if norm is None else norm.eps
-    options = Options(path, heads, eps, add_relu)
-    return apply_function(options, c, shortcut, weights, norm, earlier)
-
-
-def mla_fused(
-    path: str,
-    c: Tensor,
-    shortcut: Tensor | None,
-    weights: Weights,
-    earlier: tuple[Tensor | None, Sequence[Tensor]],
-    *,
-    heads: int,
-    add_relu: bool = False,
-    norm: FrozenNorm | None = None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """MLA by a fused path; as `base_fused`, but the earlier keys are by this layer's f_K.
-
-    Shapes: the average of x (B, C) in place of the keys.
-    """
-    eps = 0.0 if norm is None else norm.eps
-    options = Options(path, heads, eps, add_relu, is_mla=True)
-    return apply_function(options, c, shortcut, weights, norm, earlier)
-
-
-def apply_function(
-    options: Options,
-    c: Tensor,
-    shortcut: Tensor | None,
-    weights: Weights,
-    norm: FrozenNorm | None,
-    earlier: tuple[Tensor | None, Sequence[Tensor]],
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Run the Function on maps of one layout, or the naive path where it must not run."""
     c = c.contiguous(memory_format=dense_format(c))
-    shortcut = match_layout(shortcut, c) if options.add_relu else None
+    shortcut = match_layout(shortcut, c) if add_relu else None
     earlier_keys, earlier_values = earlier
     values = [match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
+    options = Options(path, heads, 0.0 if norm is None else norm.eps, add_relu, is_mla=is_mla)
     options = options.prove(c, parameters, depth=len(values) + 1)
     if options.must_not_run():
-        layer = mla_layer if options.is_mla else base_layer
-        how = dict(heads=options.heads, add_relu=options.add_relu, norm=norm)
+        layer = mla_layer if is_mla else base_layer
+        how = dict(heads=heads, add_relu=add_relu, norm=norm)
         return layer(c, shortcut, weights, (earlier_keys, values), **how)
     y, keys_or_averages, *values = BaseFunction.apply(
         options, c, shortcut, *parameters, earlier_keys, *values
     )
     return y, keys_or_averages, tuple(values)
+
+
+mla_fused = partial(base_fused, is_mla=True)

@@ -264,14 +264,10 @@ class Passes(abc.ABC):
         layers make of keys and values. With a layer's add_relu, grad_x is the gradient of c.
         """
         has_norm = layer.norm is not None
+        scores, gain = saved.attention.scores, saved.coefficients.gain
+        targets = dict(grad_values=grad_values, overwrite=overwrite)
         value_sums = self.weighted_sum_backward(
-            grad,
-            values,
-            saved.attention.scores,
-            saved.coefficients.gain,
-            grad_values=grad_values,
-            overwrite=overwrite,
-            with_grad=has_norm,
+            grad, values, scores, gain, with_grad=has_norm, **targets
         )
         sums = self.grid_sums(grad_values[-1], x, convolved=True, with_grad=False)
         grad_pixel, gradients, grad_earlier_keys = self.base_coefficients_backward(
@@ -288,16 +284,7 @@ class Passes(abc.ABC):
         )
         return gradients, grad_earlier_keys
 
-    def mla_forward(
-        self,
-        x: Tensor,
-        pooled: Tensor,
-        values: Sequence[Tensor],
-        layer: Layer,
-        *,
-        earlier_keys: Tensor | None,
-        out: Tensor,
-    ) -> Saved:
+    def mla_forward(self, x, pooled, values, layer, *, earlier_keys, out) -> Saved:
         """Write y of MLA, whose T values are the maps, x the last; averages as for light."""
         saved = self.base_coefficients(pooled, layer, earlier_keys)
         gain, _, offset = saved.coefficients
@@ -309,17 +296,7 @@ class Passes(abc.ABC):
         return saved
 
     def mla_backward(
-        self,
-        grad: Tensor,
-        grad_averages: Tensor | None,
-        x: Tensor,
-        values: Sequence[Tensor],
-        layer: Layer,
-        saved: Saved,
-        *,
-        grad_values: Sequence[Tensor],
-        overwrite: bool,
-        grad_x: Tensor,
+        self, grad, grad_averages, x, values, layer, saved, *, grad_values, overwrite, grad_x
     ) -> tuple[Parameters, Tensor | None]:
         """As `base_backward`, but later layers use the averages of x (B, C) in place of a key."""
         has_norm = layer.norm is not None
@@ -330,14 +307,9 @@ class Passes(abc.ABC):
         sums = self.grid_sums(grad, total, convolved=True, with_grad=has_norm)
         grad_total = total  # whose elements nothing needs any more
         self.apply_backward(grad, weight, Coefficients(), grad_x=grad_total)
+        targets = dict(grad_values=grad_values, overwrite=overwrite)
         value_sums = self.weighted_sum_backward(
-            grad_total,
-            values,
-            scores,
-            gain,
-            grad_values=grad_values,
-            overwrite=overwrite,
-            with_grad=False,
+            grad_total, values, scores, gain, with_grad=False, **targets
         )
         grad_pixel, gradients, grad_earlier_keys = self.mla_coefficients_backward(
             saved, layer, x.shape, sums, value_sums

@@ -6,7 +6,7 @@ the cache of a CPU from one pass to the next.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -40,40 +40,20 @@ class TorchPasses(Passes):
         for start in range(0, batch, size):
             yield slice(start, start + size)
 
-    def add_relu(
-        self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
-    ) -> Tensor | None:
+    def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
         """Return averages (B, C) in at least single precision."""
         if shortcut is not None:
             torch.add(c, shortcut, out=out).relu_()
         return global_average(out) if pool else None
 
-    def apply(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        coefficients: Coefficients,
-        *,
-        history: Tensor | None = None,
-        residual: bool = False,
-        out: Tensor,
-    ) -> None:
+    def apply(self, x, weight, coefficients, *, history=None, residual=False, out) -> None:
         """Run one convolution, whose kernel holds gain and residual."""
         convolve(x, weight, coefficients, extra=history, residual=residual, out=out)
 
     def apply_backward(
-        self,
-        grad: Tensor,
-        weight: Tensor | None,
-        coefficients: Coefficients,
-        *,
-        grad_pixel: Tensor | None = None,
-        extra_grad: Tensor | None = None,
-        residual: bool = False,
-        positive: Tensor | None = None,
-        grad_x: Tensor,
-        grad_history: Tensor | None = None,
-    ) -> None:
+        self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
+        positive=None, grad_x, grad_history=None,
+    ) -> None:  # fmt: skip
         """Run the convolution with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
         transposed = Coefficients(gain=coefficients.gain, offset=grad_pixel)
@@ -91,15 +71,7 @@ class TorchPasses(Passes):
         if grad_history is not None:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
 
-    def grid_sums(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        *,
-        history: Tensor | None = None,
-        convolved: bool,
-        with_grad: bool,
-    ) -> GridSums:
+    def grid_sums(self, grad, x, *, history=None, convolved, with_grad) -> GridSums:
         """Return the sums of each sample; where it can, by the convolution's own backward pass."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         of_history = None if history is None else grid_sum(grad.to(dtype) * history)
@@ -121,15 +93,7 @@ class TorchPasses(Passes):
             of_grad = grid_sum(grad)
         return GridSums(of_value, of_history, of_grad)
 
-    def weighted_sum(
-        self,
-        values: Sequence[Tensor],
-        scores: Tensor,
-        coefficients: Coefficients,
-        *,
-        x: Tensor | None = None,
-        out: Tensor,
-    ) -> None:
+    def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Add one value after the other to out."""
         weights = value_weights(scores, coefficients.gain, out)
         first = x is not None and out.dtype in EXACT
@@ -145,15 +109,7 @@ class TorchPasses(Passes):
             out.add_(x)
 
     def weighted_sum_backward(
-        self,
-        grad: Tensor,
-        values: Sequence[Tensor],
-        scores: Tensor,
-        gain: Tensor | None,
-        *,
-        grad_values: Sequence[Tensor],
-        overwrite: bool,
-        with_grad: bool,
+        self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
     ) -> ValueSums:
         """Return the sums of each sample."""
         batch, channels = grad.shape[:2]

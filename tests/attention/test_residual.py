@@ -460,8 +460,10 @@ def test_a_shortcut_of_another_shape_is_one_to_all_paths(grid, monkeypatch):
 def test_a_map_of_double_precision_needs_such_weights(path, variant, monkeypatch):
     monkeypatch.setenv("MRLA_OPS", path)
     x, branch = draw_map(), make_stage(variant, depth=1)[0].float()
-    with pytest.raises(RuntimeError, match="(?i)type"):
-        branch(x, x)
+    for autocast in (False, True):  # which leaves double precision alone
+        amp = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+        with amp, pytest.raises(RuntimeError, match="(?i)type"):
+            branch(x, x)
 
 
 def test_autocast_takes_maps_of_half_precision_to_single_weights():
