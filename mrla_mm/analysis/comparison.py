@@ -131,5 +131,6 @@ def draw(values: Mapping[str, BySeed], metric: str) -> Figure:
         axes.errorbar(each.mean, row + 0.2, xerr=radius, fmt="D", color="C3", ms=4, capsize=4)
     axes.set_yticks(range(len(found)), [*found])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_xlabel(f"{metric} less that of {next(iter(values))}: every seed, mean, 95 % interval")
+    label = f"{metric} less that of {next(iter(values))}:\nevery seed, mean, 95 % interval"
+    figure.supxlabel(label, fontsize=10)
     return figure
