@@ -187,6 +187,10 @@ def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     torch.testing.assert_close(found, branch(relu6(x + x), x)[0])
     branch.drop_path = nn.Dropout(0.5)
     assert extent(branch) == "attention"
+    branch.drop_path = nn.Identity()
+    branch.activation = nn.ReLU()  # put behind the norm of a built model
+    expected = x + branch.norm(branch.attention(x, x)[0]).relu()
+    torch.testing.assert_close(branch(x, x)[0], expected)
 
 
 @pytest.mark.parametrize("dropping", [True, False])
