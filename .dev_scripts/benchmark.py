@@ -67,6 +67,16 @@ HOSTS = {  # with frozen statistics where detectors freeze them
     "CSPNeXt-s": dict(type="mmdet.CSPNeXt", deepen_factor=0.33, widen_factor=0.5),
     "ConvNeXt-T": dict(type="mmpretrain.ConvNeXt", gap_before_final_norm=False, **MAPS),
     "Swin-T": dict(type="mmdet.SwinTransformer", drop_path_rate=0.0),
+    "Swin-T, mmpretrain": dict(type="mmpretrain.SwinTransformer", drop_path_rate=0.0),
+    "MSCAN-T": dict(
+        type="mmseg.MSCAN",
+        embed_dims=[32, 64, 160, 256],
+        depths=[3, 3, 5, 2],
+        norm_cfg=dict(type="BN"),
+    ),
+    "VAN-B0": dict(type="mmpretrain.VAN", arch="tiny", drop_path_rate=0.0),
+    "MobileNetV3-large": dict(type="mmpretrain.MobileNetV3", arch="large"),
+    "RegNetY-800MF": dict(type="mmpretrain.TIMMBackbone", model_name="regnety_008"),
 }
 STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and stride
 

@@ -27,12 +27,16 @@ def train_and_predict(model, batch):
 
 OURS = dict(type="MRLAResNet")
 ANY = dict(type="WithLayerAttention", backbone="ResNetV1c")
+WIDTHS = [16, 32, 32, 64]
+BN = dict(type="BN")
+MSCAN = dict(ANY, backbone="MSCAN", embed_dims=WIDTHS, depths=[2] * 4, norm_cfg=BN)
 
 
 @pytest.mark.parametrize(
     ("name", "backbone"),
     [
         ("upernet_r50", OURS),
+        ("upernet_r50", MSCAN),
         ("deeplabv3_r50-d8", OURS),
         ("deeplabv3_r50-d8", ANY),
         ("pspnet_r50-d8", OURS),
@@ -47,7 +51,12 @@ def test_mmseg(name, backbone):
     cfg = load(mmseg, f"_base_/models/{name}.py")
     cfg.update(pretrained=None)
     cfg.data_preprocessor.size = (64, 64)
-    cfg.backbone.update(backbone)
+    if backbone is MSCAN:
+        cfg.backbone = backbone
+        cfg.decode_head.in_channels = WIDTHS
+        cfg.auxiliary_head.in_channels = WIDTHS[2]
+    else:
+        cfg.backbone.update(backbone)
     model = revert_sync_batchnorm(MODELS.build(cfg)).train()
     meta = dict(img_shape=(64, 64), ori_shape=(64, 64))
     maps = [PixelData(data=torch.randint(19, (1, 64, 64))) for _ in "ab"]

@@ -18,6 +18,14 @@ HOOKS.register_module(
 BN = dict(norm_cfg=dict(type="BN"))
 CHANNELS = [48, 96, 192, 384]
 X50 = dict(type="WithLayerAttention", backbone="ResNeXt", depth=50, init_cfg=None)
+SWIN_V2 = dict(
+    _delete_=True,
+    type="WithLayerAttention",
+    backbone="mmpretrain.SwinTransformerV2",
+    arch=dict(embed_dims=32, depths=[2] * 4, num_heads=[1] * 4, extra_norm_every_n_blocks=0),
+    out_indices=(0, 1, 2, 3),
+    pad_small_map=True,
+)
 # What makes another config small, by its name
 HOSTS = {
     "mrla_mm::anywhere/rtmdet_s_mrla_light_300e.py": dict(
@@ -29,6 +37,9 @@ HOSTS = {
         backbone=dict(embed_dims=48), neck=dict(in_channels=CHANNELS)
     ),
     "mmdet::faster_rcnn/faster-rcnn_x101-32x4d_fpn_1x_coco.py": dict(backbone=X50),
+    "mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py": dict(
+        backbone=SWIN_V2, neck=dict(in_channels=[32, 64, 128, 256])
+    ),
 }
 
 

@@ -1,0 +1,193 @@
+"""Every backbone that mmdet, mmpretrain and mmsegmentation register, and 40 of timm's.
+
+For each there is one of three words: right, refused (with an InputError of ours) or plain (which
+fails without layer attention too). docs/any_backbone.md has the table, which
+`x` prints.
+"""
+
+import copy
+import re
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.registry import MODELS, init_default_scope
+from torch import nn
+
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.errors import InputError
+from mrla_mm.weights import load_weights
+
+from ..conftest import ROOT
+from .common import branches, randomize_zero_init
+from .small_hosts import ARGUMENTS, TIMM
+
+PAGE = ROOT / "docs/any_backbone.md"
+LIBRARIES = ("mmdet", "mmpretrain", "mmseg")
+SIDES = (128, 224, 256)
+RECTANGLES = [(side, 2 * side) for side in SIDES]
+SQUARES = [(side, side) for side in SIDES]
+WORDS = ("right", "refused", "plain")  # columns of the table
+
+
+def names():
+    """Names of all hosts with their scopes; timm's by that of the architecture."""
+    found = []
+    for library in LIBRARIES:
+        pytest.importorskip(library)
+        import_module(f"{library}.models")
+        for name, kind in import_module(f"{library}.registry").MODELS.module_dict.items():
+            is_backbone = kind.__module__.startswith(f"{library}.models.backbones")
+            if is_backbone and isinstance(kind, type) and name != "TIMMBackbone":
+                found.append(f"{library}.{name}")
+    return sorted(found) + [f"timm.{name}" for name in TIMM]
+
+
+def make(name, **ours):
+    """Build a host, plain or with layer attention."""
+    library, _, kind = name.partition(".")
+    arguments = copy.deepcopy(ARGUMENTS.get(name, {}))
+    if library == "timm":
+        arguments = dict(model_name=kind, pretrained=False, **TIMM[kind])
+        name = "mmpretrain.TIMMBackbone"
+    init_default_scope(name.partition(".")[0])
+    torch.manual_seed(0)
+    try:
+        if ours:
+            return MODELS.build(dict(type="WithLayerAttention", backbone=name, **arguments))
+        return MODELS.build(dict(type=name, **arguments))
+    finally:
+        init_default_scope("mmengine")
+
+
+def levels(backbone, image):
+    """All tensors of what a backbone returns."""
+    pending, found = [backbone(image)], []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif value is not None:
+            pending += value.values() if isinstance(value, dict) else value
+    return found
+
+
+def usable_images(plain, batch):
+    """Draw a rectangle and a square that a plain backbone takes, or the one of them."""
+    found = []
+    for sizes in (RECTANGLES, SQUARES):
+        for size in sizes:
+            image = torch.rand(batch, 3, *size)
+            try:
+                levels(plain, image)
+            except Exception:
+                continue
+            found.append(image)
+            break
+    if not found:
+        raise RuntimeError("takes none of these images")
+    return found
+
+
+def prove(name, folder):
+    """Return the word of a host and its numbers of runs and blocks."""
+    try:
+        plain = make(name)
+        plain.init_weights()
+        state = copy.deepcopy(plain.state_dict())  # some change their tables in a forward pass
+        nn.Module.train(plain, False)
+        with torch.no_grad():
+            images = usable_images(plain, 1)
+    except Exception:
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            make(name, ours=True)(torch.rand(1, 3, 224, 224))
+        return "plain"
+    try:
+        ours = make(name, ours=True)
+    except InputError:
+        return "refused"
+    torch.save(dict(state_dict=state), folder / "plain.pth")
+    ours.init_weights()
+    load_weights(ours, folder / "plain.pth", prefix="")
+    nn.Module.train(ours, False)
+    with torch.no_grad():
+        for image in images:
+            assert_same(levels(copy.deepcopy(ours), image), levels(plain, image))
+        other = nn.Module.train(make(name, ours=True), False)
+        keys = other.load_state_dict(randomize_zero_init(ours).state_dict(), strict=False)
+        assert not keys.unexpected_keys  # SwinV2 drops its tables from a file
+        assert not any(".mrla." in key for key in keys.missing_keys)
+        assert_same(levels(other, images[0]), check_inputs(ours, images[0]))
+    ours.train()
+    found = levels(ours, torch.cat([images[-1], images[-1].flip(3)]))
+    sum(level.float().square().mean() for level in found if level.requires_grad).backward()
+    for key, parameter in ours.named_parameters():
+        assert ".mrla." not in key or parameter.grad is not None, key
+    return "right"
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for level, other in zip(found, expected, strict=True):
+        assert torch.equal(level.nan_to_num(), other.nan_to_num())
+
+
+def check_inputs(ours, image):
+    """Return the levels for an image; each branch gets what its block took and returned."""
+    taken, seen = {}, []
+
+    def before_block(block, args):
+        taken[block] = args[0].clone()
+
+    def before_branch(branch, args, block):
+        if branch.has_shortcut:
+            shortcut, expected = args[1], taken[block]
+            if shortcut.shape != expected.shape:
+                expected = expected.permute(0, 3, 1, 2)
+            assert torch.equal(shortcut, expected)
+        seen.append(branch)
+
+    hooks = []
+    for block in ours.modules():
+        branch = getattr(block, "mrla", None)
+        if isinstance(branch, LayerAttentionResidual):
+            hooks.append(block.register_forward_pre_hook(before_block))
+            watch = lambda branch, args, block=block: before_branch(branch, args, block)  # noqa: E731
+            hooks.append(branch.register_forward_pre_hook(watch))
+    found = levels(ours, image)
+    for hook in hooks:
+        hook.remove()
+    assert set(seen) == set(branches(ours)) and len(seen) == len(branches(ours))
+    return found
+
+
+QUICK = ("mmdet.CSPNeXt", "mmdet.SwinTransformer", "mmpretrain.VAN", "mmpretrain.ConvNeXt")
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in names() if name not in QUICK]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_right_or_refused_or_plain_fails_as_well(name, tmp_path):
+    library, _, kind = name.partition(".")
+    row = re.search(rf"^\| {library} .*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    cells = dict(zip(WORDS, row[0].split("|")[2:], strict=False))
+    assert f"`{kind}`" in cells[prove(name, tmp_path)]
+
+
+def write_table():
+    """Write the table of docs/any_backbone.md."""
+    table = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names():
+            library, _, kind = name.partition(".")
+            row = table.setdefault(library, {word: [] for word in WORDS})
+            row[prove(name, Path(folder))].append(f"`{kind}`")
+    for library, row in table.items():
+        cells = [", ".join(kinds) or "none" for kinds in row.values()]
+        sys.stdout.write(f"| {' | '.join([library, *cells])} |\n")
+
+
+if __name__ == "__main__":
+    write_table()
