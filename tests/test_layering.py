@@ -102,6 +102,7 @@ def test_no_circle_of_imports():
 
 def test_ops_import_torch_alone():
     allowed = {*sys.stdlib_module_names, "mrla_mm", "torch", "triton"}
+    allowed |= {"numba", "llvmlite", "numpy"}  # imported where numba is
     for path in files_of("ops"):
         foreign = {name.split(".")[0] for name in names_in(path)} - allowed
         assert not foreign, f"{path.relative_to(PACKAGE)} imports {sorted(foreign)}"
@@ -137,6 +138,7 @@ def test_names_that_are_registered_before_their_classes(registry, module, names)
     assert sorted(theirs) == sorted(names.split())
 
 
-def test_imports_without_gpu_and_without_triton():
-    code = "import sys; sys.modules['triton'] = None; import mrla_mm.backbones"
+def test_imports_without_gpu_triton_and_numba():
+    missing = "sys.modules['triton'] = sys.modules['numba'] = None"
+    code = f"import sys; {missing}; import mrla_mm.backbones"
     run_python("-c", code, CUDA_VISIBLE_DEVICES="")

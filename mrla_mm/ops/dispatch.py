@@ -2,13 +2,14 @@
 
     naive    the equations in plain PyTorch (`reference`), differentiated by autograd
     fused    plain PyTorch too, in few passes over memory (`torch_passes`)
+    numba    the same passes as loops that numba compiles
     triton   the same passes as Triton kernels
 
-CUDA tensors take Triton, all others the fused path. Compiled code proves itself: each form of a
-layer that it is compiled for is compared with the reference before it is used (`proof`), and
-where it is wrong, or fails then or later, the naive path runs from then on. The environment
-variable MRLA_OPS forces one of the three, and InputError is raised where that one cannot run. Under
-tracers and compilers the naive path runs: torch.compile does its own fusing.
+CUDA tensors take Triton, float32 tensors of a CPU numba, all others the fused path. Compiled code
+proves itself: each form of a layer that it is compiled for is compared with the reference before it
+is used (`proof`), and where it is wrong, or fails then or later, the naive path runs from then on.
+The environment variable MRLA_OPS forces one of the four, and InputError is raised where that one
+cannot run. Under tracers and compilers the naive path runs: torch.compile does its own fusing.
 """
 
 import os
@@ -26,7 +27,7 @@ from mrla_mm.ops.proof import ENVIRONMENT, Outcome, describe
 from mrla_mm.ops.torch_passes import TorchPasses
 from mrla_mm.torch_support import is_compiling, is_dynamo_compiling
 
-PATHS = ("naive", "fused", "triton")
+PATHS = ("naive", "fused", "numba", "triton")
 TRITON_DEVICE = "cuda"
 TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -84,17 +85,40 @@ def why_no_triton() -> str:
     return ""
 
 
+def why_not_numba(x: Tensor) -> str:
+    """Return why the compiled loops cannot take a feature map, or an empty string."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return f"the loops are for torch.float32 on a CPU, not {x.dtype} on {x.device.type}"
+    if type(x) is not Tensor:
+        return f"a {type(x).__name__} may have no memory of its own"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return "NUMBA_DISABLE_JIT is set"
+    return why_no_numba()
+
+
+@cache
+def why_no_numba() -> str:
+    """Return why there are no compiled loops, or an empty string."""
+    try:
+        import mrla_mm.ops.numba_passes  # noqa: F401
+    except ImportError as error:
+        return f"numba is not installed ({error})"
+    except Exception as error:  # whatever a broken installation raises
+        return f"numba cannot be imported ({describe(error)})"
+    return ""
+
+
 def choose_path(x: Tensor) -> Choice:
     """Choose the implementation for a feature map (B, C, H, W); see the module for MRLA_OPS."""
     if forced := os.environ.get(ENVIRONMENT):
         return forced_path(forced, x)
     if obstacle := why_not_fused(x):
         return Choice("naive", obstacle)
-    if x.device.type != TRITON_DEVICE:
-        return Choice("fused", "the tensor is not on a GPU")
-    if obstacle := why_not_triton(x):
-        return Choice("naive", obstacle)
-    return Choice("triton", "the tensor is on a GPU")
+    if x.device.type == TRITON_DEVICE:
+        obstacle = why_not_triton(x)
+        return Choice("naive", obstacle) if obstacle else Choice("triton", "the tensor is on a GPU")
+    obstacle = why_not_numba(x)
+    return Choice("fused", obstacle) if obstacle else Choice("numba", "the tensor is on a CPU")
 
 
 def forced_path(path: str, x: Tensor) -> Choice:
@@ -104,6 +128,8 @@ def forced_path(path: str, x: Tensor) -> Choice:
     obstacle = "" if path == "naive" else why_not_fused(x)
     if path == "triton" and not obstacle:
         obstacle = why_not_triton(x)
+    if path == "numba" and not obstacle:
+        obstacle = why_not_numba(x)
     if obstacle:
         raise InputError(f"{ENVIRONMENT}={path} cannot run here: {obstacle}; unset {ENVIRONMENT}")
     return Choice(path, f"{ENVIRONMENT} asks for it")
@@ -116,4 +142,8 @@ def passes_of(path: str, outcome: Outcome | None = None) -> Passes:
         from mrla_mm.ops.triton import TritonPasses
 
         return TritonPasses(outcome)
+    if path == "numba":
+        from mrla_mm.ops.numba_passes import NumbaPasses
+
+        return NumbaPasses()
     return TorchPasses()

@@ -24,7 +24,7 @@ from mrla_mm.ops.reference import base_layer, light_layer, mla_layer
 
 CONSTANT = ("mean", "variance", "keep")  # takes no gradient
 EPS = 1e-3  # of the norm
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def self_check(form: Form, passes: Passes) -> tuple[str, float]:

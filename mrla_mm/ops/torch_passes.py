@@ -153,14 +153,8 @@ def convolve(
     out: Tensor | None = None,
 ) -> Tensor:
     """[x +] gain dw(x; weight) + slope extra + offset, into out or a new map (B, C, H, W)."""
-    kernel = x.new_ones(1, 1) if weight is None else weight.flatten(1)
-    kernel = at_least_float32(kernel).expand(*x.shape[:2], -1)  # (B, C, 9 or 1)
-    if coefficients.gain is not None:
-        kernel = coefficients.gain.unsqueeze(-1) * kernel
     residual_in_kernel = residual and x.dtype in EXACT
-    if residual_in_kernel:
-        kernel = kernel.clone()
-        kernel[..., kernel.shape[-1] // 2].add_(1)
+    kernel = sample_kernels(x, weight, coefficients.gain, residual_in_kernel)
     y = depthwise(x, kernel, coefficients.offset)
     if extra is not None and coefficients.slope is not None:
         y = torch.addcmul(y, extra, on_grid(coefficients.slope, x), out=out)
@@ -169,6 +163,18 @@ def convolve(
     elif out is not None:
         y = out.copy_(y)
     return y.add_(x) if residual and not residual_in_kernel else y
+
+
+def sample_kernels(x: Tensor, weight: Tensor | None, gain: Tensor | None, residual: bool) -> Tensor:
+    """Kernel [1 +] gain weight of each sample, (B, C, 9); (B, C, 1) without a weight."""
+    kernel = x.new_ones(1, 1) if weight is None else weight.flatten(1)
+    kernel = at_least_float32(kernel).expand(*x.shape[:2], -1)
+    if gain is not None:
+        kernel = gain.unsqueeze(-1) * kernel
+    if residual:
+        kernel = kernel.clone()
+        kernel[..., kernel.shape[-1] // 2].add_(1)
+    return kernel
 
 
 def depthwise(x: Tensor, weight: Tensor, offset: Tensor | None) -> Tensor:

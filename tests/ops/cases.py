@@ -2,6 +2,7 @@
 
 import functools
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ needs_triton = pytest.mark.skipif(
     DEVICE == "cpu" and not INTERPRETED,
     reason="needs a GPU, or TRITON_INTERPRET=1 as in test_triton_interpreted",
 )
+needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 CONSTANT = {"keep", "mean", "variance"}  # takes no gradient
 HEAD_CHANNELS = 4

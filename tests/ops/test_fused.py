@@ -23,18 +23,21 @@ from .cases import (
     light,
     mla,
     mla_joined,
+    needs_numba,
     needs_triton,
     results,
 )
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 3e-3}
 SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 48, 14, 13)]
-PATHS = ["fused", pytest.param("triton", marks=needs_triton)]
+NUMBA = pytest.param("numba", marks=needs_numba)
+PATHS = ["fused", NUMBA, pytest.param("triton", marks=needs_triton)]
 # The second of those for the interpreter takes several tiles.
 TRITON_SHAPES = SHAPES if DEVICE == "cuda" else [(2, 12, 1, 5), (1, 4, 33, 35)]
-PATHS_AND_SHAPES = [("fused", shape) for shape in SHAPES] + [
-    pytest.param("triton", shape, marks=needs_triton) for shape in TRITON_SHAPES
-]
+NUMBA_SHAPES = [*SHAPES, (2, 8, 1, 1), (1, 12, 6, 1), (2, 4, 3, 1100), (1, 4, 40, 37)]
+PATHS_AND_SHAPES = [("fused", shape) for shape in SHAPES]
+PATHS_AND_SHAPES += [pytest.param("numba", shape, marks=needs_numba) for shape in NUMBA_SHAPES]
+PATHS_AND_SHAPES += [pytest.param("triton", shape, marks=needs_triton) for shape in TRITON_SHAPES]
 LIGHT = {
     "full": {},
     "no drop path": dict(keep=False),
@@ -46,7 +49,13 @@ LIGHT = {
 }
 # The interpreter is slow: there, all variants at the end of a block, and the full one wherever it
 # can stand.
-VARIANTS = [("fused", extent, variant) for extent in EXTENTS for variant in LIGHT] + [
+VARIANTS = [("fused", extent, variant) for extent in EXTENTS for variant in LIGHT]
+VARIANTS += [
+    pytest.param("numba", extent, variant, marks=needs_numba)
+    for extent in EXTENTS
+    for variant in LIGHT
+]
+VARIANTS += [
     pytest.param("triton", extent, variant, marks=needs_triton)
     for extent in EXTENTS
     for variant in LIGHT
@@ -73,6 +82,8 @@ def assert_same(function, tensors, *, path, dtype, layout="contiguous"):
 
 
 def dtypes_of(path):
+    if path == "numba":
+        return [torch.float32]
     return [torch.float64] * (path == "fused") + [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -333,14 +344,18 @@ def test_autocast_leaves_scores_in_single_precision(path):
         assert torch.equal(light(tensors, "attention", path), expected)
 
 
+@needs_numba
 def test_dispatch_gives_its_reasons(monkeypatch):
     x = torch.zeros(1, 4, 2, 2)
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    assert choose_path(x).path == "fused"
+    assert choose_path(x).path == "numba"
+    assert choose_path(x.double()).path == choose_path(x.half()).path == "fused"
     assert choose_path(x[:0]).path == choose_path(x.long()).path == "naive"
-    for path in ("naive", "fused"):
+    for path in ("naive", "fused", "numba"):
         monkeypatch.setenv("MRLA_OPS", path)
         assert choose_path(x).path == path
+    with pytest.raises(InputError, match="float64"):
+        choose_path(x.double())
     monkeypatch.setenv("MRLA_OPS", "fast")
     with pytest.raises(InputError, match="fast"):
         choose_path(x)

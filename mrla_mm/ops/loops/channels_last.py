@@ -1,0 +1,167 @@
+"""Loops over channels-last maps, seen as (B, H * W, C); a unit of work is a band of rows.
+
+A coefficient is a row of C numbers for each sample. A map that is absent has no samples. What is
+summed over a band is summed row by row first, so that rounding errors stay small.
+"""
+
+import numpy as np
+from numba import float32
+
+from mrla_mm.ops.loops import compiled
+from mrla_mm.ops.loops.pointers import map_at
+
+
+@compiled
+def band(unit, grid):
+    """The sample of a unit, and its first row and the one after its last."""
+    height, _, bands = grid
+    sample, index = unit // bands, unit % bands
+    return sample, height * index // bands, height * (index + 1) // bands
+
+
+@compiled
+def add_scaled(out, x, factor):
+    """Add factor x to out."""
+    for i in range(len(out)):
+        out[i] += factor[i] * x[i]
+
+
+@compiled
+def take_sums(sums, of_row):
+    """Add the sums of a row to those of its band, and clear them."""
+    for k in range(len(sums)):
+        for i in range(sums.shape[1]):
+            sums[k, i] += of_row[k, i]
+            of_row[k, i] = 0
+
+
+@compiled
+def add_relu(start, stop, grid, c, shortcut, x, sums):
+    """Write x = relu(c + shortcut), NaN included, and its sums over each band."""
+    width = grid[1]
+    of_row = np.zeros(sums.shape[1:], np.float32)
+    for unit in range(start, stop):
+        sample, first, end = band(unit, grid)
+        for row in range(first, end):
+            for pixel in range(row * width, (row + 1) * width):
+                z, y, total = c[sample, pixel], x[sample, pixel], of_row[0]
+                other = shortcut[sample, pixel]
+                for i in range(len(y)):
+                    value = z[i] + other[i]
+                    value = float32(0) if value < 0 else value
+                    y[i] = value
+                    total[i] += value
+            take_sums(sums[unit], of_row)
+
+
+@compiled
+def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope, out, scaled):
+    """Write what the function of this name over contiguous maps does."""
+    height, width, _ = grid
+    zeros = np.zeros(x.shape[2], np.float32)
+    for unit in range(start, stop):
+        sample, first, end = band(unit, grid)
+        bias, extra, scale = shift[sample], factor[sample], slope[sample]
+        for row in range(first, end):
+            for column in range(width):
+                pixel = row * width + column
+                y = out[sample, pixel]
+                for i in range(len(y)):
+                    y[i] = bias[i]
+                if weight.shape[1] == 1:
+                    add_scaled(y, x[sample, pixel], weight[sample, 0])
+                    rows = range(0)
+                else:
+                    rows = range(max(row - 1, 0), min(row + 2, height))
+                for r in rows:
+                    there = r * width + column
+                    left = x[sample, there - 1] if column > 0 else zeros
+                    middle = x[sample, there]
+                    right = x[sample, there + 1] if column < width - 1 else zeros
+                    place = 3 * (r - row + 1)
+                    w0 = weight[sample, place]
+                    w1 = weight[sample, place + 1]
+                    w2 = weight[sample, place + 2]
+                    for i in range(len(y)):
+                        y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
+                if len(added) > 0:
+                    add_scaled(y, added[sample, pixel], extra)
+                if len(positive) > 0:
+                    z = positive[sample, pixel]
+                    for i in range(len(y)):
+                        y[i] = float32(0) if z[i] <= 0 else y[i]
+                if len(scaled) > 0:
+                    z = scaled[sample, pixel]
+                    middle = x[sample, pixel]
+                    for i in range(len(y)):
+                        z[i] = scale[i] * middle[i]
+                    if len(positive) > 0:
+                        for i in range(len(y)):
+                            z[i] += y[i]
+
+
+@compiled
+def grid_sums(start, stop, grid, grad, x, history, sums):
+    """Write sums over each band of grad times x at the kernel's 9 places, history, and 1."""
+    height, width, _ = grid
+    of_row = np.zeros(sums.shape[1:], np.float32)
+    for unit in range(start, stop):
+        sample, first, end = band(unit, grid)
+        for row in range(first, end):
+            for column in range(width):
+                pixel = row * width + column
+                g = grad[sample, pixel]
+                for place in range(9):
+                    r, c = row + place // 3 - 1, column + place % 3 - 1
+                    if 0 <= r < height and 0 <= c < width:
+                        add_scaled(of_row[place], x[sample, r * width + c], g)
+                if len(history) > 0:
+                    add_scaled(of_row[9], history[sample, pixel], g)
+                total = of_row[10]
+                for i in range(len(g)):
+                    total[i] += g[i]
+            take_sums(sums[unit], of_row)
+
+
+@compiled
+def weighted_sum(start, stop, grid, x, values, weights, shift, out):
+    """Write out = sum_s weights_s values_s + shift + x, the values by their addresses."""
+    width = grid[1]
+    for unit in range(start, stop):
+        sample, first, end = band(unit, grid)
+        bias = shift[sample]
+        for pixel in range(first * width, end * width):
+            y = out[sample, pixel]
+            for i in range(len(y)):
+                y[i] = bias[i]
+            for s in range(len(values)):
+                value = map_at(values[s], out.shape)
+                add_scaled(y, value[sample, pixel], weights[sample, s])
+            if len(x) > 0:
+                z = x[sample, pixel]
+                for i in range(len(y)):
+                    y[i] += z[i]
+
+
+@compiled
+def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overwrite, sums):
+    """Add weights_s grad to each gradient; write the sums of grad times each value, and times 1."""
+    width = grid[1]
+    of_row = np.zeros(sums.shape[1:], np.float32)
+    for unit in range(start, stop):
+        sample, first, end = band(unit, grid)
+        for row in range(first, end):
+            for pixel in range(row * width, (row + 1) * width):
+                g = grad[sample, pixel]
+                for s in range(len(values)):
+                    value = map_at(values[s], grad.shape)
+                    add_scaled(of_row[s], value[sample, pixel], g)
+                    of_value = map_at(grads[s], grad.shape)[sample, pixel]
+                    if overwrite:
+                        for i in range(len(g)):
+                            of_value[i] = 0
+                    add_scaled(of_value, g, weights[sample, s])
+                total = of_row[len(values)]
+                for i in range(len(g)):
+                    total[i] += g[i]
+            take_sums(sums[unit], of_row)

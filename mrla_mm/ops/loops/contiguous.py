@@ -1,0 +1,214 @@
+"""Loops over contiguous maps, seen as (planes, H * W); a unit of work is a plane (b, c).
+
+A coefficient is a number for each plane. A map that is absent has no planes.
+"""
+
+import numpy as np
+from numba import float32
+
+from mrla_mm.ops.loops import compiled
+from mrla_mm.ops.loops.pointers import map_at
+
+BLOCK = 1024  # pixels that stay in a core's first cache from one loop to the next
+
+
+@compiled
+def add_relu(start, stop, grid, c, shortcut, x, sums):
+    """Write x = relu(c + shortcut), NaN included, and its sum over each plane."""
+    pixels = x.shape[1]
+    for plane in range(start, stop):
+        total = 0.0
+        for first in range(0, pixels, BLOCK):
+            of_block = float32(0)
+            for p in range(first, min(first + BLOCK, pixels)):
+                value = c[plane, p] + shortcut[plane, p]
+                value = float32(0) if value < 0 else value
+                x[plane, p] = value
+                of_block += value
+            total += of_block
+        sums[plane, 0] = total
+
+
+@compiled
+def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope, out, scaled):
+    """Write out = dw(x; weight) + shift + factor added, and 0 where positive is not.
+
+    If asked for, write scaled = slope x too, plus out where there is a `positive`.
+    """
+    height, width, _ = grid
+    rows = min(height, max(BLOCK // width, 1))
+    shifted = np.empty((3, (rows + 2) * width), np.float32)
+    for plane in range(start, stop):
+        bias, extra, scale = shift[plane], factor[plane], slope[plane]
+        for first in range(0, height, rows):
+            begin, end = first * width, min(first + rows, height) * width
+            y = out[plane, begin:end]
+            for p in range(len(y)):
+                y[p] = bias
+            if weight.shape[1] == 1:
+                add_scaled(y, x[plane, begin:end], weight[plane, 0])
+            else:
+                shift_rows(x[plane], begin, end, width, shifted)
+                for row in range(3):
+                    w0 = weight[plane, 3 * row]
+                    w1 = weight[plane, 3 * row + 1]
+                    w2 = weight[plane, 3 * row + 2]
+                    left, middle, right = row_of_kernel(shifted, row * width)
+                    for p in range(len(y)):
+                        y[p] += w0 * left[p] + w1 * middle[p] + w2 * right[p]
+            if len(added) > 0:
+                add_scaled(y, added[plane, begin:end], extra)
+            if len(positive) > 0:
+                z = positive[plane, begin:end]
+                for p in range(len(y)):
+                    y[p] = float32(0) if z[p] <= 0 else y[p]
+            if len(scaled) > 0:
+                z = scaled[plane, begin:end]
+                pixels = x[plane, begin:end]
+                for p in range(len(y)):
+                    z[p] = scale * pixels[p]
+                if len(positive) > 0:
+                    for p in range(len(y)):
+                        z[p] += y[p]
+
+
+@compiled
+def add_scaled(out, x, factor):
+    """Add factor x to out."""
+    for p in range(len(out)):
+        out[p] += factor * x[p]
+
+
+@compiled
+def grid_sums(start, stop, grid, grad, x, history, sums):
+    """Write sums over each plane of grad times x at the kernel's 9 places, history, and 1."""
+    height, width, _ = grid
+    rows = min(height, max(BLOCK // width, 1))
+    shifted = np.empty((3, (rows + 2) * width), np.float32)
+    totals = np.empty(11)
+    for plane in range(start, stop):
+        for place in range(11):
+            totals[place] = 0
+        for first in range(0, height, rows):
+            begin, end = first * width, min(first + rows, height) * width
+            shift_rows(x[plane], begin, end, width, shifted)
+            g = grad[plane, begin:end]
+            add_nine_sums(g, width, shifted, totals)
+            of_grad = of_history = float32(0)
+            for p in range(len(g)):
+                of_grad += g[p]
+            if len(history) > 0:
+                h = history[plane, begin:end]
+                for p in range(len(g)):
+                    of_history += g[p] * h[p]
+            totals[9] += of_history
+            totals[10] += of_grad
+        for place in range(11):
+            sums[plane, place] = totals[place]
+
+
+@compiled
+def shift_rows(x, begin, end, width, shifted):
+    """Copy pixels of a plane, whole rows and one more above and below, as each column sees them.
+
+    They are the left neighbour of every pixel, the pixel, its right neighbour; 0 beyond the plane.
+    With them every place of a kernel is one long loop, whatever the width.
+    """
+    left, middle, right = row_of_kernel(shifted, 0)
+    size = end - begin + 2 * width
+    first = max(begin - width, 0)
+    rows = x[first : min(end + width, len(x))]
+    margin = first - (begin - width)
+    for p in range(margin):
+        left[p] = middle[p] = right[p] = 0
+    for p in range(margin + len(rows), size):
+        left[p] = middle[p] = right[p] = 0
+    left, middle, right = row_of_kernel(shifted, margin)
+    after_left, after_first = left[1:], rows[1:]
+    for p in range(len(rows)):
+        middle[p] = rows[p]
+    for p in range(len(rows) - 1):
+        after_left[p] = rows[p]
+    for p in range(len(rows) - 1):
+        right[p] = after_first[p]
+    for p in range(0, len(rows), width):
+        left[p] = 0
+        right[p + width - 1] = 0
+
+
+@compiled
+def row_of_kernel(shifted, start):
+    """What `shift_rows` copied, from one row on."""
+    return shifted[0, start:], shifted[1, start:], shifted[2, start:]
+
+
+@compiled
+def add_nine_sums(grad, width, shifted, totals):
+    """Add the sums of a gradient times what is at each place of the kernel."""
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = s8 = float32(0)
+    left, middle, right = row_of_kernel(shifted, 0)
+    left1, middle1, right1 = row_of_kernel(shifted, width)
+    left2, middle2, right2 = row_of_kernel(shifted, 2 * width)
+    for p in range(len(grad)):
+        g = grad[p]
+        s0 += g * left[p]
+        s1 += g * middle[p]
+        s2 += g * right[p]
+        s3 += g * left1[p]
+        s4 += g * middle1[p]
+        s5 += g * right1[p]
+        s6 += g * left2[p]
+        s7 += g * middle2[p]
+        s8 += g * right2[p]
+    for place, total in enumerate((s0, s1, s2, s3, s4, s5, s6, s7, s8)):
+        totals[place] += total
+
+
+@compiled
+def weighted_sum(start, stop, grid, x, values, weights, shift, out):
+    """Write out = sum_s weights_s values_s + shift + x, the values by their addresses."""
+    pixels = out.shape[1]
+    for plane in range(start, stop):
+        for first in range(0, pixels, BLOCK):
+            end = min(first + BLOCK, pixels)
+            y = out[plane, first:end]
+            bias = shift[plane]
+            for p in range(len(y)):
+                y[p] = bias
+            for s in range(len(values)):
+                value = map_at(values[s], out.shape)
+                add_scaled(y, value[plane, first:end], weights[plane, s])
+            if len(x) > 0:
+                add_scaled(y, x[plane, first:end], float32(1))
+
+
+@compiled
+def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overwrite, sums):
+    """Add weights_s grad to each gradient; write the sums of grad times each value, and times 1."""
+    pixels = grad.shape[1]
+    for plane in range(start, stop):
+        for s in range(len(values)):
+            value = map_at(values[s], grad.shape)
+            grad_value = map_at(grads[s], grad.shape)
+            w = weights[plane, s]
+            total = 0.0
+            for first in range(0, pixels, BLOCK):
+                end = min(first + BLOCK, pixels)
+                g, v = grad[plane, first:end], value[plane, first:end]
+                of_value = grad_value[plane, first:end]
+                of_block = float32(0)
+                for p in range(len(g)):
+                    of_block += g[p] * v[p]
+                total += of_block
+                if overwrite:
+                    for p in range(len(g)):
+                        of_value[p] = 0
+                add_scaled(of_value, g, w)
+            sums[plane, s] = total
+        total = 0.0
+        for first in range(0, pixels, BLOCK):
+            of_block = float32(0)
+            for p in range(first, min(first + BLOCK, pixels)):
+                of_block += grad[plane, p]
+            total += of_block
+        sums[plane, len(values)] = total

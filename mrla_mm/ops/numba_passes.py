@@ -1,0 +1,223 @@
+"""The passes as loops that numba compiles, for float32 maps on CPUs; `loops` has the loops."""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, expand_scores, product
+from mrla_mm.ops.loops import PIECES, Threads, channels_last, contiguous, count_threads
+from mrla_mm.ops.torch_passes import TorchPasses, sample_kernels
+
+THREADS = Threads()
+
+
+class Layout(NamedTuple):
+    """How the loops see maps of one size and layout.
+
+    Attributes:
+        size: (B, C, H, W).
+        is_last: whether maps are channels-last, else contiguous.
+        bands: number of parts of a channels-last map that are summed on their own. It depends on
+            the number of threads alone, so sums are the same to the bit in every run.
+    """
+
+    size: torch.Size
+    is_last: bool
+    bands: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Layout":
+        """The layout of a map and those like it."""
+        is_last = not x.is_contiguous()
+        threads = count_threads(x.numel())
+        bands = 1
+        if is_last and threads > 1:
+            bands = min(math.ceil(threads * PIECES / x.shape[0]), x.shape[2])
+        return cls(x.shape, is_last, bands)
+
+    def run(self, loop: str, *args: object) -> None:
+        """Run a loop by its name on all threads; args are what follows its grid."""
+        batch, channels, height, width = self.size
+        module = channels_last if self.is_last else contiguous
+        units = batch * (self.bands if self.is_last else channels)
+        function = getattr(module, loop)
+        THREADS.run(function, units, self.size.numel(), (height, width, self.bands), *args)
+
+    def maps(self, *tensors: Tensor | None) -> list[np.ndarray]:
+        """Maps as arrays of the same memory; None becomes an empty one."""
+        batch, channels, height, width = self.size
+        arrays = []
+        for tensor in tensors:
+            if tensor is None:
+                array = np.empty((0,) * (3 if self.is_last else 2), np.float32)
+            elif self.is_last:
+                array = tensor.detach().permute(0, 2, 3, 1).reshape(batch, -1, channels).numpy()
+            else:
+                array = tensor.detach().reshape(batch * channels, -1).numpy()
+            arrays.append(array)
+        return arrays
+
+    def coefficients(self, tensor: Tensor) -> np.ndarray:
+        """Coefficients (B, C, K): (B * C, K) for contiguous maps, else (B, K, C)."""
+        tensor = tensor.detach().float()
+        tensor = tensor.transpose(1, 2) if self.is_last else tensor.flatten(0, 1)
+        return tensor.contiguous().numpy()
+
+    def per_map(self, tensor: Tensor | None, default: float) -> np.ndarray:
+        """One coefficient (B, C), or a default: (B * C,) for contiguous maps, else (B, C)."""
+        if tensor is None:
+            tensor = torch.full(self.size[:2], default)
+        array = self.coefficients(tensor.unsqueeze(2))
+        return array[:, 0]
+
+    def new_sums(self, count: int) -> np.ndarray:
+        """Zeros that a loop adds its sums to."""
+        batch, channels = self.size[:2]
+        if self.is_last:
+            return np.zeros((batch * self.bands, count, channels), np.float32)
+        return np.zeros((batch * channels, count), np.float32)
+
+    def collect(self, sums: np.ndarray) -> Tensor:
+        """What a loop added up, as a tensor (B, C, K)."""
+        batch, channels = self.size[:2]
+        sums = torch.from_numpy(sums)
+        if self.is_last:
+            return sums.unflatten(0, (batch, self.bands)).sum(1).transpose(1, 2)
+        return sums.unflatten(0, (batch, channels))
+
+
+class NumbaPasses(TorchPasses):
+    """Passes for float32 maps on CPUs, each of which reads and writes every map once."""
+
+    def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
+        """Loops are compiled once; what they do differs with what is small, or taken in blocks."""
+        batch, _, height, width = shape
+        in_blocks = height * width > contiguous.BLOCK
+        return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks
+
+    def chunks(self, x: Tensor) -> tuple[None]:
+        """None, for the whole batch: the threads share it out."""
+        return (None,)
+
+    def add_relu(
+        self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
+    ) -> Tensor | None:
+        """Sum the map while it is written."""
+        if shortcut is None:
+            return super().add_relu(c, shortcut, out=out, pool=pool)
+        layout = Layout.of(out)
+        sums = layout.new_sums(1)
+        layout.run("add_relu", *layout.maps(c, shortcut, out), sums)
+        return layout.collect(sums)[..., 0] / out[0, 0].numel() if pool else None
+
+    def apply(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        coefficients: Coefficients,
+        *,
+        history: Tensor | None = None,
+        residual: bool = False,
+        out: Tensor,
+    ) -> None:
+        """Run one loop, whose kernel holds gain and residual."""
+        layout = Layout.of(x)
+        gain, slope, offset = coefficients
+        kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
+        x, history, out, absent = layout.maps(x, history, out, None)
+        offset, slope = layout.per_map(offset, 0), layout.per_map(slope, 1)
+        layout.run("stencil", x, kernels, offset, history, slope, absent, slope, out, absent)
+
+    def apply_backward(
+        self,
+        grad: Tensor,
+        weight: Tensor | None,
+        coefficients: Coefficients,
+        *,
+        grad_pixel: Tensor | None = None,
+        extra_grad: Tensor | None = None,
+        residual: bool = False,
+        positive: Tensor | None = None,
+        grad_x: Tensor,
+        grad_history: Tensor | None = None,
+    ) -> None:
+        """Run the loop of `apply` with the kernel turned round."""
+        layout = Layout.of(grad)
+        flipped = None if weight is None else weight.flip((2, 3))
+        kernels = layout.coefficients(sample_kernels(grad, flipped, coefficients.gain, residual))
+        offset, slope = layout.per_map(grad_pixel, 0), layout.per_map(coefficients.slope, 1)
+        factor = layout.per_map(None, 1)
+        grad, added, positive = layout.maps(grad, extra_grad, positive)
+        outputs = layout.maps(grad_x, grad_history)
+        layout.run("stencil", grad, kernels, offset, added, factor, positive, slope, *outputs)
+
+    def grid_sums(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        *,
+        history: Tensor | None = None,
+        convolved: bool,
+        with_grad: bool,
+    ) -> GridSums:
+        """Sum everything in one loop."""
+        if not convolved:
+            options = dict(history=history, convolved=convolved, with_grad=with_grad)
+            return super().grid_sums(grad, x, **options)
+        layout = Layout.of(x)
+        sums = layout.new_sums(11)
+        layout.run("grid_sums", *layout.maps(grad, x, history), sums)
+        sums = layout.collect(sums)
+        of_history = None if history is None else sums[..., 9]
+        return GridSums(sums[..., :9], of_history, sums[..., 10] if with_grad else None)
+
+    def weighted_sum(
+        self,
+        values: Sequence[Tensor],
+        scores: Tensor,
+        coefficients: Coefficients,
+        *,
+        x: Tensor | None = None,
+        out: Tensor,
+    ) -> None:
+        """Read all values in one loop."""
+        layout = Layout.of(out)
+        weights = layout.coefficients(value_weights(scores, coefficients.gain, out))
+        offset = layout.per_map(coefficients.offset, 0)
+        x, out = layout.maps(x, out)
+        layout.run("weighted_sum", x, addresses(values), weights, offset, out)
+
+    def weighted_sum_backward(
+        self,
+        grad: Tensor,
+        values: Sequence[Tensor],
+        scores: Tensor,
+        gain: Tensor | None,
+        *,
+        grad_values: Sequence[Tensor],
+        overwrite: bool,
+        with_grad: bool,
+    ) -> ValueSums:
+        """Read and write all maps in one loop."""
+        layout = Layout.of(grad)
+        weights = layout.coefficients(value_weights(scores, gain, grad))
+        sums = layout.new_sums(len(values) + 1)
+        maps = addresses(values), weights, addresses(grad_values)
+        layout.run("weighted_sum_backward", *layout.maps(grad), *maps, overwrite, sums)
+        sums = layout.collect(sums).transpose(1, 2)  # (B, T + 1, C)
+        return ValueSums(sums[:, :-1], sums[:, -1] if with_grad else None)
+
+
+def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Where the maps begin: a loop is compiled once, not for each number of maps."""
+    return np.array([tensor.data_ptr() for tensor in tensors], np.int64)
+
+
+def value_weights(scores: Tensor, gain: Tensor | None, x: Tensor) -> Tensor:
+    """Factor of each value, gain times score (B, C, T)."""
+    weights = expand_scores(scores, x.shape[1]).transpose(1, 2)
+    return product(weights, None if gain is None else gain.unsqueeze(2))
