@@ -20,12 +20,14 @@ from mrla_mm.ops import (
     FrozenNorm,
     Weights,
     base_fused,
+    coefficients,
     dispatch,
     light_fused,
     mla_fused,
     proof,
     self_check,
 )
+from mrla_mm.ops.coefficients import GridSums, Layer
 
 from . import cases
 from .cases import (
@@ -36,6 +38,7 @@ from .cases import (
     light,
     mla_joined,
     needs_triton,
+    parts,
     results,
 )
 from .test_fused import assert_same, poisoned
@@ -74,6 +77,32 @@ def test_triton_programs_that_sum_several_tiles(monkeypatch):
         tensors = draw((1, channels, 33, 35), "block end", depth=depth, history=not depth)
         bound = functools.partial(function, extent="block end")
         assert_same(bound, tensors, path="triton", dtype=torch.float32)
+
+
+@needs_triton
+@pytest.mark.parametrize("heads", [2, 1])
+def test_triton_adds_up_the_sums_of_many_spans(heads):
+    """More than the kernels load at a time, as of a large map; with heads of up to 80 channels."""
+    spans, channels = 19, 80
+    tensors = {
+        name: t.float().to(DEVICE) for name, t in draw((2, channels, 1, 1), "branch").items()
+    }
+    layer = Layer(*parts(tensors)[:2], heads, has_history=True)
+    averages = torch.randn(spans, 2, channels, device=DEVICE) / spans
+    sums = torch.rand(spans, 2, 11, channels, device=DEVICE)
+    passes, size = dispatch.passes_of("triton"), torch.Size((2, channels, 30, 30))
+    saved = passes.light_coefficients(averages, layer, size)
+    wanted = coefficients.light_coefficients(averages.sum(0), layer, size)
+    torch.testing.assert_close(saved, wanted, rtol=1e-4, atol=1e-4)
+    ours = passes.light_coefficients_backward(saved, layer, size, sums)
+    total = sums.sum(0)  # (B, n + 2, C)
+    grid_sums = GridSums(total[:, :9].mT, total[:, 9], total[:, 10])
+    grad_pixel, gradients = coefficients.light_coefficients_backward(saved, layer, size, grid_sums)
+    torch.testing.assert_close(ours[0], grad_pixel, rtol=1e-3, atol=1e-4)
+    for one, other in zip(ours[1], gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other.to(one), rtol=1e-3, atol=1e-3)
 
 
 @needs_triton
