@@ -232,10 +232,9 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
     value = attention.value
     if value is None or value.weight.dtype == x.dtype:
         return ""
-    is_double = torch.float64 in (value.weight.dtype, x.dtype)  # which autocast leaves alone
-    if is_double or not is_autocast_enabled(x.device.type):
-        return f"the value's weight is in {value.weight.dtype}, the map in {x.dtype}"
-    return ""
+    if is_autocast_enabled(x.device.type):
+        return ""
+    return f"the value's weight is in {value.weight.dtype}, the map in {x.dtype}"
 
 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
