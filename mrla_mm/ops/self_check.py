@@ -35,6 +35,9 @@ def self_check(form: Form, passes: Passes) -> tuple[str, float]:
     small = shrink(form, passes)
     dtypes = {form.dtype, *form.dtypes} - {None}
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
+    if form.path == "numba":
+        # Small coefficients are torch's own: saturated scores cost their gradients two digits.
+        tolerance = 0.1
     try:
         difference, name = largest_difference(small, passes)
     except torch.cuda.OutOfMemoryError:
