@@ -142,9 +142,7 @@ class LayerAttention(nn.Module):
         metadata = getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})
         metadata["layer_attention"] = self.silent_arguments()
 
-    def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, local_metadata: dict, *args: object
-    ) -> None:
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         if changed := self.changed_arguments(local_metadata):
             error_msgs = args[-1]

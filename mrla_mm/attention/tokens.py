@@ -65,9 +65,7 @@ class TokenAttentionResidual(LayerAttentionResidual):
         self.history_norm = build_branch_norm(norm_cfg, channels) if uses_shortcut else None
         self.reset_zero_init()
 
-    def forward(
-        self, tokens: Tensor, shortcut: Tensor, grid: tuple[int, int], *memory: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(self, tokens, shortcut, grid, *memory):
         """Add the attention to the tokens of a block; return y and the new memory.
 
         Shapes:

@@ -166,9 +166,7 @@ class CeiT(ViT):
         """Embed patches of the stem's map; see `ViT`."""
         return super().embed(self.stem(x))
 
-    def run_block(
-        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
-    ) -> tuple[Tensor, ...]:
+    def run_block(self, index, grid, x, *memory):
         """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
         return (self.layers[index](x, grid),)
 

@@ -169,8 +169,7 @@ class MRLAEfficientNet(PlainEfficientNet):
     `norm_cfg` reach it as in `MRLAResNet`.
 
     Args:
-        layer_attention: as in `MRLAResNet`, by default MRLALight with head_channels=8.
-        zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
+        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=8.
     """
 
     def __init__(

@@ -77,8 +77,7 @@ class MRLAPVTv2(PVTv2):
     B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
 
     Args:
-        layer_attention: as in `MRLAResNet`, by default MRLALight with head_channels=16.
-        zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
+        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=16.
     """
 
     def __init__(
@@ -92,24 +91,18 @@ class MRLAPVTv2(PVTv2):
         super().__init__(arch, **kwargs)
         self.layer_attention = attention_config(layer_attention)
         if self.layer_attention is not None:
-            self.add_branches(zero_init_attention)
+            for _, blocks, _ in self.layers:
+                for index, block in enumerate(blocks):
+                    block.mrla = TokenAttentionResidual(
+                        self.layer_attention,
+                        block.ffn.embed_dims,
+                        drop_path=block.ffn.dropout_layer.drop_prob,
+                        zero_init=zero_init_attention,
+                        first_in_stage=index == 0,
+                    )
         self._freeze_stages()
 
-    def add_branches(self, zero_init: bool) -> None:
-        """Give each block its residual branch."""
-        for _, blocks, _ in self.layers:
-            for index, block in enumerate(blocks):
-                block.mrla = TokenAttentionResidual(
-                    self.layer_attention,
-                    block.ffn.embed_dims,
-                    drop_path=block.ffn.dropout_layer.drop_prob,
-                    zero_init=zero_init,
-                    first_in_stage=index == 0,
-                )
-
-    def run_block(
-        self, block: PVTEncoderLayer, grid: tuple[int, int], tokens: Tensor, *memory: Tensor
-    ) -> tuple[Tensor, ...]:
+    def run_block(self, block, grid, tokens, *memory):
         """Run a block and its layer attention on tokens (B, H * W, C)."""
         out = block(tokens, grid)
         if self.layer_attention is None:

@@ -157,10 +157,9 @@ class MRLAViT(ViT):
     (Algorithms 2 and 4).
 
     Args:
-        layer_attention: as in `MRLAResNet`, by default MRLALight with head_channels=16.
+        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=16.
         stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
             the stages' numbers, which add up to the model's blocks.
-        zero_init_attention: start as an exact identity, so that plain weights keep their outputs.
     """
 
     def __init__(
@@ -178,24 +177,18 @@ class MRLAViT(ViT):
         self.layer_attention = attention_config(layer_attention)
         self.starts = stage_starts(stage_blocks, self.num_layers)
         if self.layer_attention is not None:
-            self.add_branches(zero_init_attention)
+            for index, layer in enumerate(self.layers):
+                layer.mrla = TokenAttentionResidual(
+                    self.layer_attention,
+                    self.embed_dims,
+                    extra_tokens=self.num_extra_tokens,
+                    drop_path=layer.attn.out_drop.drop_prob,
+                    zero_init=zero_init_attention,
+                    first_in_stage=index in self.starts,
+                )
         self._freeze_stages()
 
-    def add_branches(self, zero_init: bool) -> None:
-        """Give each block its residual branch."""
-        for index, layer in enumerate(self.layers):
-            layer.mrla = TokenAttentionResidual(
-                self.layer_attention,
-                self.embed_dims,
-                extra_tokens=self.num_extra_tokens,
-                drop_path=layer.attn.out_drop.drop_prob,
-                zero_init=zero_init,
-                first_in_stage=index in self.starts,
-            )
-
-    def run_block(
-        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
-    ) -> tuple[Tensor, ...]:
+    def run_block(self, index, grid, x, *memory):
         """Run a block and its layer attention on tokens (B, E + H * W, C)."""
         (out,) = super().run_block(index, grid, x)
         if self.layer_attention is None:

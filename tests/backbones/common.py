@@ -83,32 +83,25 @@ def assert_same_levels(backbone, plain, image, tolerance=1e-5):
 
 
 def resnet_by_hand(backbone, plain, image):
-    """Plain blocks of mmdet, each followed by our branch; its memory is reset at every stage."""
-    x, outs = plain.maxpool(plain.relu(plain.norm1(plain.conv1(image)))), []
-    for name in plain.res_layers:
-        memory = ()
-        for block, ours in zip(getattr(plain, name), getattr(backbone, name), strict=True):
-            shortcut = x if block.downsample is None else block.downsample(x)
-            x = block(x)
-            if ours.mrla is not None:
-                x, *memory = ours.mrla(x, shortcut, *memory)
-        outs.append(x)
-    return outs
+    """Plain blocks of mmdet, each followed by our branch; its memory is reset at every stage.
 
-
-def regnet_by_hand(backbone, plain, image):
-    """As for ResNet, but the shortcut is a block's input, if it has the output's shape.
-
-    A stage of one block has no layer attention.
+    RegNet has no pooling, its shortcut is a block's input if that has the output's shape, and a
+    stage of one block has no layer attention.
     """
+    regnet = isinstance(plain, RegNet)
     x, outs = plain.relu(plain.norm1(plain.conv1(image))), []
+    x = x if regnet else plain.maxpool(x)
     for name in plain.res_layers:
         memory = ()
         stage = getattr(plain, name)
         for block, ours in zip(stage, getattr(backbone, name), strict=True):
-            out = block(x)
-            shortcut = x if x.shape == out.shape else None
-            x, *memory = ours.mrla(out, shortcut, *memory) if len(stage) > 1 else (out,)
+            attended = len(stage) > 1 if regnet else ours.mrla is not None
+            shortcut = x
+            if block.downsample is not None:
+                shortcut = None if regnet else block.downsample(x)
+            x = block(x)
+            if attended:
+                x, *memory = ours.mrla(x, shortcut, *memory)
         outs.append(x)
     return outs
 
@@ -260,7 +253,7 @@ FAMILIES = {
     "regnet": Family(
         partial(RegNet, REGNET, norm_eval=False, zero_init_residual=False),
         anywhere("RegNet", arch=REGNET, norm_eval=False, zero_init_residual=False),
-        regnet_by_hand,
+        resnet_by_hand,
         head_channels=8,
         frozen=RESNET_FROZEN,
         drop_path="attention_drop_path",

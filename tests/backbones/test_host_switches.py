@@ -148,29 +148,28 @@ def test_reparametrised_projections_train(variant, change, part, monkeypatch):
     torch.testing.assert_close(found, outputs_and_gradients(backbone))
 
 
-def change_shared(backbone, change):
-    """Change the first linear layer of DIA's cell, or the convolution of DLA-light."""
-    shared = backbone.layer1[0].mrla
-    if change == "prune":
-        prune_half(shared.lstm.from_input[0])
-    elif change == "replace":
-        shared.lstm.from_input[0] = nn.Identity()
-    elif change == "replace forward":
-        shared.lstm.from_input[0].forward = torch.tanh
-    elif change == "dilate":
-        shared.attention.context.dilation = (2, 2)
-    else:
-        shared.attention.context.padding_mode = "reflect"
+def replace(shared):
+    shared.lstm.from_input[0] = nn.Identity()
 
 
-CHANGES_OF_SHARED = dict.fromkeys(("prune", "replace", "replace forward"), "dia")
-CHANGES_OF_SHARED |= dict.fromkeys(("dilate", "reflect"), "dla")
+def replace_forward(layer):
+    layer.forward = layer.forward
 
 
-@pytest.mark.parametrize(("change", "name"), CHANGES_OF_SHARED.items())
-def test_changing_what_a_stage_shares_is_refused(change, name):
+CHANGES_OF_SHARED = {  # of DIA's cell, or of DLA-light's cell and convolution
+    "prune": ("dia", lambda shared: prune_half(shared.lstm.from_input[0])),
+    "replace": ("dia", replace),
+    "forward": ("dla", lambda shared: replace_forward(shared.attention.cell.from_input[0])),
+    "context's forward": ("dla", lambda shared: replace_forward(shared.attention.context)),
+    "dilate": ("dla", lambda shared: setattr(shared.attention.context, "dilation", (2, 2))),
+    "pad": ("dla", lambda shared: setattr(shared.attention.context, "padding_mode", "reflect")),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES_OF_SHARED.values(), ids=CHANGES_OF_SHARED)
+def test_changing_what_a_stage_shares_is_refused(name, change):
     backbone = build(name)
-    change_shared(backbone, change)
+    change(backbone.layer1[0].mrla)
     with pytest.raises(InputError, match="share"):
         backbone(draw_image(64, 64))
 

@@ -132,33 +132,6 @@ def test_an_activation_needs_a_norm_that_does_not_start_at_zero(kind):
     assert ((branch(*args)[0] - x) >= 0).all()
 
 
-def pad_in_a_circle(layer):
-    layer.context.padding_mode = "circular"
-
-
-def dilate(layer):
-    layer.context.dilation = layer.context.padding = (2, 2)
-
-
-def replace_forward(layer):
-    layer.context.forward = layer.context.forward
-
-
-def replace_forward_of_the_cell(layer):
-    layer.cell.from_input[0].forward = layer.cell.from_input[0].forward
-
-
-@pytest.mark.parametrize(
-    "change", [pad_in_a_circle, dilate, replace_forward, replace_forward_of_the_cell]
-)
-def test_layers_that_a_stage_shares_by_their_weights_are_as_built(change):
-    layer, x = DLALight(8, reduction=2, first_in_stage=True), torch.randn(1, 8, 3, 5)
-    layer(x, x)
-    change(layer)
-    with pytest.raises(InputError, match="share"):
-        layer(x, x)
-
-
 WRONG = {
     "reduction=65": lambda: DLALight(64, reduction=65, first_in_stage=True),
     "reduction=9": lambda: SE(8, reduction=9),
