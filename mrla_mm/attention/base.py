@@ -1,10 +1,10 @@
 """What every layer-attention variant shares: its projections, its heads and its contract."""
 
 import math
-from functools import cache
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import assume_constant_result
 from torch.nn.modules import module as nn_module
 
 from mrla_mm.errors import InputError
@@ -13,6 +13,7 @@ from mrla_mm.ops import global_average, split_heads, without_autocast
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+METHODS = {}  # of classes, see `methods_of`
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -188,15 +189,17 @@ def is_patched(module: nn.Module) -> bool:
 
     That is: it has hooks, its own or those of all modules, or attributes in place of methods.
     """
-    own = vars(module)
+    own = module.__dict__  # of which Dynamo knows `in` alone
     return (
-        not methods_of(type(module)).isdisjoint(own)
-        or any(own[hooks] for hooks in HOOKS)
+        any(name in own for name in methods_of(type(module)))
+        or any(getattr(module, hooks) for hooks in HOOKS)
         or any(getattr(nn_module, f"_global{hooks}") for hooks in HOOKS)
     )
 
 
-@cache
+@assume_constant_result
 def methods_of(kind: type) -> frozenset[str]:
     """Names of all that can be called in a class."""
-    return frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+    if kind not in METHODS:
+        METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
+    return METHODS[kind]
