@@ -12,8 +12,7 @@ import torch
 def load(path: str | Path, allowed: Mapping[str, object]) -> object:
     """Load a checkpoint, calling nothing but what torch allows itself and what `allowed` names.
 
-    Raises:
-        UnpicklingError: the file asks for something else, which its message names.
+    Raises UnpicklingError naming what else the file asks for.
     """
     with open(path, "rb") as file:
         is_zip = torch.serialization._is_zipfile(file)

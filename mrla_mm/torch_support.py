@@ -41,8 +41,7 @@ def add_safe_globals(types: Sequence[tuple[object, str]]) -> None:
 def load_weights_only(path: str | Path, more: Sequence[type] = ()) -> object:
     """Load tensors, plain values and what is allowed onto the CPU, executing nothing else.
 
-    Raises:
-        UnpicklingError: the file asks for something else, which its message names.
+    Raises UnpicklingError naming what else the file asks for.
     """
     if has_named_safe_globals:
         with torch.serialization.safe_globals(list(more)):

@@ -1,22 +1,19 @@
 """Loading mmengine's checkpoints with ``weights_only``, torch's restricted unpickler.
 
-torch >= 2.6 loads nothing but tensors and plain containers unless told otherwise. mmengine 0.10
-also stores its log history (``HistoryBuffer``, numpy arrays) and numpy scalars, so it cannot read
-its own checkpoints back. Exactly those names are allowed here, each by a stricter stand-in, since
-an unpickler calls what is allowed with any arguments and gives any state to what it returns:
+mmengine 0.10 also stores its log history (``HistoryBuffer``, numpy arrays) and numpy scalars, so
+with torch >= 2.6 it cannot read its own checkpoints back. Exactly those names are allowed here,
+each by a stricter stand-in, since an unpickler calls what is allowed with any arguments and gives
+any state to what it returns:
 
-* ``HistoryBuffer`` pickles a registry of functions with every instance, and its ``__setstate__``
-  merges that registry into the class for the whole process. The stand-in restores the numbers
-  alone.
-* That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. Allowing ``getattr`` would open
-  every attribute of every allowed object, so the name is bound to a function that knows those four
-  methods and nothing else.
+* ``HistoryBuffer`` pickles a registry of functions, which its ``__setstate__`` merges into the
+  class for the whole process. The stand-in restores the numbers alone.
+* That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. The stand-in for ``getattr`` knows
+  those four methods and nothing else.
 * numpy makes an array of any memory: of bytes that it takes for pointers to objects, by a dtype
   that claims another size, or of a buffer that it frees while a tensor still reads it. The
   stand-ins know the dtypes of numbers and fill an array once.
 
-Other libraries may allow numpy's own under the same names, and chance decides whose are found. So
-the stand-ins work with numpy's.
+They work with numpy's own too: other libraries may allow those under the same names.
 """
 
 from pickle import UnpicklingError
@@ -92,9 +89,7 @@ def _scalar(dtype: np.dtype, content: bytes) -> np.generic:
 def _statistic(owner: type, name: str) -> str:
     """Stand in for ``getattr`` in a checkpoint: return the name of one of the four methods."""
     if owner not in (_LogHistory, HistoryBuffer) or name not in _STATISTICS:
-        raise UnpicklingError(
-            f"the checkpoint asks for the attribute {name!r} of {owner!r}, which is not allowed"
-        )
+        raise UnpicklingError(f"the attribute {name!r} of {owner!r} is not allowed")
     return name
 
 

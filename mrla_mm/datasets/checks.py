@@ -15,7 +15,6 @@ from mrla_mm.datasets.file_checks import Findings
 from mrla_mm.datasets.xml_checks import inspect_xml
 from mrla_mm.errors import InputError
 
-OTHER_ORDER = "numbers classes differently from the first data set: give all the same, in one order"
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
@@ -84,23 +83,20 @@ def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> lis
     if isinstance(classes, str):
         return [f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)"]
     faults = []
-    folders = class_folders(dataset)
+    folders = []
+    if not dataset.ann_file and getattr(dataset, "with_label", False):  # mmpretrain's
+        entries = os.scandir(dataset.img_prefix)
+        folders = sorted(entry.name for entry in entries if entry.is_dir())
     if set(folders) == set(classes) and folders != list(classes):
         faults.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
     names = folders or list(classes)
     if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
         source = "folders" if folders else "config"
         if names != numbered.setdefault(source, names):
-            faults.append(OTHER_ORDER)
+            remedy = "give all the same, in one order"
+            faults.append(f"numbers classes differently from the first data set: {remedy}")
         faults += check_heads(model, dataset, len(names))
     return faults
-
-
-def class_folders(dataset: BaseDataset) -> list[str]:
-    """Return the folders that mmpretrain numbers as classes, none if a file does or mmdet reads."""
-    if dataset.ann_file or not getattr(dataset, "with_label", False):
-        return []
-    return sorted(entry.name for entry in os.scandir(dataset.img_prefix) if entry.is_dir())
 
 
 def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:

@@ -30,7 +30,7 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     images = {image["id"]: image for image in content["images"]}
     folder = dataset.data_prefix["img"]
     faults = check_images([os.path.join(folder, each["file_name"]) for each in images.values()])
-    faults += check_names([name for name in names.values() if name in classes], classes, names)
+    faults += check_names(list(names.values()), classes)
     if repeated := first_repeated(each["id"] for each in content["images"]):
         told = f"two images have the id {repeated[0]!r}, and mmdet gives one the boxes of both"
         faults.append(f"{told}: number the images anew")
@@ -39,28 +39,25 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     learnable = [each for each in annotations if each["category_id"] in wanted]
     if crowds and any("iscrowd" not in each for each in learnable):
         faults.append("annotations without iscrowd, which the evaluation needs: add iscrowd=0")
-    min_size = (dataset.filter_cfg or {}).get("min_size", 0)
     boxes = Boxes(annotations, images, wanted)
     faults += boxes.faults()
-    if masks and any(not each.get("segmentation") for each in boxes.kept()):
+    kept = [boxes.annotations[index] for index in np.flatnonzero(boxes.is_kept)]
+    if masks and any(not each.get("segmentation") for each in kept):
         faults.append("boxes without segmentation: add masks, or take a detector that needs none")
-    return Findings(faults, None if faults else boxes.count_objects(min_size))
+    min_size = (dataset.filter_cfg or {}).get("min_size", 0)
+    is_large = np.minimum(boxes.width, boxes.height) >= min_size
+    is_learned = boxes.is_kept & is_large & ~boxes.is_crowd
+    return Findings(faults, None if faults else int(is_learned.sum()))
 
 
 def read_json(path: str) -> dict:
-    """Read a file as text, as mmdet does, without its polygons.
-
-    Raises ValueError or TypeError if it is not an object in JSON.
-    """
+    """Read a file as text, as mmdet does, without its polygons."""
     try:
         with open(path) as file:
-            content = json.loads(POLYGONS.sub('"segmentation": true', file.read()))
+            return json.loads(POLYGONS.sub('"segmentation": true', file.read()))
     except (ValueError, RecursionError) as error:
         remedy = "write it anew in UTF-8 without a byte order mark"
         raise ValueError(f"it cannot be read as JSON, {error}: {remedy}") from error
-    if not isinstance(content, dict):
-        raise TypeError(f"it holds a {type(content).__name__}, not an object")
-    return content
 
 
 def first_repeated(values: Iterable) -> list:
@@ -68,23 +65,20 @@ def first_repeated(values: Iterable) -> list:
     return [value for value, count in Counter(values).items() if count > 1][:1]
 
 
-def check_names(
-    learned: Sequence[str], classes: Sequence[str], names: Mapping[int, str]
-) -> list[str]:
+def check_names(names: list[str], classes: Sequence[str]) -> list[str]:
     """Return a fault if the file's names that are learned are not the classes in their order."""
+    learned = [name for name in names if name in classes]
     if repeated := first_repeated(learned):
         remedy = "give each name once, and annotations its id"
         return [f"two categories have the name {repeated[0]!r}: {remedy}"]
     if set(learned) != set(classes):
-        return [missing_names(classes, list(names.values()))]
-    if list(learned) != list(classes):
+        return [missing_names(classes, names)]
+    if learned != list(classes):
         return [f"mmdet numbers classes in the file's order: set metainfo.classes={learned}"]
     return []
 
 
-def check_references(
-    annotations: Sequence[dict], names: Mapping[int, str], images: Mapping[int, dict]
-) -> list[str]:
+def check_references(annotations: Sequence[dict], names: Mapping, images: Mapping) -> list[str]:
     """Return faults of the ids and flags that annotations have."""
     faults = []
     if unknown := {each["category_id"] for each in annotations} - names.keys():
@@ -121,16 +115,8 @@ class Boxes:
         self.is_wanted, self.is_crowd = columns[7:].astype(bool)
         inside = (self.x < self.width) & (self.y < self.height)
         inside &= (self.x + self.w > 0) & (self.y + self.h > 0)
-        self.is_read = inside & (self.w >= 1) & (self.h >= 1) & (self.area > 0)
-
-    def kept(self) -> list[dict]:
-        """Return the annotations that mmdet keeps."""
-        return [self.annotations[index] for index in np.flatnonzero(self.is_wanted & self.is_read)]
-
-    def count_objects(self, min_size: float) -> int:
-        """Return how many objects are learned if smaller images are left out."""
-        is_large = np.minimum(self.width, self.height) >= min_size
-        return int((self.is_wanted & self.is_read & is_large & ~self.is_crowd).sum())
+        is_read = inside & (self.w >= 1) & (self.h >= 1) & (self.area > 0)
+        self.is_kept = self.is_wanted & is_read
 
     def faults(self) -> list[str]:
         """Return what is wrong with the numbers."""
@@ -144,7 +130,7 @@ class Boxes:
         corners = (self.x < self.w) & (self.y < self.h) & (self.w <= right) & (self.h <= bottom)
         if corners.sum() > COULD_BE_CORNERS * len(corners) and beyond.mean() > BEYOND_IMAGE:
             return ["bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]"]
-        skipped = self.is_wanted & ~self.is_read
+        skipped = self.is_wanted & ~self.is_kept
         if skipped.sum() > TOLERATED * self.is_wanted.sum():
             first = self.annotations[int(skipped.argmax())]
             told = f"{skipped.sum()} of {self.is_wanted.sum()} boxes are outside or below a pixel"

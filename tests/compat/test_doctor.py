@@ -8,19 +8,14 @@ import sys
 import pytest
 from mmengine.config import Config
 
-import mrla_doctor
+import mrla_doctor as doctor
 
 from ..conftest import ROOT
 
 TOOL = ROOT / "tools/doctor.py"
 
 
-@pytest.fixture
-def doctor():
-    return mrla_doctor
-
-
-def test_a_healthy_installation_passes(doctor, capsys):
+def test_a_healthy_installation_passes(capsys):
     code, printed = doctor.main(), capsys.readouterr().out
     assert code == 0 and "FAIL" not in printed, printed
     for text in ("mmdet 3", "nms and roi_align on", "Paths", "training would work"):
@@ -28,7 +23,7 @@ def test_a_healthy_installation_passes(doctor, capsys):
 
 
 @pytest.mark.parametrize("name", ["torch", "mmdet", "mmcv.ops"])
-def test_a_missing_package_is_named_and_nothing_crashes(doctor, monkeypatch, capsys, name):
+def test_a_missing_package_is_named_and_nothing_crashes(monkeypatch, capsys, name):
     monkeypatch.setitem(sys.modules, name, None)
     code, printed = doctor.main(), capsys.readouterr().out
     assert code == 1
@@ -36,7 +31,7 @@ def test_a_missing_package_is_named_and_nothing_crashes(doctor, monkeypatch, cap
     assert printed.count("remedy: ") == printed.count("  FAIL  ")
 
 
-def test_detectors_on_resnet_do_without_mmpretrain(doctor, monkeypatch, capsys):
+def test_detectors_on_resnet_do_without_mmpretrain(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mmpretrain", None)
     assert doctor.main() == 0 and "mmpretrain is not installed" in capsys.readouterr().out
 
@@ -49,7 +44,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_installed_and_broken_is_not_installed_again(doctor, monkeypatch, capsys, name):
+def test_what_is_installed_and_broken_is_not_installed_again(monkeypatch, capsys, name):
     """`pip install mmcv-lite` would overwrite the files of a compiled mmcv."""
     error, remedy = BROKEN[name]
     real = importlib.import_module
@@ -73,13 +68,13 @@ def test_what_is_installed_and_broken_is_not_installed_again(doctor, monkeypatch
     ],
     ids=["two mmcv", "an op that fails", "no configs of mmdet"],
 )
-def test_faults_are_reported(doctor, part, replacement, remedy, monkeypatch, capsys):
+def test_faults_are_reported(part, replacement, remedy, monkeypatch, capsys):
     owner = Config if part.startswith("Config") else doctor
     monkeypatch.setattr(owner, part.removeprefix("Config."), replacement)
     assert doctor.main() == 1 and remedy in capsys.readouterr().out
 
 
-def test_a_failed_self_check_of_triton_is_reported(doctor, monkeypatch, capsys):
+def test_a_failed_self_check_of_triton_is_reported(monkeypatch, capsys):
     pytest.importorskip("triton", reason="Triton is not installed")
     from mrla_mm.ops import proof
 
@@ -99,7 +94,7 @@ def test_it_works_where_nothing_is_installed(command):
     assert done.returncode == 1 and "pip install torch" in done.stdout and not done.stderr
 
 
-def test_an_old_python_runs_it_and_is_told_so(doctor, monkeypatch, capsys):
+def test_an_old_python_runs_it_and_is_told_so(monkeypatch, capsys):
     ast.parse((ROOT / "mrla_doctor.py").read_text(), feature_version=(3, 8))
     assert all(isinstance(each, str) for each in doctor.main.__annotations__.values()), "not run"
     monkeypatch.setattr(sys, "version_info", (3, 9))

@@ -1,10 +1,8 @@
 """Importing the package changes nothing of others but what is listed here."""
 
 import json
-import subprocess
-import sys
 
-from ..conftest import ROOT
+from ..conftest import run_python
 
 ALLOWED = {
     "mmengine.config.config.Config._get_cfg_path",  # the scope mrla_mm:: of config files
@@ -53,8 +51,5 @@ print(json.dumps(changed))
 
 
 def test_no_attribute_of_a_hosts_class_or_module_differs():
-    command = [sys.executable, "-c", COMPARE]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    changed = set(json.loads(done.stdout.splitlines()[-1]))
+    changed = set(json.loads(run_python("-c", COMPARE).splitlines()[-1]))
     assert "mmengine.config.config.Config._get_cfg_path" in changed <= ALLOWED

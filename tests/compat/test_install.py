@@ -1,7 +1,5 @@
 import importlib
 import pkgutil
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -9,7 +7,7 @@ from mmcv.utils.ext_loader import check_ops_exist, load_ext
 
 from mrla_mm.compat.ext_ops import OPS
 
-from ..conftest import ROOT
+from ..conftest import ROOT, run_python
 from .conftest import needs_stand_in
 
 OPTIONAL = {"loguru", "onedl"}  # OneDL's mmdet imports them in two modules, not requiring them
@@ -71,8 +69,5 @@ print(sys.modules["mmcv.ops.nms"].ext_module.nms(), compat.ext.is_stand_in())
 
 @needs_stand_in
 def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
-    code = [BESIDE_A_REAL_EXTENSION, str(ROOT), str(tmp_path)]
-    command = [sys.executable, "-W", "ignore", "-B", "-c", *code]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["undefined symbol", "the real nms False"]
+    said = run_python("-W", "ignore", "-B", "-c", BESIDE_A_REAL_EXTENSION, ROOT, tmp_path)
+    assert said.splitlines() == ["undefined symbol", "the real nms False"]

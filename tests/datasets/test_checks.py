@@ -69,8 +69,8 @@ def root(tmp_path):
     return write_coco(tmp_path / "coco", images=6, names=ABC)
 
 
-def each_annotation(**values):
-    return lambda content: [one.update(values) for one in content["annotations"]]
+def each_annotation(step=1, **values):
+    return lambda content: [one.update(values) for one in content["annotations"][::step]]
 
 
 def without(kind, key):
@@ -82,10 +82,6 @@ def to_corners(content):
     for one in content["annotations"]:
         x, y, width, height = one["bbox"]
         one["bbox"] = [x, y, x + width, y + height]
-
-
-def every_second(**values):
-    return lambda content: [one.update(values) for one in content["annotations"][::2]]
 
 
 def from_zero(content):
@@ -107,10 +103,10 @@ FAULTS = {
     "small images": (lambda c: [each.update(height=20) for each in c["images"]], "no training"),
     "tiny": (each_annotation(bbox=[5, 5, 0.5, 9]), r"12 of 12 .*0\.5"),
     "flat": (each_annotation(area=0), "12 of 12 .*area=0"),
-    "outside": (every_second(bbox=[500, 5, 9, 9]), "6 of 12 .*500"),
+    "outside": (each_annotation(2, bbox=[500, 5, 9, 9]), "6 of 12 .*500"),
     "not a number": (lambda c: c["annotations"][3].update(bbox=[math.nan] * 4), "nan.* image 2"),
     "text for a number": (each_annotation(image_id="1"), "12 of 12 .*'1', but .* 1:"),
-    "foreign images": (every_second(image_id=99), "6 of 12 .*99"),
+    "foreign images": (each_annotation(2, image_id=99), "6 of 12 .*99"),
     "an id twice": (lambda c: c["images"].append(c["images"][0]), "two images have the id 1"),
     "a name twice": (lambda c: c["categories"].append(dict(id=9, name="a")), "two .*'a'"),
     "text for a flag": (each_annotation(iscrowd="0"), "iscrowd='0'"),
@@ -272,19 +268,16 @@ def test_data_sets_must_number_their_classes_alike(root):
 
 
 def test_heads_need_the_number_of_classes(root):
-    """All but the proposals' head; an open vocabulary has no number."""
+    """All but the proposals' head; panoptic ones count things, an open vocabulary has no number."""
     cfg = make_config(root)
     lines = faults(cfg, num_classes=80)
     assert len(lines) == 2 and "3 classes, but the model roi_head.bbox_head.num_class" in lines[0]
-    cfg.train_dataloader.dataset.return_classes = cfg.val_dataloader.dataset.return_classes = True
-    assert faults(cfg, num_classes=80) == []
-
-
-def test_panoptic_heads_count_things_apart(root):
-    cfg = make_config(root)
-    for loader in (cfg.train_dataloader, cfg.val_dataloader):
-        loader.dataset.metainfo.thing_classes = ["a"]
-    assert faults(cfg, num_classes=1) == []
+    panoptic = dict(classes=ABC, thing_classes=["a"])
+    for values in (dict(metainfo=panoptic), dict(return_classes=True)):
+        other = copy.deepcopy(cfg)
+        for loader in (other.train_dataloader, other.val_dataloader):
+            loader.dataset.update(values)
+        assert faults(other, num_classes=80) == []
 
 
 def test_the_evaluator_reads_the_file_of_the_data_set(root):

@@ -1,11 +1,10 @@
 """mmcv's compiled ops in PyTorch and torchvision, with the signatures that ``mmcv.ops`` calls.
 
 Arguments are tensors but for the names of numbers. Outputs are written into tensors that the caller
-allocates, as mmcv does. Half-precision inputs are
-computed in float32 and rounded once, at the end.
+allocates, as mmcv does. Half precision is computed in float32 and rounded once, at the end.
 """
 
-from mrla_mm.compat.ext_ops import attention, carafe, deform, focal, masked_conv, nms, roi
+from mrla_mm.compat.ext_ops import attention, deform, focal, nms, patches, roi
 
 OPS = {
     function.__name__: function
@@ -24,10 +23,10 @@ OPS = {
         deform.modulated_deform_conv_backward,
         attention.ms_deform_attn_forward,
         attention.ms_deform_attn_backward,
-        carafe.carafe_forward,
-        carafe.carafe_backward,
-        masked_conv.masked_im2col_forward,
-        masked_conv.masked_col2im_forward,
+        patches.carafe_forward,
+        patches.carafe_backward,
+        patches.masked_im2col_forward,
+        patches.masked_col2im_forward,
     )
 }
 # What mmengine prints as mmcv's compiler and CUDA version at the start of a run.

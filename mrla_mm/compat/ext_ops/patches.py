@@ -1,4 +1,7 @@
-"""CARAFE (Wang et al., ICCV 2019): upsampling with a kernel of its own for every output cell."""
+"""CARAFE (Wang et al., ICCV 2019) has a kernel of its own for every output cell.
+
+Masked convolution (guided anchoring, Wang et al., CVPR 2019) runs at the cells of a mask.
+"""
 
 from functools import partial
 
@@ -36,3 +39,15 @@ def _reassemble(
     kernels = masks.view(batch, group_size, taps, *cells)
     out = torch.einsum("bgcthw,bgthiwj->bgchiwj", patches, kernels)
     return out.reshape(batch, channels, height * scale_factor, width * scale_factor)
+
+
+def masked_im2col_forward(im, rows, columns, col, *, kernel_h, kernel_w, pad_h, pad_w) -> None:
+    """Write the patches of ``im`` (1, C, H, W) at n output cells into ``col`` (C * taps, n)."""
+    width = im.shape[3] + 2 * pad_w - kernel_w + 1
+    (patches,) = unfold(im, (kernel_h, kernel_w), padding=(pad_h, pad_w))
+    col.copy_(patches[:, rows * width + columns])
+
+
+def masked_col2im_forward(col, rows, columns, im, **_) -> None:
+    """Write ``col`` (C, n) to the given cells of ``im`` (1, C, H, W)."""
+    im[0, :, rows, columns] = col
