@@ -24,6 +24,7 @@ from torchvision.ops import nms, roi_align
 
 from mrla_mm.errors import InputError
 
+Size = tuple[int, int]  # height and width of an image
 OPSET = 18
 TOLERANCE = 1e-4  # of feature maps and logits, relative to the largest
 BOX_TOLERANCE = 1e-2  # of boxes, in pixels
@@ -87,10 +88,8 @@ class Detect(nn.Module):
         return detect_in_proposals(self.model.roi_head, maps, shape, proposals, scores > 0)
 
 
-def detect_dense(
-    head: BaseDenseHead, maps: Sequence[Tensor], shape: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a dense head on maps of images of a shape (height, width), as mmdet predicts with it."""
+def detect_dense(head: BaseDenseHead, maps: Sequence[Tensor], shape: Size) -> tuple[Tensor, ...]:
+    """Run a dense head on maps of images of a shape, as mmdet predicts with it."""
     scores, deltas, *rest = head(maps)
     factors = rest[0] if rest else [None] * len(scores)
     sizes = [level.shape[2:] for level in scores]
@@ -105,9 +104,7 @@ def detect_dense(
     return suppress(boxes, scores, labels, head.test_cfg)
 
 
-def best_of_level(
-    head: BaseDenseHead, level: Sequence[Tensor | None], shape: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
+def best_of_level(head: BaseDenseHead, level: Sequence, shape: Size) -> tuple[Tensor, ...]:
     """Decode the `nms_pre` best boxes of a level: class scores, boxes, score factors, priors.
 
     Every level is padded with as many boxes of score 0, so that topk has enough to choose from at
@@ -147,11 +144,7 @@ def pool(extractor: SingleRoIExtractor, maps: Sequence[Tensor], boxes: Tensor) -
 
 
 def detect_in_proposals(
-    rois: StandardRoIHead,
-    maps: Sequence[Tensor],
-    shape: tuple[int, int],
-    proposals: Tensor,
-    is_valid: Tensor,
+    rois: StandardRoIHead, maps: Sequence[Tensor], shape: Size, proposals: Tensor, is_valid: Tensor
 ) -> tuple[Tensor, ...]:
     """Detect in proposals (B, P, 4), of which those that are not valid are padding."""
     head = rois.bbox_head
@@ -210,7 +203,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 def suppress(
     boxes: Tensor, scores: Tensor, labels: Tensor, settings: Mapping
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Keep the best `max_per_img` boxes that score above 0 after NMS: (B, N, ...) -> (B, K, ...).
 
     One call does NMS for all images and labels. Boxes are moved along x by their label and along y
@@ -232,7 +225,7 @@ def suppress(
 
 
 def make_graph(
-    model: nn.Module, shape: tuple[int, int] | None = None, *, backbone_only: bool = False
+    model: nn.Module, shape: Size | None = None, *, backbone_only: bool = False
 ) -> Graph:
     """Return the graph of a model, for one image of a shape (height, width), or for any batch.
 

@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import NamedTuple
 from unittest import mock
 
@@ -41,8 +40,6 @@ FREE = """
     triu unbind uniform upsample_nearest1d upsample_nearest2d view_copy where zero zeros zeros_like
     _local_scalar_dense _to_copy _unsafe_view
 """
-
-
 Call = Mapping[str, object]  # an operator's arguments by torch's names for them
 
 
@@ -103,7 +100,7 @@ class OperationCounter(TorchDispatchMode):
 
     def __enter__(self) -> "OperationCounter":
         for name, module in self._model.named_modules():
-            enter = module.register_forward_pre_hook(partial(self._enter_module, name))
+            enter = module.register_forward_pre_hook(lambda *_, name=name: self.module.append(name))
             leave = module.register_forward_hook(self._leave_module, always_call=True)
             self._stack.callback(enter.remove)
             self._stack.callback(leave.remove)
@@ -113,9 +110,6 @@ class OperationCounter(TorchDispatchMode):
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         self._stack.close()
-
-    def _enter_module(self, name, module, args):
-        self.module.append(name)
 
     def _leave_module(self, module, args, out):
         self.module.pop()

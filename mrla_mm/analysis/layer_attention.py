@@ -58,6 +58,9 @@ class Layer(NamedTuple):
 class BranchRecorder(ExitStack):
     """Context manager that records what `on_forward` returns for each layer attention of a model.
 
+    A subclass has `supports(attention)`, whether it can record a layer attention, and
+    `on_forward(name, x, out)`, what to record of one that took the map x (B, C, H, W).
+
     Raises:
         InputError: the model has no layer attention, or one that cannot be recorded.
     """
@@ -79,15 +82,6 @@ class BranchRecorder(ExitStack):
         for name, branch in self.branches.items():
             self.callback(branch.attention.register_forward_hook(partial(self._hook, name)).remove)
         return self
-
-    @staticmethod
-    def supports(attention: nn.Module) -> bool:
-        """Whether a layer attention can be recorded."""
-        raise NotImplementedError
-
-    def on_forward(self, name: str, x: Tensor, out: Tensor) -> Tensor:
-        """Return what to record of a layer that took the map x (B, C, H, W) and returned out."""
-        raise NotImplementedError
 
     def _hook(self, name, attention, args, result):
         if name not in self.values:
@@ -152,9 +146,7 @@ class LayerAttentionRecorder(BranchRecorder):
         per_channel = torch.stack([w.mean((2, 3)).expand(len(x), -1) for w in weights], -1)
         return per_channel.unflatten(1, (attention.heads, -1)).mean(2).double()
 
-    def _history_scale(
-        self, branch: LayerAttentionResidual, earlier: list[Layer], x: Tensor
-    ) -> Tensor | float:
+    def _history_scale(self, branch, earlier, x):
         """Return the factor of the last layer's output in MRLA-light's history, before lambda."""
         if branch.attention.previous != "shortcut" or not earlier:
             return 0.0 if branch.attention.previous == "none" else 1.0
@@ -168,9 +160,7 @@ def repeat_heads(score: Tensor, attention: LayerAttention) -> Tensor:
     return score.repeat_interleave(attention.channels // attention.heads, 1)[:, :, None, None]
 
 
-def softmax_weights(
-    attention: LayerAttention, pooled: Tensor, earlier: list[Layer]
-) -> list[Tensor]:
+def softmax_weights(attention: nn.Module, pooled: Tensor, earlier: list[Layer]) -> list[Tensor]:
     """Weights of a layer whose scores over the stage sum to 1."""
     query = attention.project_query(pooled)  # (B, G, D)
     keys = []

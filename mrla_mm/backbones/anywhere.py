@@ -88,9 +88,7 @@ class CarriesBranch(Combined):
         inputs = [out, x if branch.has_shortcut else None]
         if isinstance(branch, TokenAttentionResidual):
             inputs.append(grid_of(out, arguments))
-        with_cp = getattr(self, "with_cp", False)
-        y, *memory = run_checkpointed(with_cp, branch, *inputs, *memory)
-        return y, *memory
+        return run_checkpointed(getattr(self, "with_cp", False), branch, *inputs, *memory)
 
 
 class AttendedBlock(CarriesBranch):
@@ -109,9 +107,8 @@ class MemoryBlock(CarriesBranch):
         """Run the block with its own further arguments, then the branch; return y and memory."""
         if args is None:
             raise InputError(
-                f"a {type(self).__name__} was called alone, without the memory of "
-                f"{type(self.mrla.attention).__name__}: call the nn.Sequential that holds it as a "
-                "whole, or take an MRLALight that has no memory"
+                f"a {type(self).__name__} was called without a memory: call the nn.Sequential that "
+                "holds it as a whole, or take an MRLALight that has none"
             )
         return self.attend(super().forward(x, *args), x, args, *memory)
 
@@ -226,11 +223,11 @@ def WithLayerAttention(  # a function, by the name that configs know
         return model
     if any(isinstance(module, LayerAttentionResidual) for module in model.modules()):
         raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
-    options = dict(drop_path=attention_drop_path, zero_init=zero_init_attention)
+    options = dict(norm_cfg=norm_cfg, drop_path=attention_drop_path, zero_init=zero_init_attention)
     runs = find_runs(model, kwargs.get("in_channels", 3), probe_size)
     with MODELS.switch_scope_and_registry(scope or None):
         for run in choose_runs(host, runs, pattern):
-            add_branches(model, run, attention, norm_cfg, options)
+            add_branches(model, run, attention, options)
     model.train(model.training)  # frozen stages and norms freeze the branches too
     return model
 
@@ -255,7 +252,6 @@ def find_host(backbone: str | type) -> tuple[type, str]:
 
 def branch_norm(host: type, kwargs: dict) -> dict:
     """Return the norm of branches over maps: the backbone's own, else the one that they take."""
-    norm_cfg = None
     for base in host.__mro__:
         parameters = inspect.signature(base.__init__).parameters
         if "norm_cfg" in parameters:
@@ -271,11 +267,9 @@ def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:
     """Return the runs whose names a pattern matches, and log them."""
     if not runs:
         raise InputError(
-            f"{host.__name__} has no run of blocks for layer attention: two or more consecutive "
-            "blocks of one class, each of which takes what the one before it returns, over maps "
-            "(B, C, H, W) or (B, H, W, C), or over tokens (B, N, C) if each call carries their "
-            "grid (H, W). A deeper network of its family may have one; docs/extending.md shows how "
-            "to call layer attention from a backbone of your own"
+            f"{host.__name__} has no run of blocks for layer attention: consecutive blocks of one "
+            "class, each over what the one before it returns, maps or tokens (B, N, C) whose calls "
+            "carry their grid (H, W); docs/extending.md shows how to call it from your own backbone"
         )
     chosen = [run for run in runs if pattern.fullmatch(run.name)]
     if not chosen:
@@ -287,24 +281,15 @@ def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:
     return chosen
 
 
-def add_branches(
-    model: nn.Module, run: Run, attention: dict, norm_cfg: dict, options: dict
-) -> None:
+def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> None:
     """Give each block of a run its branch, and the container what passes a memory on."""
     if run.layout == "tokens":
         options = options | dict(norm_cfg=None, extra_tokens=run.extra_tokens)
-    else:
-        options = options | dict(norm_cfg=norm_cfg)
     for name in run.blocks:
         starts = name == run.blocks[0]
+        place = dict(first_in_stage=starts, has_shortcut=run.has_shortcut or not starts)
         block = model.get_submodule(name)
-        block.mrla = BRANCHES[run.layout](
-            attention,
-            run.channels,
-            first_in_stage=starts,
-            has_shortcut=run.has_shortcut or not starts,
-            **options,
-        )
+        block.mrla = BRANCHES[run.layout](attention, run.channels, **place, **options)
         has_memory = getattr(block.mrla.attention, "has_memory", True)
         add_mixin(block, MemoryBlock if has_memory else AttendedBlock)
         if isinstance(block, nn.Sequential):

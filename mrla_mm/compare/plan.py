@@ -61,12 +61,7 @@ def reserve(out: Path) -> Iterator[None]:
 
 
 def make_plan(
-    names: Sequence[str],
-    out: Path,
-    seeds: int,
-    options: Mapping[str, object],
-    *,
-    share_weights: bool = True,
+    names: Sequence[str], out: Path, seeds: int, options: Mapping, *, share_weights: bool = True
 ) -> Plan:
     """Read the configs and write them as they run.
 

@@ -21,6 +21,7 @@ from mmengine.runner import Runner, set_random_seed
 from torch import Tensor
 
 from mrla_mm import cli
+from mrla_mm.analysis.complexity import image_shape, measure
 from mrla_mm.compare.plan import RESULT
 from mrla_mm.config import read_config
 from mrla_mm.engine.checkpointing import write_atomically
@@ -139,8 +140,6 @@ def test(cfg: Config, folder: Path) -> dict[str, float]:
 
 def count_operations(cfg: Config) -> float:
     """Return 10^9 multiply-adds for one image, NaN for a model that needs more than images."""
-    from mrla_mm.analysis.complexity import image_shape, measure
-
     try:
         return measure(build_model(cfg), image_shape(cfg)).total / 1e9
     except Exception as error:  # whatever the model is

@@ -2,7 +2,7 @@
 
 For each there is one of three words: right, refused (with an InputError of ours) or plain (which
 fails without layer attention too). docs/any_backbone.md has the table, which
-`x` prints.
+running this module prints.
 """
 
 import copy
@@ -43,7 +43,7 @@ def names():
             is_backbone = kind.__module__.startswith(f"{library}.models.backbones")
             if is_backbone and isinstance(kind, type) and name != "TIMMBackbone":
                 found.append(f"{library}.{name}")
-    return sorted(found) + [f"timm.{name}" for name in TIMM]
+    return sorted(found) + [f"timm.{name}" for name in sorted(TIMM)]
 
 
 def make(name, **ours):
