@@ -32,17 +32,11 @@ BN = dict(type="BN")
 MSCAN = dict(ANY, backbone="MSCAN", embed_dims=WIDTHS, depths=[2] * 4, norm_cfg=BN)
 
 
-@pytest.mark.parametrize(
-    ("name", "backbone"),
-    [
-        ("upernet_r50", OURS),
-        ("upernet_r50", MSCAN),
-        ("deeplabv3_r50-d8", OURS),
-        ("deeplabv3_r50-d8", ANY),
-        ("pspnet_r50-d8", OURS),
-        ("fcn_r50-d8", OURS),
-    ],
-)
+CASES = [("upernet_r50", MSCAN), ("deeplabv3_r50-d8", ANY)]
+CASES += [(f"{name}_r50-d8", OURS) for name in ("deeplabv3", "pspnet", "fcn")]
+
+
+@pytest.mark.parametrize(("name", "backbone"), [*CASES, ("upernet_r50", OURS)])
 def test_mmseg(name, backbone):
     mmseg = pytest.importorskip("mmseg")
     from mmseg.structures import SegDataSample

@@ -63,11 +63,8 @@ def layer_attention(key, backbone):
 def adapt(node, exchange):
     """Exchange backbones; leave out weight files; shrink what costs time."""
     for key, value in list(node.items()):
-        if (
-            key.endswith("backbone")
-            and isinstance(value, dict)
-            and (update := exchange(key, value))
-        ):
+        is_backbone = key.endswith("backbone") and isinstance(value, dict)
+        if is_backbone and (update := exchange(key, value)):
             value.update(update)
             if "init_cfg" in value:
                 value["init_cfg"] = None

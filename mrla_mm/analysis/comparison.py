@@ -70,9 +70,7 @@ def sign_test_remark(found: Iterable[Gain]) -> str:
     if seeds >= 6:
         return ""
     limit = f"cannot go below p = {2 ** (1 - seeds):.2g} with as few seeds as {seeds}"
-    return (
-        f"\nInterval and p take differences to be normal. A sign test, which does not, {limit}.\n"
-    )
+    return f"\nInterval and p assume normal differences. A sign test, which does not, {limit}.\n"
 
 
 def digits_of(error: float) -> int:

@@ -27,18 +27,17 @@ from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# Of those that return floats; others are never counted.
 FREE = """
-    abs add amax amin any arange argmax argsort bernoulli bitwise_and bitwise_not bitwise_or cat
-    ceil clamp clamp_max clamp_min clone constant_pad_nd contiguous copy cos cumsum elu embedding
-    empty empty_like empty_permuted empty_strided eq erf exp eye fill flip floor full full_like
-    gather ge gt index index_put index_select isfinite isnan le lift_fresh linspace log
-    log_sigmoid_forward logical_and logical_not logical_or lt masked_fill max max_pool2d
-    max_pool2d_with_indices maximum min minimum native_dropout ne neg new_empty new_empty_strided
-    new_full new_ones new_zeros nonzero ones ones_like rand randn reflection_pad2d relu repeat
-    repeat_interleave resize roll round rsqrt rsub scalar_tensor scatter select_scatter set sigmoid
-    sign sin slice_scatter sort split_with_sizes_copy sqrt stack sub sum tanh threshold topk tril
-    triu unbind uniform upsample_nearest1d upsample_nearest2d view_copy where zero zeros zeros_like
-    _local_scalar_dense _to_copy _unsafe_view
+    abs add amax amin arange bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd
+    contiguous copy cos cumsum elu embedding empty empty_like empty_permuted empty_strided erf exp
+    eye fill flip floor full full_like gather index index_put index_select lift_fresh linspace log
+    log_sigmoid_forward masked_fill max max_pool2d max_pool2d_with_indices maximum min minimum
+    native_dropout neg new_empty new_empty_strided new_full new_ones new_zeros ones ones_like rand
+    randn reflection_pad2d relu repeat repeat_interleave resize roll round rsqrt rsub scalar_tensor
+    scatter select_scatter set sigmoid sign sin slice_scatter sort split_with_sizes_copy sqrt stack
+    sub sum tanh threshold topk tril triu unbind uniform upsample_nearest1d upsample_nearest2d
+    view_copy where zero zeros zeros_like _to_copy _unsafe_view
 """
 Call = Mapping[str, object]  # an operator's arguments by torch's names for them
 

@@ -116,8 +116,7 @@ class LayerAttentionRecorder(BranchRecorder):
     @staticmethod
     def supports(attention: nn.Module) -> bool:
         """Whether the weights are known: a variant of ours that keeps its forward."""
-        bases = [cls for cls in VARIANTS if isinstance(attention, cls)]
-        return any(type(attention).forward is cls.forward for cls in bases)
+        return type(attention).forward in [cls.forward for cls in VARIANTS]
 
     def stages(self) -> list[StageScores]:
         """Return the mean scores over all images, by stage in the order in which they ran."""

@@ -88,10 +88,7 @@ class Run(NamedTuple):
 def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = None) -> list[Run]:
     """Find the runs of a backbone, of nested ones the outer; nothing of it changes.
 
-    Args:
-        backbone: takes images (B, C, height, width).
-        in_channels: C of the images.
-        size: height and width that it takes; by default some are tried.
+    `size` is the height and width of images that it takes; by default some are tried.
 
     Raises:
         InputError: the backbone takes none of them.

@@ -1,8 +1,7 @@
 """Every backbone that mmdet, mmpretrain and mmsegmentation register, and 40 of timm's.
 
 For each there is one of three words: right, refused (with an InputError of ours) or plain (which
-fails without layer attention too). docs/any_backbone.md has the table, which
-running this module prints.
+fails without layer attention too). docs/any_backbone.md has the table, which this module prints.
 """
 
 import copy
