@@ -124,10 +124,9 @@ class AtomicCheckpointHook(CheckpointHook):
         self.saved_iter = meta["iter"]
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
-        own = ("save_optimizer", "save_param_scheduler", "by_epoch", "backend_args")
-        options = {key: getattr(self, key) for key in own}
-        client = self.file_client_args
-        runner.save_checkpoint(self.out_dir, name, client, meta=meta, **options, **self.args)
+        own = "save_optimizer save_param_scheduler by_epoch backend_args file_client_args"
+        options = {key: getattr(self, key) for key in own.split()}
+        runner.save_checkpoint(self.out_dir, name, meta=meta, **options, **self.args)
         if is_main_process():
             write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
         self._prune()

@@ -21,8 +21,7 @@ AGREE_EVERY = 5  # iterations between two collectives that ask whether any proce
 class StopRequest:
     """A signal handler that notes a SIGTERM; a cluster sends it some seconds before it kills."""
 
-    def __init__(self) -> None:
-        self.received = False
+    received = False
 
     def __call__(self, *_: object) -> None:
         """Note the signal."""

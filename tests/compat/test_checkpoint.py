@@ -102,9 +102,7 @@ def wrapped_in_history(payload):
 @pytest.mark.parametrize(
     "place", [lambda p: p, lambda p: np.array([p], dtype=object), wrapped_in_history]
 )
-@pytest.mark.parametrize(
-    "make", [lambda path: Payload(Path.touch, path), lambda p: Payload(p.touch)]
-)
+@pytest.mark.parametrize("make", [lambda p: Payload(Path.touch, p), lambda p: Payload(p.touch)])
 def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, make, place):
     """The payload calls a function, or a bound method, which is pickled as a call of getattr."""
     victim, file = tmp_path / "created", tmp_path / "evil.pth"
