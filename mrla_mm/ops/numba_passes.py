@@ -94,9 +94,10 @@ class NumbaPasses(TorchPasses):
     """Passes for float32 maps on CPUs, each of which reads and writes every map once."""
 
     def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
-        """Loops are compiled once; what they do differs for the smallest maps."""
+        """Loops are compiled once; what they do differs with what is small, or taken in blocks."""
         batch, _, height, width = shape
-        return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9)
+        in_blocks = height * width > contiguous.BLOCK
+        return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks
 
     def chunks(self, x: Tensor) -> tuple[None]:
         """None, for the whole batch: the threads share it out."""
