@@ -6,8 +6,7 @@ random state, modes and gradients as they are.
 """
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 
 import torch
@@ -54,19 +53,11 @@ def probe(path: str, x: Tensor, variants: tuple[str, ...] = ("light", "base", "M
     for variant in variants:
         is_light = variant == "light"
         form = Form(
-            path,
-            x.device,
-            x.dtype,
-            not x.is_contiguous(),
-            x.shape,
-            heads=max(1, x.shape[1] // 32),
-            add_relu=True,
-            has_history=is_light,
-            is_mla=variant == "MLA",
-            depth=0 if is_light else 2,
-            kernel_size=3,
+            path, x.device, x.dtype, not x.is_contiguous(), x.shape, max(1, x.shape[1] // 32),
+            add_relu=True, has_history=is_light, is_mla=variant == "MLA",
+            depth=0 if is_light else 2, kernel_size=3,
             dtypes=dtypes if is_light else dtypes._replace(history_scale=None),
-        )
+        )  # fmt: skip
         prove(form, passes_of(path))
     return summary(path)
 
@@ -86,18 +77,6 @@ def shrink(form: Form, passes: Passes) -> Form:
     return form
 
 
-@contextmanager
-def poisoned_memory() -> Iterator[None]:
-    """Let torch fill new memory with NaN, so that no result is right that nothing wrote."""
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-
-
 def largest_difference(form: Form, passes: Passes) -> tuple[float, str]:
     """Largest relative difference of an output or gradient, infinite for NaN; and its name."""
     differences = []
@@ -109,7 +88,12 @@ def largest_difference(form: Form, passes: Passes) -> tuple[float, str]:
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(poisoned_memory())
+        stack.callback(
+            torch.use_deterministic_algorithms,
+            torch.are_deterministic_algorithms_enabled(),
+            warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN
         # The second step is of a stage's last layer, with other values, and one program does what
         # many did: its compiled kernels are launched directly.
         for is_last in (False, True):

@@ -16,15 +16,70 @@ import torch
 import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
+from mrla_mm.ops.coefficients import Attention, Coefficients, GridSums, Saved, ValueSums
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import Outcome, describe, give_up
 from mrla_mm.ops.torch_passes import TorchPasses
 from mrla_mm.ops.triton import gate, launch, reduce, stencil
 
-TORCH = TorchPasses()
+
+class OneSpan(TorchPasses):
+    """Passes by torch with what kernels take and return: sums of each span of the grid, of one."""
+
+    def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
+        """Averages (1, B, C)."""
+        averages = super().add_relu(c, shortcut, out=out, pool=pool)
+        return None if averages is None else averages.unsqueeze(0)
+
+    def grid_sums(self, grad, x, **options) -> Tensor:
+        """Sums (1, B, n + 2, C)."""
+        sums = super().grid_sums(grad, x, **options)
+        absent = sums.value.new_zeros(x.shape[:2])
+        others = [absent if total is None else total for total in (sums.history, sums.grad)]
+        return torch.cat((sums.value.mT, torch.stack(others, 1)), 1).unsqueeze(0)
+
+    def weighted_sum_backward(self, grad, values, scores, gain, *, first=0, **options) -> Tensor:
+        """Sums (1, B, n + 1, C) of some of the values."""
+        scores = scores[:, first : first + len(values)]
+        sums = super().weighted_sum_backward(grad, values, scores, gain, with_grad=True, **options)
+        return torch.cat((sums.values, sums.grad.unsqueeze(1)), 1).unsqueeze(0)
+
+    def light_coefficients(self, pooled, layer, size) -> Saved:
+        """For averages (spans, B, C)."""
+        pooled = None if pooled is None else pooled.sum(0)
+        return contiguous(super().light_coefficients(pooled, layer, size))
+
+    def base_coefficients(self, pooled, layer, earlier_keys) -> Saved:
+        """For averages (spans, B, C)."""
+        return contiguous(super().base_coefficients(pooled.sum(0), layer, earlier_keys))
+
+    def light_coefficients_backward(self, saved, layer, size, sums):
+        """For sums (spans, B, n + 2, C)."""
+        return super().light_coefficients_backward(saved, layer, size, add_spans(sums, layer))
+
+    def base_coefficients_backward(self, saved, layer, size, sums, value_sums, grad_keys):
+        """For sums (spans, B, n + 2, C) and (spans, B, T + 1, C)."""
+        total = value_sums.sum(0)
+        sums, value_sums = add_spans(sums, layer), ValueSums(total[:, :-1], total[:, -1])
+        return super().base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
 
 
-def healed(by_kernels: Callable, by_torch: Callable) -> Callable:
+def contiguous(saved: Saved) -> Saved:
+    """Saved tensors as the kernels can read them."""
+    attention, coefficients = (
+        [None if tensor is None else tensor.contiguous() for tensor in tensors] for tensors in saved
+    )
+    return Saved(Attention(*attention), Coefficients(*coefficients))
+
+
+def add_spans(sums: Tensor, layer) -> GridSums:
+    """What `stencil.grid_sums` returns as the `GridSums` of torch's passes."""
+    total = sums.sum(0)  # (B, n + 2, C)
+    of_history = total[:, -2] if layer.has_history else None
+    return GridSums(total[:, :-2].mT, of_history, total[:, -1])
+
+
+def healed(by_kernels: Callable) -> Callable:
     """A pass by kernels; where one of them fails, by torch, so that the step is finished.
 
     A failing kernel has written nothing that a pass reads, so the pass starts over.
@@ -34,34 +89,15 @@ def healed(by_kernels: Callable, by_torch: Callable) -> Callable:
     def run(self, *args, **kwargs):
         try:
             return by_kernels(*args, **kwargs)
+        except launch.Unsupported:
+            pass
         except launch.KernelError as error:
             if self.outcome is None:
                 raise
             give_up(self.outcome, f"a kernel failed: {describe(error)}")
-        return by_torch(*args, **kwargs)
+        return getattr(OneSpan(), by_kernels.__name__)(*args, **kwargs)
 
     return run
-
-
-def add_relu_by_torch(c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool):
-    """Averages of one span of the grid."""
-    averages = TORCH.add_relu(c, shortcut, out=out, pool=pool)
-    return None if averages is None else averages.unsqueeze(0)
-
-
-def grid_sums_by_torch(grad: Tensor, x: Tensor, **options) -> Tensor:
-    """Sums of one span of the grid."""
-    sums = TORCH.grid_sums(grad, x, **options)
-    absent = sums.value.new_zeros(x.shape[:2])
-    others = [absent if total is None else total for total in (sums.history, sums.grad)]
-    return torch.cat((sums.value.mT, torch.stack(others, 1)), 1).unsqueeze(0)
-
-
-def weighted_sum_backward_by_torch(grad, values, scores, gain, *, first=0, **options) -> Tensor:
-    """Sums of one span of the grid."""
-    scores = scores[:, first : first + len(values)]
-    sums = TORCH.weighted_sum_backward(grad, values, scores, gain, with_grad=True, **options)
-    return torch.cat((sums.values, sums.grad.unsqueeze(1)), 1).unsqueeze(0)
 
 
 class TritonPasses(Passes):
@@ -73,20 +109,17 @@ class TritonPasses(Passes):
     def __init__(self, outcome: Outcome | None = None):
         self.outcome = outcome
 
-    add_relu = healed(reduce.add_relu, add_relu_by_torch)
-    apply = healed(stencil.apply, TORCH.apply)
-    apply_backward = healed(stencil.apply_backward, TORCH.apply_backward)
-    grid_sums = healed(stencil.grid_sums, grid_sums_by_torch)
-    weighted_sum = healed(reduce.weighted_sum, TORCH.weighted_sum)
-    some_values_backward = healed(reduce.weighted_sum_backward, weighted_sum_backward_by_torch)
-    light_coefficients = healed(gate.light_coefficients, gate.plain_light_coefficients)
-    base_coefficients = healed(gate.base_coefficients, gate.plain_base_coefficients)
-    light_coefficients_backward = healed(
-        gate.light_coefficients_backward, gate.plain_light_coefficients_backward
-    )
-    base_coefficients_backward = healed(
-        gate.base_coefficients_backward, gate.plain_base_coefficients_backward
-    )
+    add_relu = healed(reduce.add_relu)
+    apply = healed(stencil.apply)
+    apply_backward = healed(stencil.apply_backward)
+    grid_sums = healed(stencil.grid_sums)
+    weighted_sum = healed(reduce.weighted_sum)
+    some_values_backward = healed(reduce.weighted_sum_backward)
+    light_coefficients = healed(gate.light_coefficients)
+    base_coefficients = healed(gate.base_coefficients)
+    light_coefficients_backward = healed(gate.light_coefficients_backward)
+    base_coefficients_backward = healed(gate.base_coefficients_backward)
+    few_programs = staticmethod(launch.few_programs)
 
     def chunks(self, x: Tensor) -> tuple[None]:
         """All of the batch: a kernel's programs share it out."""
@@ -96,8 +129,6 @@ class TritonPasses(Passes):
         """See `Passes.constants`."""
         of_maps = stencil.constants(shape, last), reduce.constants(shape, last)
         return *of_maps, gate.constants(shape, heads)
-
-    few_programs = staticmethod(launch.few_programs)
 
     def weighted_sum_backward(
         self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
@@ -120,5 +151,6 @@ class TritonPasses(Passes):
     def mla_coefficients_backward(self, saved, layer, size, sums, value_sums):
         """See `Passes.mla_coefficients_backward`; sums are those of each span of the grid."""
         if layer.norm is not None:
-            stencil.take_grad_sum(value_sums, sums)
+            value_sums[:, :, -1] = 0
+            value_sums[0, :, -1] = sums[:, :, -1].sum(0)
         return self.base_coefficients_backward(saved, layer, size, sums, value_sums, None)

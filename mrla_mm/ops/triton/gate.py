@@ -19,18 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops import coefficients as plain
-from mrla_mm.ops.coefficients import (
-    Attention,
-    Coefficients,
-    GridSums,
-    Layer,
-    Parameters,
-    Saved,
-    ValueSums,
-)
-from mrla_mm.ops.reference import FrozenNorm, Weights
-from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2
+from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.reference import FrozenNorm
+from mrla_mm.ops.triton.launch import Unsupported, ceil_div, launch, next_power_of_2
 
 BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
 BLOCK_C = 32  # its channels
@@ -279,17 +270,16 @@ def parameters_backward_kernel(
 def constants(shape: torch.Size, heads: int) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
     batch, channels = shape[:2]
-    blocks = [
-        min(2, ceil_div(side, block)) for side, block in ((batch, BLOCK_B), (channels, BLOCK_C))
-    ]
+    blocks = [min(2, ceil_div(batch, BLOCK_B)), min(2, ceil_div(channels, BLOCK_C))]
     block_b = min(BLOCK_B, next_power_of_2(batch))
     return block_b, channels // heads, channels == 1, channels % 16 == 0, min(2, heads), *blocks
 
 
-def supports(weights: Weights) -> bool:
-    """Whether the kernels can compute scores: those whose query and key are short convolutions."""
-    query = weights.query
-    return query is not None and query.dim() == 3 and query.shape[-1] <= MAX_KERNEL_SIZE
+def check_support(layer: Layer) -> None:
+    """Raise `Unsupported` for a layer whose query and key are not short convolutions."""
+    query = layer.weights.query
+    if query is None or query.dim() != 3 or query.shape[-1] > MAX_KERNEL_SIZE:
+        raise Unsupported
 
 
 def norm_tensors(norm: FrozenNorm | None) -> tuple[Sequence[Tensor | None], float]:
@@ -299,57 +289,23 @@ def norm_tensors(norm: FrozenNorm | None) -> tuple[Sequence[Tensor | None], floa
     return (norm.weight, norm.bias, norm.mean, norm.variance, norm.keep), norm.eps
 
 
-def contiguous(saved: Saved) -> Saved:
-    """Saved tensors as the kernels can read them."""
-    attention, coefficients = (
-        kind(*(None if tensor is None else tensor.contiguous() for tensor in tensors))
-        for kind, tensors in zip((Attention, Coefficients), saved, strict=True)
-    )
-    return Saved(attention, coefficients)
-
-
-def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
+def light_coefficients(pooled, layer, size) -> Saved:
     """See `Passes.light_coefficients`; averages are those of each span (spans, B, C)."""
-    if not supports(layer.weights):
-        return plain_light_coefficients(pooled, layer, size)
-    return launch_state(pooled, layer, None, softmax=False)
+    return base_coefficients(pooled, layer, None, softmax=False)
 
 
-def plain_light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
-    """Do the same in plain PyTorch."""
-    total = None if pooled is None else pooled.sum(0)
-    return contiguous(plain.light_coefficients(total, layer, size))
-
-
-def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
+def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     """See `Passes.base_coefficients`; averages are those of each span (spans, B, C)."""
-    if not supports(layer.weights):
-        return plain_base_coefficients(pooled, layer, earlier_keys)
-    if earlier_keys is not None:
-        earlier_keys = earlier_keys.float().contiguous()
-    return launch_state(pooled, layer, earlier_keys, softmax=True)
-
-
-def plain_base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
-    """Do the same in plain PyTorch."""
-    return contiguous(plain.base_coefficients(pooled.sum(0), layer, earlier_keys))
-
-
-def launch_state(
-    pooled: Tensor, layer: Layer, earlier_keys: Tensor | None, *, softmax: bool
-) -> Saved:
-    """Launch the kernel of a layer's coefficients, with softmax those of base."""
+    check_support(layer)
     weights, norm, heads = layer.weights, layer.norm, layer.heads
     spans, batch, channels = pooled.shape
-    width = channels // heads
-    depth = 1 if earlier_keys is None else 1 + earlier_keys.shape[1]
+    width, depth = channels // heads, 1
+    if earlier_keys is not None:
+        earlier_keys = earlier_keys.float().contiguous()
+        depth += earlier_keys.shape[1]
     size, new = (batch, channels), pooled.new_empty
-    attention = Attention(
-        pooled=new(size),
-        query=new(size),
-        keys=new(batch, depth, channels),
-        scores=new(batch, depth, heads),
-    )
+    keys, scores = new(batch, depth, channels), new(batch, depth, heads)
+    attention = Attention(pooled=new(size), query=new(size), keys=keys, scores=scores)
     coefficients = Coefficients(
         gain=None if softmax and norm is None else new(size),
         slope=new(size) if layer.has_history else None,
@@ -359,7 +315,7 @@ def launch_state(
     launch(
         state_kernel, (batch, heads, 1),
         (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys),
-        (attention.pooled, attention.query, attention.keys, attention.scores,
+        (attention.pooled, attention.query, keys, scores,
          coefficients.gain, coefficients.slope, coefficients.offset),
         (batch, spans, width**-0.5, eps), channels, width, depth,
         weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
@@ -367,80 +323,27 @@ def launch_state(
     return Saved(attention, coefficients)
 
 
-def plain_sums(sums: Tensor, layer: Layer) -> GridSums:
-    """What `stencil.grid_sums` returns as the `GridSums` of the plain passes."""
-    total = sums.sum(0)  # (B, n + 2, C)
-    of_history = total[:, -2] if layer.has_history else None
-    return GridSums(total[:, :-2].mT, of_history, total[:, -1])
-
-
-def light_coefficients_backward(
-    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor
-) -> tuple[Tensor | None, Parameters]:
+def light_coefficients_backward(saved, layer, size, sums) -> tuple[Tensor, Parameters]:
     """See `Passes.light_coefficients_backward`; the sums are those of each span of the grid."""
-    if not supports(layer.weights):
-        return plain_light_coefficients_backward(saved, layer, size, sums)
-    return launch_backward(saved, layer, size, sums, sums, None, softmax=False)[:2]
-
-
-def plain_light_coefficients_backward(
-    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor
-) -> tuple[Tensor | None, Parameters]:
-    """Do the same in plain PyTorch."""
-    return plain.light_coefficients_backward(saved, layer, size, plain_sums(sums, layer))
+    return base_coefficients_backward(saved, layer, size, sums, sums, None, softmax=False)[:2]
 
 
 def base_coefficients_backward(
-    saved: Saved,
-    layer: Layer,
-    size: torch.Size,
-    sums: Tensor,
-    value_sums: Tensor,
-    grad_keys: Tensor | None,
+    saved, layer, size, sums, output_sums, grad_keys, *, softmax=True
 ) -> tuple[Tensor, Parameters, Tensor | None]:
-    """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid."""
-    if not supports(layer.weights):
-        return plain_base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
-    if grad_keys is not None:
-        grad_keys = grad_keys.contiguous()
-    return launch_backward(saved, layer, size, sums, value_sums, grad_keys, softmax=True)
-
-
-def plain_base_coefficients_backward(
-    saved: Saved,
-    layer: Layer,
-    size: torch.Size,
-    sums: Tensor,
-    value_sums: Tensor,
-    grad_keys: Tensor | None,
-) -> tuple[Tensor, Parameters, Tensor | None]:
-    """Do the same in plain PyTorch."""
-    total = value_sums.sum(0)  # (B, T + 1, C)
-    value_sums = ValueSums(total[:, :-1], total[:, -1])
-    sums = plain_sums(sums, layer)
-    return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
-
-
-def launch_backward(
-    saved: Saved,
-    layer: Layer,
-    size: torch.Size,
-    sums: Tensor,
-    output_sums: Tensor,
-    grad_keys: Tensor | None,
-    *,
-    softmax: bool,
-) -> tuple[Tensor, Parameters, Tensor | None]:
-    """Launch both kernels of a backward pass; see `Passes.base_coefficients_backward`.
+    """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid.
 
     output_sums are the sums of the output's gradient: of base with each value, of light as sums.
     """
+    check_support(layer)
     attention = saved.attention
     batch, depth, channels = attention.keys.shape
     heads, places = layer.heads, sums.shape[2] - 2
     width, blocks = channels // heads, ceil_div(channels, BLOCK_C)
     query, key, value, history_scale = layer.weights
     (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
+    if grad_keys is not None:
+        grad_keys = grad_keys.contiguous()
     new = attention.keys.new_empty
     derived = new(batch, PLACE.value + places, channels)
     grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
@@ -452,27 +355,15 @@ def launch_backward(
         places, layer.has_history, layer.norm is not None, softmax,
         next_power_of_2(width), next_power_of_2(depth),
     )  # fmt: skip
-    grad_pixel = new(batch, channels)
-    grad_projections = new(blocks, 2, *query.shape)
+    grad_pixel, grad_projections = new(batch, channels), new(blocks, 2, *query.shape)
     learned = value, history_scale if layer.has_history else None, weight, bias
-    grad_value, grad_history_scale, grad_weight, grad_bias = (
-        None if tensor is None else new(tensor.shape) for tensor in learned
-    )
+    gradients = [None if tensor is None else new(tensor.shape) for tensor in learned]
     launch(
         parameters_backward_kernel, (blocks, 1, 1),
         (derived, attention.pooled, None if softmax else saved.coefficients.gain, query, key,
-         weight, mean, variance, keep),
-        (grad_pixel, grad_projections, grad_value, grad_history_scale, grad_weight, grad_bias),
+         weight, mean, variance, keep), (grad_pixel, grad_projections, *gradients),
         (batch, size[2] * size[3], eps), channels,
         query.shape[-1], places, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
     grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)
-    gradients = Parameters(
-        query=grad_projections[0],
-        key=grad_projections[1],
-        value=grad_value,
-        history_scale=grad_history_scale,
-        norm_weight=grad_weight,
-        norm_bias=grad_bias,
-    )
-    return grad_pixel, gradients, grad_earlier
+    return grad_pixel, Parameters(*grad_projections, *gradients), grad_earlier

@@ -23,6 +23,10 @@ class KernelError(RuntimeError):
     """A kernel could not be compiled, loaded or launched."""
 
 
+class Unsupported(Exception):
+    """There is no kernel for a layer."""
+
+
 def programs(device: torch.device) -> int:
     """Number of programs that a launch shares large maps out to."""
     return count_programs(device) if MANY else 1

@@ -329,9 +329,3 @@ def apply_backward(
     inputs = (grad, extra_grad, weight, gain, slope, grad_pixel, positive)
     outputs = (grad_x, grad_history)
     launch(apply_kernel, grid, inputs, outputs, sizes, grad.shape[1], True, residual, *blocks)
-
-
-def take_grad_sum(value_sums, sums) -> None:
-    """Write the sum of grad that `grid_sums` found to where `weighted_sum_backward` leaves it."""
-    value_sums[:, :, -1] = 0
-    value_sums[0, :, -1] = sums[:, :, -1].sum(0)
