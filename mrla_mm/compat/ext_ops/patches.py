@@ -1,7 +1,4 @@
-"""CARAFE (Wang et al., ICCV 2019) has a kernel of its own for every output cell.
-
-Masked convolution (guided anchoring, Wang et al., CVPR 2019) runs at the cells of a mask.
-"""
+"""CARAFE (Wang et al., ICCV 2019) and masked convolution (Wang et al., CVPR 2019)."""
 
 from functools import partial
 
