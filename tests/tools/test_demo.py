@@ -57,9 +57,8 @@ def test_weights_that_do_not_fit_are_refused(demo):
 def test_without_a_config_it_finds_blood_cells(tmp_path, run_tool):
     code, _ = run_tool("demo", "--out-dir", tmp_path, "--device", "cpu")
     found = json.loads((tmp_path / "preds/image.json").read_text())
-    sure = [
-        label for label, score in zip(found["labels"], found["scores"], strict=True) if score > 0.5
-    ]
+    pairs = zip(found["labels"], found["scores"], strict=True)
+    sure = [label for label, score in pairs if score > 0.5]
     assert code == 0 and (tmp_path / "vis/image.jpg").is_file()
     assert (sure.count(1), sure.count(2)) == (1, 1) and sure.count(0) > 5  # of 11 red cells
 

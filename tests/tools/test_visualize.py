@@ -15,17 +15,17 @@ DETECTOR = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 BASE = "model.backbone.layer_attention.type=MRLABase"
 
 
-def save_model(config, path, options=None):
+def save_model(path, options):
     torch.manual_seed(0)
-    model = build_model(read_config(str(config), options or {}))
+    model = build_model(read_config(DETECTOR, options))
     torch.save(dict(state_dict=model.state_dict()), path)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    save_model(DETECTOR, folder / "detector.pth")
-    save_model(DETECTOR, folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
+    save_model(folder / "detector.pth", {})
+    save_model(folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
     return folder
 
 
