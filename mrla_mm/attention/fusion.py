@@ -129,13 +129,10 @@ def base_obstacle(attention: MRLABase | MLA) -> str:
     return ""
 
 
-def light_supports_branch(attention: MRLALight) -> bool:
-    """Whether norm and residual can be fused too: not where the output becomes the memory."""
-    return attention.previous != "output"
-
-
 FUSED = {
-    MRLALight: FusedVariant(run_light, light_obstacle, light_supports_branch),
+    MRLALight: FusedVariant(
+        run_light, light_obstacle, supports_branch=lambda attention: attention.previous != "output"
+    ),
     MRLABase: FusedVariant(run_base, base_obstacle),
     MLA: FusedVariant(run_mla, base_obstacle),
 }
@@ -230,9 +227,7 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
     if shortcut is not None and shortcut.shape != x.shape:
         return "the shortcut has another shape than the map"
     value = attention.value
-    if value is None or value.weight.dtype == x.dtype:
-        return ""
-    if is_autocast_enabled(x.device.type):
+    if value is None or value.weight.dtype == x.dtype or is_autocast_enabled(x.device.type):
         return ""
     return f"the value's weight is in {value.weight.dtype}, the map in {x.dtype}"
 
