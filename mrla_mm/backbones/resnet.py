@@ -8,12 +8,8 @@ from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import (
-    AttentionConfig,
-    LayerAttentionResidual,
-    attention_config,
-    stage_pattern,
-)
+from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention.arguments import AttentionConfig, attention_config, stage_pattern
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
@@ -23,11 +19,8 @@ from mrla_mm.weights import PretrainedBackbone
 class _MRLABlock:
     """Mixin that turns a residual block of mmdet into one with layer attention.
 
-    The stage sets `mrla`, the layer attention's residual branch.
+    The stage sets `mrla`, the layer attention's residual branch or None.
     """
-
-    num_convs: int
-    mrla: LayerAttentionResidual | None
 
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run block and layer attention: x and the stage's memory -> both behind the block."""
@@ -76,10 +69,7 @@ class MRLABasicBlock(_MRLABlock, BasicBlock):
         super().__init__(*args, **kwargs)
         self.plugins = plugins or []
         if any(plugin["position"] == "after_conv3" for plugin in self.plugins):
-            raise InputError(
-                "position='after_conv3': the blocks of ResNet-18 and -34 have two convolutions, "
-                "use after_conv2"
-            )
+            raise InputError("position='after_conv3': basic blocks end with after_conv2, use that")
         for position in ("after_conv1", "after_conv2", "after_conv3"):
             chosen = [plugin["cfg"] for plugin in self.plugins if plugin["position"] == position]
             names = self.make_block_plugins(self.conv2.out_channels, chosen)
@@ -261,9 +251,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         is_last = len(self.res_layers) == self.num_stages - 1
         if is_last and self.multi_grid is not None:
             if len(self.multi_grid) != depth:
-                raise InputError(
-                    f"multi_grid={self.multi_grid} must have one for each of {depth} blocks"
-                )
+                raise InputError(f"multi_grid={self.multi_grid} must have {depth} dilations")
             return self.multi_grid
         first = max(dilation // 2, 1) if self.contract_dilation else dilation
         return [first] + [dilation] * (depth - 1)

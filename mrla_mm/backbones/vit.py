@@ -143,9 +143,7 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
     if uniform and stage_blocks > 0:
         return frozenset(range(0, depth, stage_blocks))
     if uniform or min(stage_blocks) < 1 or sum(stage_blocks) != depth:
-        raise InputError(
-            f"stage_blocks={stage_blocks!r} must be positive or a list that adds up to {depth}"
-        )
+        raise InputError(f"stage_blocks={stage_blocks!r} must be positive or add up to {depth}")
     return frozenset(accumulate(stage_blocks[:-1], initial=0))
 
 

@@ -18,9 +18,7 @@ from mrla_mm.errors import InputError
 def reduced(channels: int, reduction: int) -> int:
     """Channels of a bottleneck, channels // reduction."""
     if not 1 <= reduction <= channels:
-        raise InputError(
-            f"reduction={reduction} must be between 1 and the {channels} channels of the map"
-        )
+        raise InputError(f"reduction={reduction} must be from 1 to the map's {channels} channels")
     return channels // reduction
 
 

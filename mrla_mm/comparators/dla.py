@@ -58,8 +58,7 @@ class DLALight(MRLALight):
         if not memory:
             if self.context.dilation != (1, 1) or self.context.padding_mode != "zeros":
                 raise InputError(
-                    f"the blocks of a stage share {self.context} by its weight: DLA-light needs "
-                    "dilation 1 and padding with zeros"
+                    f"a stage's blocks share {self.context}: dilation 1, padding with zeros alone"
                 )
             zeros = torch.zeros_like(pooled)
             memory = (zeros, zeros, *shared_weights(self.context), *self.cell.weights())

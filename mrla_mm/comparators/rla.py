@@ -117,10 +117,8 @@ class RLAResNet(ComparatorResNet):
     def make_res_layer(self, **kwargs: object) -> RLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
         is_last = kwargs["planes"] == self.base_channels * 2 ** (self.num_stages - 1)
-        options = dict(
-            hidden_channels=self.hidden_channels, update_last=self.out_hidden or not is_last
-        )
-        return RLAResLayer(**kwargs, **options)
+        update_last = self.out_hidden or not is_last
+        return RLAResLayer(hidden_channels=self.hidden_channels, update_last=update_last, **kwargs)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Run the network: (B, 3, H, W) -> its levels."""

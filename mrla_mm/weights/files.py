@@ -114,8 +114,7 @@ def check_file(path: Path) -> None:
         head = file.read(16)
     if not head.startswith(PICKLE):
         raise InputError(
-            f"weights {path} are damaged or not a PyTorch checkpoint, they start with {head}; "
-            "get the file again"
+            f"weights {path} are damaged or not a PyTorch checkpoint, they start with {head}"
         )
 
 

@@ -98,14 +98,12 @@ class LoadReport:
 
     def refusal(self, faults: list[str]) -> InputError:
         """Return the error for a file that does not fit, with what it probably is."""
-        kinds = (self.matched, self.fresh, self.additional, self.missing, self.mismatched)
-        total = sum(map(len, kinds))
         reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
         if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in self.matched):
             reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         return InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
-            f"loaded: {len(self.matched)} of the model's {total} tensors match; "
+            f"loaded: {len(self.matched)} tensors match; "
             f"{'; '.join(faults) or 'nothing matches'}. {reason}"
         )
 
@@ -239,9 +237,8 @@ def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
 
 def plugin_names(module: nn.Module) -> set[str]:
     """Return the names of the plugins in mmdet's ResNet blocks, which no published file has."""
-    kinds = [f"after_conv{number}_plugin_names" for number in (1, 2, 3)]
     found = set()
     for block in module.modules():
-        for kind in kinds:
-            found.update(getattr(block, kind, ()))
+        for number in (1, 2, 3):
+            found.update(getattr(block, f"after_conv{number}_plugin_names", ()))
     return found

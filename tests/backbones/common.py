@@ -6,27 +6,12 @@ from functools import partial
 
 import torch
 from mmcv.cnn import ConvModule
-from mmdet.models.backbones import (
-    EfficientNet,
-    PyramidVisionTransformerV2,
-    RegNet,
-    ResNet,
-    SwinTransformer,
-)
+from mmdet.models import backbones as hosts
 from mmdet.models.layers import nlc_to_nchw
 from torch import nn
 
+from mrla_mm import backbones
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import (
-    CeiT,
-    MRLACeiT,
-    MRLAEfficientNet,
-    MRLAPVTv2,
-    MRLAResNet,
-    MRLAViT,
-    ViT,
-    WithLayerAttention,
-)
 
 from ..attention.stages import assert_same
 
@@ -88,7 +73,7 @@ def resnet_by_hand(backbone, plain, image):
     RegNet has no pooling, its shortcut is a block's input if that has the output's shape, and a
     stage of one block has no layer attention.
     """
-    regnet = isinstance(plain, RegNet)
+    regnet = isinstance(plain, hosts.RegNet)
     x, outs = plain.relu(plain.norm1(plain.conv1(image))), []
     x = x if regnet else plain.maxpool(x)
     for name in plain.res_layers:
@@ -218,7 +203,7 @@ TOKENS = ("cls_token", "pos_embed", "patch_embed.", *STAGES)
 
 
 def resnet(depth: int) -> Family:
-    plain, build = (partial(kind, depth, **RESNET) for kind in (ResNet, MRLAResNet))
+    plain, build = (partial(kind, depth, **RESNET) for kind in (hosts.ResNet, backbones.MRLAResNet))
     return Family(plain, build, resnet_by_hand, 8, RESNET_FROZEN, "attention_drop_path")
 
 
@@ -228,30 +213,30 @@ def transformer(plain: type, build: type, options: dict, frozen: tuple[str, ...]
 
 
 def anywhere(host: str, **options: object) -> Callable[..., nn.Module]:
-    return partial(WithLayerAttention, f"mmdet.{host}", **options)
+    return partial(backbones.WithLayerAttention, f"mmdet.{host}", **options)
 
 
 FAMILIES = {
     "resnet18": resnet(18),
     "resnet50": resnet(50),
-    "vit": transformer(ViT, MRLAViT, VIT, TOKENS),
-    "ceit": transformer(CeiT, MRLACeiT, CEIT, (*TOKENS, "stem.")),
+    "vit": transformer(backbones.ViT, backbones.MRLAViT, VIT, TOKENS),
+    "ceit": transformer(backbones.CeiT, backbones.MRLACeiT, CEIT, (*TOKENS, "stem.")),
     "pvtv2": Family(
-        partial(PyramidVisionTransformerV2, **PVT),
-        partial(MRLAPVTv2, "b0", **PVT),
+        partial(hosts.PyramidVisionTransformerV2, **PVT),
+        partial(backbones.MRLAPVTv2, "b0", **PVT),
         pvt_by_hand,
         head_channels=16,
         frozen=STAGES,
     ),
     "efficientnet": Family(
-        partial(EfficientNet, **EFFICIENTNET),
-        partial(MRLAEfficientNet, **EFFICIENTNET),
+        partial(hosts.EfficientNet, **EFFICIENTNET),
+        partial(backbones.MRLAEfficientNet, **EFFICIENTNET),
         efficientnet_by_hand,
         head_channels=8,
         frozen=STAGES,
     ),
     "regnet": Family(
-        partial(RegNet, REGNET, norm_eval=False, zero_init_residual=False),
+        partial(hosts.RegNet, REGNET, norm_eval=False, zero_init_residual=False),
         anywhere("RegNet", arch=REGNET, norm_eval=False, zero_init_residual=False),
         resnet_by_hand,
         head_channels=8,
@@ -259,7 +244,7 @@ FAMILIES = {
         drop_path="attention_drop_path",
     ),
     "swin": Family(
-        partial(SwinTransformer, **SWIN),
+        partial(hosts.SwinTransformer, **SWIN),
         anywhere("SwinTransformer", **SWIN),
         swin_by_hand,
         head_channels=16,

@@ -11,13 +11,7 @@ from measure import saved_bytes
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 
-from .common import (
-    assert_same_levels,
-    load_plain,
-    randomize,
-    randomize_zero_init,
-    resnet_by_hand,
-)
+from .common import assert_same_levels, load_plain, randomize, randomize_zero_init, resnet_by_hand
 
 LIGHT, BASE = (dict(type=name, head_channels=16) for name in ("MRLALight", "MRLABase"))
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
@@ -79,12 +73,13 @@ def test_dilation_of_basic_blocks():
 @torch.no_grad()
 def test_blocks_without_layer_attention_are_plain_and_pass_the_memory_on(blocks):
     options = dict(base_channels=16, norm_eval=True)
-    backbone = randomize(MRLAResNet(50, BASE, stages="layer[13]", blocks=blocks, **options)).eval()
+    backbone = randomize(MRLAResNet(50, BASE, stages="layer[13]", blocks=blocks, **options))
+    backbone, plain = backbone.double().eval(), ResNet(50, **options).double()
     found = {name[:-5] for name, _ in backbone.named_modules() if name.endswith(".mrla")}
     places = {"layer1": blocks and (1, 2) or range(3), "layer3": blocks and (1, 5) or range(6)}
     assert found == {f"{stage}.{place}" for stage, chosen in places.items() for place in chosen}
-    image = torch.randn(2, 3, 64, 96)
-    expected = resnet_by_hand(backbone, load_plain(ResNet(50, **options), backbone), image)
+    image = torch.randn(2, 3, 64, 96).double()
+    expected = resnet_by_hand(backbone, load_plain(plain, backbone), image)
     torch.testing.assert_close(list(backbone(image)), expected)
     with pytest.raises(InputError, match="layer5"):
         MRLAResNet(50, BASE, stages="layer5", **options)
