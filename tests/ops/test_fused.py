@@ -1,6 +1,7 @@
 """The fused paths against the equations in float64: values and gradients, dtypes, odd shapes."""
 
 import functools
+import itertools
 import sys
 
 import pytest
@@ -49,16 +50,12 @@ LIGHT = {
 }
 # The interpreter is slow: there, all variants at the end of a block, and the full one wherever it
 # can stand.
-VARIANTS = [("fused", extent, variant) for extent in EXTENTS for variant in LIGHT]
-VARIANTS += [
-    pytest.param("numba", extent, variant, marks=needs_numba)
-    for extent in EXTENTS
-    for variant in LIGHT
-]
+CASES = list(itertools.product(EXTENTS, LIGHT))
+VARIANTS = [("fused", *case) for case in CASES]
+VARIANTS += [pytest.param("numba", *case, marks=needs_numba) for case in CASES]
 VARIANTS += [
     pytest.param("triton", extent, variant, marks=needs_triton)
-    for extent in EXTENTS
-    for variant in LIGHT
+    for extent, variant in CASES
     if extent == "block end" or variant == "full"
 ]
 
