@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from mrla_mm.ops import choose_path, dispatch
+from mrla_mm.ops import choose_path, dispatch, proof
 
 from ..conftest import run_python
 from .cases import LAYOUTS, base_joined, draw, light, mla_joined, results
@@ -15,6 +15,12 @@ from .cases import LAYOUTS, base_joined, draw, light, mla_joined, results
 pytest.importorskip("numba", reason="numba is not installed")
 loops = pytest.importorskip("mrla_mm.ops.loops")
 SHAPE = (3, 32, 23, 17)  # above the size from which threads share a map
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """Let wrong loops fail the tests: after a failed self-check naive would run."""
+    monkeypatch.delitem(proof.SELF_CHECKS, "numba")
 
 
 @pytest.fixture
