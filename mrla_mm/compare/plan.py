@@ -108,11 +108,12 @@ def read_and_build(name: str, options: Mapping[str, object]) -> tuple[Config, nn
 
 
 def settings_of(model: nn.Module) -> list[tuple[str, str, str]]:
-    """Return name, class and plain settings of every module; equal for the same model."""
+    """Return name, class, settings and shapes of every module; equal for the same model."""
     found = []
     for name, module in model.named_modules():
         pairs = vars(module).items()
         settings = {key: value for key, value in pairs if isinstance(value, SETTING)}
+        settings["shapes"] = [tuple(each.shape) for each in module.parameters(recurse=False)]
         found.append((name, str(type(module)), repr(settings)))
     return found
 

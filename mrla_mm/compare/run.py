@@ -125,11 +125,14 @@ def train_and_test(folder: Path) -> None:
 
 
 def test(cfg: Config, folder: Path) -> dict[str, float]:
-    """Return the metrics of the last checkpoint in a folder; raises InputError if there are none.
+    """Return the metrics of the last checkpoint in a folder; InputError if either is missing.
 
     mmengine would show pictures with the visualizer of the training, which is closed.
     """
-    resume = dict(load_from=str(newest_checkpoint(folder)), resume=False)
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        raise InputError(f"{folder} has no checkpoint any more: delete it to train again")
+    resume = dict(load_from=str(checkpoint), resume=False)
     cfg.update(resume, work_dir=str(folder / "test"), visualizer=None)
     found = cli.build_runner(cfg, "test").test()
     metrics = {key: float(value) for key, value in found.items() if isinstance(value, Number)}

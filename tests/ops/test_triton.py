@@ -50,6 +50,7 @@ TYPES = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"
 ALIGNED = [["tt.divisibility", 16]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     INTERPRETED or DEVICE == "cuda", reason="this process runs the Triton tests itself"
 )
