@@ -39,6 +39,8 @@ def resume_from(cfg: Config, checkpoint: str | Path | None) -> None:
 
 def train(cfg: Config, hooks: Iterable[Hook] = ()) -> None:
     """Train the model of a config, with further hooks."""
+    if cfg.get("resume") and not cfg.get("load_from"):  # mmengine would start without weights
+        resume_from(cfg, newest_checkpoint(cfg.work_dir))
     runner = cli.build_runner(cfg, "train", "val")
     for hook in hooks:
         runner.register_hook(hook)

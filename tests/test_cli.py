@@ -122,6 +122,8 @@ def test_resume_takes_the_newest_intact_checkpoint(plan, tmp_path):
     """
     cfg = plan("train", "--resume", "--work-dir", "empty", "--cfg-options", "load_from=start.pth")
     assert cfg.resume is False and cfg.load_from == "start.pth"
+    cfg = plan("train", "--work-dir", "empty", "--cfg-options", "resume=True")
+    assert cfg.resume is False  # mmengine would, and the weights to start from would not be read
 
     def resumed(record=None):
         if record is not None:

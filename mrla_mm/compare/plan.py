@@ -54,6 +54,8 @@ def reserve(out: Path) -> Iterator[None]:
             file.seek(0)
             remedy = "wait for its end, or give another folder"
             raise InputError(f"--out {out} is in use by {file.read()}: {remedy}") from None
+        except OSError as error:
+            raise InputError(f"--out {out}: no locks on its disk ({error}): name another") from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()

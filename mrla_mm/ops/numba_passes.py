@@ -70,7 +70,7 @@ class Layout(NamedTuple):
     def per_map(self, tensor: Tensor | None, default: float) -> np.ndarray:
         """One coefficient (B, C), or a default: (B * C,) for contiguous maps, else (B, C)."""
         if tensor is None:
-            tensor = torch.full(self.size[:2], default)
+            tensor = torch.full(self.size[:2], default, device="cpu")
         array = self.coefficients(tensor.unsqueeze(2))
         return array[:, 0]
 

@@ -22,6 +22,7 @@ ENVIRONMENT = "MRLA_OPS"
 SELF_CHECKS = {}  # by path: of a form, the failure or "", and the largest relative difference
 OUTCOMES = {}  # of self-checks in this process, by specialisation
 SPECIALISATIONS = {}  # by form
+LOCK = threading.Lock()  # self-checks change modes of the whole process, so they take turns
 CHECKING = threading.local()  # has `active` while this thread runs a self-check
 
 
@@ -87,15 +88,22 @@ def prove(form: Form, passes: Passes) -> Outcome | None:
     if outcome is None and form.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return Outcome("it is not checked yet, nor can it be while a CUDA graph is captured", 0.0)
     if outcome is None:
-        with checking():
-            failure, difference = SELF_CHECKS[form.path](form, passes)
-        outcome = OUTCOMES[key] = Outcome("", difference)
-        if failure:
-            give_up(outcome, f"the self-check of {form.path} on {form.device} failed: {failure}")
+        with LOCK:
+            outcome = OUTCOMES.get(key) or check(form, key, passes)
     if outcome.failure and os.environ.get(ENVIRONMENT) == form.path:
         raise InputError(
             f"{ENVIRONMENT}={form.path} cannot run here: {outcome.failure}; unset {ENVIRONMENT}"
         )
+    return outcome
+
+
+def check(form: Form, key: Hashable, passes: Passes) -> Outcome:
+    """Run a path's self-check, and note what it found."""
+    with checking():
+        failure, difference = SELF_CHECKS[form.path](form, passes)
+    outcome = OUTCOMES[key] = Outcome("", difference)
+    if failure:
+        give_up(outcome, f"the self-check of {form.path} on {form.device} failed: {failure}")
     return outcome
 
 

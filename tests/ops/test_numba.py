@@ -2,6 +2,7 @@
 
 import functools
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,6 +88,35 @@ def test_what_is_not_finite_is_as_in_torch(name, layout, bad):
         ours = found[1][key]
         assert torch.equal(ours.isnan(), wanted.isnan()), key
         assert torch.equal(ours[ours.isinf()], wanted[wanted.isinf()]), key
+
+
+def test_where_no_thread_can_start_the_caller_does_all(monkeypatch, threads):
+    def refuse(*_):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    threads(3)
+    wanted = run(light, "contiguous")
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    assert_equal(run(light, "contiguous"), wanted)
+
+
+def test_self_checks_take_turns(monkeypatch):
+    """They change modes of the whole process, and put back what they found."""
+    running = []
+    counts = []
+
+    def check(*_):
+        running.append(True)
+        counts.append(len(running))
+        time.sleep(0.1)
+        running.pop()
+        return "", 0.0
+
+    monkeypatch.setattr(proof, "OUTCOMES", {})
+    monkeypatch.setitem(proof.SELF_CHECKS, "numba", check)
+    with ThreadPoolExecutor(2) as executor:
+        list(executor.map(functools.partial(run, light), LAYOUTS))
+    assert counts == [1, 1]
 
 
 def test_without_numba_or_its_compiler_torch_runs(monkeypatch):

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numba
 import torch
@@ -69,10 +70,15 @@ class Threads:
                     return
                 loop(start, stop, *args)
 
-        futures = [self.executor().submit(work) for _ in range(helpers)]
+        futures = []
         try:
+            # Where no thread can start, as while the interpreter shuts down, the caller does all.
+            with suppress(RuntimeError):
+                for _ in range(helpers):
+                    futures.append(self.executor().submit(work))
             work()
         finally:
+            pieces.clear()  # after an error no helper may go on with memory that is freed
             for future in futures:
                 if not future.cancel():
                     future.result()
