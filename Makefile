@@ -30,7 +30,7 @@ install-dev: $(VENV)/.installed-dev
 quickstart: install
 	$(BIN)/python tools/quickstart.py
 
-test: install-dev  # about five minutes on two cores
+test: install-dev  # all but the slow tests
 	$(PYTEST) -m "not slow"
 
 test-all: install-dev  # the slow rest
