@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, expand_scores, product
+from mrla_mm.ops.coefficients import GridSums, ValueSums, expand_scores, product
 from mrla_mm.ops.loops import PIECES, Threads, channels_last, contiguous, count_threads
 from mrla_mm.ops.torch_passes import TorchPasses, sample_kernels
 
@@ -103,9 +103,7 @@ class NumbaPasses(TorchPasses):
         """None, for the whole batch: the threads share it out."""
         return (None,)
 
-    def add_relu(
-        self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
-    ) -> Tensor | None:
+    def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
         """Sum the map while it is written."""
         if shortcut is None:
             return super().add_relu(c, shortcut, out=out, pool=pool)
@@ -114,56 +112,32 @@ class NumbaPasses(TorchPasses):
         layout.run("add_relu", *layout.maps(c, shortcut, out), sums)
         return layout.collect(sums)[..., 0] / out[0, 0].numel() if pool else None
 
-    def apply(
-        self,
-        x: Tensor,
-        weight: Tensor | None,
-        coefficients: Coefficients,
-        *,
-        history: Tensor | None = None,
-        residual: bool = False,
-        out: Tensor,
-    ) -> None:
+    def apply(self, x, weight, coefficients, *, history=None, residual=False, out) -> None:
         """Run one loop, whose kernel holds gain and residual."""
         layout = Layout.of(x)
         gain, slope, offset = coefficients
         kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
         x, history, out, absent = layout.maps(x, history, out, None)
-        offset, slope = layout.per_map(offset, 0), layout.per_map(slope, 1)
+        offset = layout.per_map(offset, 0)
+        slope = layout.per_map(slope, 1)
         layout.run("stencil", x, kernels, offset, history, slope, absent, slope, out, absent)
 
     def apply_backward(
-        self,
-        grad: Tensor,
-        weight: Tensor | None,
-        coefficients: Coefficients,
-        *,
-        grad_pixel: Tensor | None = None,
-        extra_grad: Tensor | None = None,
-        residual: bool = False,
-        positive: Tensor | None = None,
-        grad_x: Tensor,
-        grad_history: Tensor | None = None,
-    ) -> None:
+        self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
+        positive=None, grad_x, grad_history=None,
+    ) -> None:  # fmt: skip
         """Run the loop of `apply` with the kernel turned round."""
         layout = Layout.of(grad)
         flipped = None if weight is None else weight.flip((2, 3))
         kernels = layout.coefficients(sample_kernels(grad, flipped, coefficients.gain, residual))
-        offset, slope = layout.per_map(grad_pixel, 0), layout.per_map(coefficients.slope, 1)
+        offset = layout.per_map(grad_pixel, 0)
+        slope = layout.per_map(coefficients.slope, 1)
         factor = layout.per_map(None, 1)
-        grad, added, positive = layout.maps(grad, extra_grad, positive)
+        grad, extra_grad, positive = layout.maps(grad, extra_grad, positive)
         outputs = layout.maps(grad_x, grad_history)
-        layout.run("stencil", grad, kernels, offset, added, factor, positive, slope, *outputs)
+        layout.run("stencil", grad, kernels, offset, extra_grad, factor, positive, slope, *outputs)
 
-    def grid_sums(
-        self,
-        grad: Tensor,
-        x: Tensor,
-        *,
-        history: Tensor | None = None,
-        convolved: bool,
-        with_grad: bool,
-    ) -> GridSums:
+    def grid_sums(self, grad, x, *, history=None, convolved, with_grad) -> GridSums:
         """Sum everything in one loop."""
         if not convolved:
             options = dict(history=history, convolved=convolved, with_grad=with_grad)
@@ -175,15 +149,7 @@ class NumbaPasses(TorchPasses):
         of_history = None if history is None else sums[..., 9]
         return GridSums(sums[..., :9], of_history, sums[..., 10] if with_grad else None)
 
-    def weighted_sum(
-        self,
-        values: Sequence[Tensor],
-        scores: Tensor,
-        coefficients: Coefficients,
-        *,
-        x: Tensor | None = None,
-        out: Tensor,
-    ) -> None:
+    def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Read all values in one loop."""
         layout = Layout.of(out)
         weights = layout.coefficients(value_weights(scores, coefficients.gain, out))
@@ -192,15 +158,7 @@ class NumbaPasses(TorchPasses):
         layout.run("weighted_sum", x, addresses(values), weights, offset, out)
 
     def weighted_sum_backward(
-        self,
-        grad: Tensor,
-        values: Sequence[Tensor],
-        scores: Tensor,
-        gain: Tensor | None,
-        *,
-        grad_values: Sequence[Tensor],
-        overwrite: bool,
-        with_grad: bool,
+        self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
     ) -> ValueSums:
         """Read and write all maps in one loop."""
         layout = Layout.of(grad)

@@ -91,7 +91,7 @@ class Passes(abc.ABC):
         Args; others are those of `apply`, whose offset has no part in this:
             grad: gradient of what `apply` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C).
-            extra_grad: map that is added to the gradient of x.
+            extra_grad: map that is added to the gradient of x; not together with grad_history.
             positive: x = relu(c + shortcut), through which the gradient goes on to c.
             grad_x: gradient of x, or with `positive` of c.
             grad_history: slope times grad; with `positive`, where the history is the shortcut, plus
