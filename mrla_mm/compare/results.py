@@ -33,8 +33,10 @@ def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[st
                 costs[name][key].append(cost)
         text = make_table(values, metric, costs)
         write_csv(plan, results)
-        for suffix in ("svg", "png") if len(values) > 1 else ():
-            draw(values, metric).savefig(plan.out / f"differences.{suffix}", dpi=150)
+        if len(values) > 1:
+            figure = draw(values, metric)
+            for suffix in ("svg", "png"):
+                figure.savefig(plan.out / f"differences.{suffix}", dpi=150)
     text += "".join(f"\n{line}\n" for line in (*plan.remarks, *faults))
     write_atomically(plan.out / "table.md", text.encode())
     return text, faults

@@ -46,18 +46,18 @@ class Options(NamedTuple):
         if self.path not in SELF_CHECKS:
             return self
         form = Form(
-            self.path,
-            c.device,
-            c.dtype,
-            not c.is_contiguous(),
-            c.shape,
-            self.heads,
-            self.add_relu,
-            self.has_history,
-            self.is_mla,
-            depth,
-            0 if parameters.query is None else parameters.query.shape[-1],
-            tuple([None if tensor is None else tensor.dtype for tensor in parameters]),
+            path=self.path,
+            device=c.device,
+            dtype=c.dtype,
+            last=not c.is_contiguous(),
+            shape=c.shape,
+            heads=self.heads,
+            add_relu=self.add_relu,
+            has_history=self.has_history,
+            is_mla=self.is_mla,
+            depth=depth,
+            kernel_size=0 if parameters.query is None else parameters.query.shape[-1],
+            dtypes=tuple([None if tensor is None else tensor.dtype for tensor in parameters]),
         )
         return self._replace(outcome=prove(form, self.passes()))
 

@@ -19,7 +19,9 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops.passes import Passes
 
 ENVIRONMENT = "MRLA_OPS"
-SELF_CHECKS = {}  # by path: of a form, the failure or "", and the largest relative difference
+# By path, a function of form and passes that returns the failure or "" and the largest relative
+# difference; filled in by `mrla_mm.ops`, so that nothing imports in a circle.
+SELF_CHECKS = {}
 OUTCOMES = {}  # of self-checks in this process, by specialisation
 SPECIALISATIONS = {}  # by form
 LOCK = threading.Lock()  # self-checks change modes of the whole process, so they take turns
