@@ -29,6 +29,7 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("configs", nargs="+", help="files, or package::name; the first is the base")
     parser.add_argument("--seeds", type=positive, default=5, help="runs of each (default: 5)")
+    parser.add_argument("--first-seed", type=int, default=0, help="to confirm on seeds not yet seen")
     jobs = "runs at a time (default: 1, or one on each GPU)"
     parser.add_argument("--jobs", type=positive, help=jobs)
     parser.add_argument("--metric", help="e.g. coco/bbox_mAP (default: the first of the test)")
@@ -46,7 +47,8 @@ def main(argv=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     with compare.reserve(args.out):
         shared = dict(share_weights=not args.independent)
-        plan = compare.make_plan(args.configs, args.out, args.seeds, args.cfg_options, **shared)
+        seeds = range(args.first_seed, args.first_seed + args.seeds)
+        plan = compare.make_plan(args.configs, args.out, seeds, args.cfg_options, **shared)
         for remark in plan.remarks:
             print(remark)
         missing = plan.missing()

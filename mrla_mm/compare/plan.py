@@ -63,7 +63,7 @@ def reserve(out: Path) -> Iterator[None]:
 
 
 def make_plan(
-    names: Sequence[str], out: Path, seeds: int, options: Mapping, *, share_weights: bool = True
+    names: Sequence[str], out: Path, seeds: range, options: Mapping, *, share_weights: bool = True
 ) -> Plan:
     """Read the configs and write them as they run.
 
@@ -95,7 +95,7 @@ def make_plan(
         check_unchanged(files[name], cfg)
     for name, cfg in configs.items():
         write_atomically(files[name], cfg.pretty_text.encode())
-    return Plan(out, files, range(seeds), remarks)
+    return Plan(out, files, seeds, remarks)
 
 
 def read_and_build(name: str, options: Mapping[str, object]) -> tuple[Config, nn.Module]:

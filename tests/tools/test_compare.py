@@ -36,7 +36,7 @@ def configs(tmp_path):
 
 
 def plan_of(names, out, **options):
-    return compare.make_plan(names, out / "out", 2, {}, **options)
+    return compare.make_plan(names, out / "out", range(2), {}, **options)
 
 
 def test_what_both_models_draw_at_random_starts_the_same(configs):
