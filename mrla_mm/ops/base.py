@@ -31,7 +31,7 @@ from mrla_mm.ops.autograd import (
     refuse_second_derivative,
     save,
 )
-from mrla_mm.ops.coefficients import Parameters, cat, cat_chunks, sum_chunks, take
+from mrla_mm.ops.coefficients import Parameters
 from mrla_mm.ops.reference import FrozenNorm, Weights, base_layer, mla_layer
 
 
@@ -50,27 +50,14 @@ class BaseFunction(torch.autograd.Function):
         earlier_keys, *earlier_values = tensors[count:]
         layer = options.layer(parameters)
         passes = options.passes()
-        forward_chunk = passes.mla_forward if options.is_mla else passes.base_forward
+        forward = passes.mla_forward if options.is_mla else passes.base_forward
         x = torch.empty_like(c) if options.add_relu else c
         own_value = x if options.is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
         y = torch.empty_like(c)
-        saved = []
         with disable_autocast(c):
-            for samples in passes.chunks(c):
-                c_chunk, shortcut_chunk, x_chunk, y_chunk = take(samples, c, shortcut, x, y)
-                (keys_chunk,) = take(samples, earlier_keys)
-                pooled = passes.add_relu(c_chunk, shortcut_chunk, out=x_chunk, pool=True)
-                saved_chunk = forward_chunk(
-                    x_chunk,
-                    pooled,
-                    take(samples, *values),
-                    layer.take(samples),
-                    earlier_keys=keys_chunk,
-                    out=y_chunk,
-                )
-                saved.append(saved_chunk)
-        saved = cat_chunks(saved)
+            pooled = passes.add_relu(c, shortcut, out=x, pool=True)
+            saved = forward(x, pooled, values, layer, earlier_keys=earlier_keys, out=y)
         save(ctx, saved, parameters, (x, *values))
         ctx.set_materialize_grads(False)  # nobody asks for keys and values of a stage's last layer
         ctx.options = options
@@ -85,7 +72,7 @@ class BaseFunction(torch.autograd.Function):
         saved, parameters, (x, *values) = load(ctx)
         layer = options.layer(parameters)
         passes = options.passes()
-        backward_chunk = passes.mla_backward if options.is_mla else passes.base_backward
+        backward = passes.mla_backward if options.is_mla else passes.base_backward
         grad = torch.zeros_like(x) if grad is None else match_layout(grad, x)
         overwrite = all(grad_value is None for grad_value in grad_values)
         if overwrite:
@@ -93,33 +80,19 @@ class BaseFunction(torch.autograd.Function):
         else:
             grad_values = [own_gradient(grad_value, x, ctx) for grad_value in grad_values]
         grad_x = torch.empty_like(x)
-        gradients = []
-        grad_earlier_keys = []
+        targets = dict(grad_values=grad_values, overwrite=overwrite, grad_x=grad_x)
         with disable_autocast(x):
-            for samples in passes.chunks(x):
-                grad_chunk, x_chunk, grad_x_chunk = take(samples, grad, x, grad_x)
-                (grad_keys_or_averages_chunk,) = take(samples, grad_keys_or_averages)
-                gradients_chunk, grad_keys_chunk = backward_chunk(
-                    grad_chunk,
-                    grad_keys_or_averages_chunk,
-                    x_chunk,
-                    take(samples, *values),
-                    layer.take(samples),
-                    saved.take(samples),
-                    grad_values=take(samples, *grad_values),
-                    overwrite=overwrite,
-                    grad_x=grad_x_chunk,
-                )
-                gradients.append(gradients_chunk)
-                grad_earlier_keys.append(grad_keys_chunk)
+            gradients, grad_earlier_keys = backward(
+                grad, grad_keys_or_averages, x, values, layer, saved, **targets
+            )
         grad_earlier_values = grad_values[:-1]
         hand_over(grad_earlier_values, ctx)
         return (
             None,
             grad_x,
             grad_x if layer.add_relu else None,
-            *sum_chunks(gradients),
-            cat(grad_earlier_keys),
+            *gradients,
+            grad_earlier_keys,
             *grad_earlier_values,
         )
 

@@ -92,12 +92,6 @@ class Layer(NamedTuple):
     has_history: bool = False
     add_relu: bool = False
 
-    def take(self, samples: slice | None) -> "Layer":
-        """The layer for some samples: with their drop-path factors."""
-        if samples is None or self.norm is None or self.norm.keep is None:
-            return self
-        return self._replace(norm=self.norm._replace(keep=self.norm.keep[samples]))
-
 
 class Attention(NamedTuple):
     """Scores of a layer and what they are computed from; None each for a layer without a gate.
@@ -130,11 +124,6 @@ class Saved(NamedTuple):
     attention: Attention
     coefficients: Coefficients
 
-    def take(self, samples: slice | None) -> "Saved":
-        """Those of some samples."""
-        attention = Attention(*take(samples, *self.attention))
-        return Saved(attention, Coefficients(*take(samples, *self.coefficients)))
-
 
 class GridSums(NamedTuple):
     """Sums over the grid of a gradient times other maps; None where not needed.
@@ -153,31 +142,6 @@ class ValueSums(NamedTuple):
 
     values: Tensor
     grad: Tensor | None = None
-
-
-def take(samples: slice | None, *tensors: Tensor | None) -> Sequence[Tensor | None]:
-    """Some samples of each tensor; all for None."""
-    if samples is None:
-        return tensors
-    return [None if tensor is None else tensor[samples] for tensor in tensors]
-
-
-def cat(chunks: Sequence[Tensor | None]) -> Tensor | None:
-    """One tensor of those of all chunks of the batch."""
-    return chunks[0] if len(chunks) == 1 or chunks[0] is None else torch.cat(chunks)
-
-
-def cat_chunks(chunks: Sequence[Saved]) -> Saved:
-    """What is saved of all samples, from that of chunks of the batch."""
-    attentions, coefficients = zip(*chunks, strict=True)
-    attention = Attention(*map(cat, zip(*attentions, strict=True)))
-    return Saved(attention, Coefficients(*map(cat, zip(*coefficients, strict=True))))
-
-
-def sum_chunks(gradients: Sequence[Parameters]) -> Parameters:
-    """Gradients of parameters, summed over chunks of the batch."""
-    fields = zip(*gradients, strict=True)
-    return Parameters(*(None if field[0] is None else sum(field[1:], field[0]) for field in fields))
 
 
 def product(*factors: Tensor | None) -> Tensor | None:

@@ -20,7 +20,7 @@ from mrla_mm.ops.autograd import (
     refuse_second_derivative,
     save,
 )
-from mrla_mm.ops.coefficients import Parameters, cat_chunks, sum_chunks, take
+from mrla_mm.ops.coefficients import Parameters
 from mrla_mm.ops.reference import FrozenNorm, Weights, light_layer
 
 
@@ -38,17 +38,10 @@ class LightFunction(torch.autograd.Function):
         history = shortcut if options.has_history else None
         x = torch.empty_like(c) if options.add_relu else c
         y = torch.empty_like(c)
-        saved = []
         with disable_autocast(c):
-            for samples in passes.chunks(c):
-                c_chunk, added_chunk, x_chunk = take(samples, c, added, x)
-                history_chunk, y_chunk = take(samples, history, y)
-                pooled = passes.add_relu(c_chunk, added_chunk, out=x_chunk, pool=has_gate)
-                saved_chunk = passes.light_forward(
-                    x_chunk, pooled, history_chunk, layer.take(samples), out=y_chunk
-                )
-                saved.append(saved_chunk)
-        save(ctx, cat_chunks(saved), parameters, (x, history))
+            pooled = passes.add_relu(c, added, out=x, pool=has_gate)
+            saved = passes.light_forward(x, pooled, history, layer, out=y)
+        save(ctx, saved, parameters, (x, history))
         ctx.options = options
         return y
 
@@ -62,25 +55,13 @@ class LightFunction(torch.autograd.Function):
         grad = match_layout(grad, x)
         grad_x = torch.empty_like(x)
         grad_history = None if history is None else torch.empty_like(x)
-        gradients = []
+        targets = dict(grad_x=grad_x, grad_history=grad_history)
         with disable_autocast(x):
-            for samples in passes.chunks(x):
-                grad_chunk, x_chunk, history_chunk = take(samples, grad, x, history)
-                grad_x_chunk, grad_history_chunk = take(samples, grad_x, grad_history)
-                gradients_chunk = passes.light_backward(
-                    grad_chunk,
-                    x_chunk,
-                    history_chunk,
-                    layer.take(samples),
-                    saved.take(samples),
-                    grad_x=grad_x_chunk,
-                    grad_history=grad_history_chunk,
-                )
-                gradients.append(gradients_chunk)
+            gradients = passes.light_backward(grad, x, history, layer, saved, **targets)
         grad_shortcut = grad_history
         if layer.add_relu and history is None:
             grad_shortcut = grad_x
-        return None, grad_x, grad_shortcut, *sum_chunks(gradients)
+        return None, grad_x, grad_shortcut, *gradients
 
 
 def light_fused(

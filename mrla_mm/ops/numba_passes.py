@@ -99,10 +99,6 @@ class NumbaPasses(TorchPasses):
         in_blocks = height * width > contiguous.BLOCK
         return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks
 
-    def chunks(self, x: Tensor) -> tuple[None]:
-        """None, for the whole batch: the threads share it out."""
-        return (None,)
-
     def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
         """Sum the map while it is written."""
         if shortcut is None:

@@ -1,6 +1,7 @@
 """The interface of the passes over feature maps, which every implementation of the fused paths has.
 
     TorchPasses    plain PyTorch, on every device and in every dtype
+    NumbaPasses    compiled loops for float32 on a CPU
     TritonPasses   kernels for a GPU
 
 A layer runs `add_relu` and then its forward method, and later its backward method:
@@ -20,7 +21,7 @@ read by the same object's methods for coefficients only, so each implementation 
 """
 
 import abc
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -32,10 +33,6 @@ from mrla_mm.ops.coefficients import Coefficients, GridSums, Layer, Parameters, 
 
 class Passes(abc.ABC):
     """Passes over maps; the module has what all methods share."""
-
-    @abc.abstractmethod
-    def chunks(self, x: Tensor) -> Iterable[slice | None]:
-        """Parts of the batch that all passes take one after the other; None for all of it."""
 
     def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
         """What of a map's shape is compiled into the code: equal constants run the same code."""

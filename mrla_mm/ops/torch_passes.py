@@ -1,12 +1,8 @@
 """The passes over feature maps of fused layer attention in plain PyTorch.
 
 One depthwise convolution over B * C channels, with weights of each sample, does gate, value, norm
-and residual; the history is one more operation. A few samples are taken at a time, which stay in
-the cache of a CPU from one pass to the next.
+and residual; the history is one more operation.
 """
-
-import math
-from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -16,29 +12,12 @@ from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, expand_s
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import at_least_float32, global_average
 
-CHUNK_BYTES = 13 * 2**20  # of one map: several maps of this size fit the last-level cache of a CPU
 # Where the residual may be a weight of 1, which swallows small weights in half precision.
 EXACT = (torch.float32, torch.float64)
 
 
 class TorchPasses(Passes):
     """Passes for every device and dtype; `Passes` has what each method does."""
-
-    def chunks(self, x: Tensor) -> Iterator[slice | None]:
-        """Slices of the batch whose maps fit the cache of a CPU; None, as elsewhere.
-
-        Channels-last maps cannot be seen as one map of b * c channels, so they go one by one.
-        """
-        batch = x.shape[0]
-        size = batch
-        if x.device.type == "cpu":
-            count = math.ceil(x.numel() * x.element_size() / CHUNK_BYTES)
-            size = math.ceil(batch / count) if x.is_contiguous() else 1
-        if size == batch:
-            yield None
-            return
-        for start in range(0, batch, size):
-            yield slice(start, start + size)
 
     def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
         """Return averages (B, C) in at least single precision."""

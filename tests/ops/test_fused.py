@@ -9,7 +9,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import choose_path, dispatch, proof, torch_passes
+from mrla_mm.ops import choose_path, dispatch, proof
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.proof import Form, Outcome
 
@@ -147,15 +147,6 @@ def test_the_last_layer_of_a_stage(variant, extent):
         return variant(t, extent, path)[0]
 
     assert_same(output, tensors, path="fused", dtype=torch.float64)
-
-
-def test_chunks_of_the_batch_are_all_computed(monkeypatch):
-    monkeypatch.setattr(torch_passes, "CHUNK_BYTES", 2 * 20 * 6 * 5 * 8)
-    for function, depth in ((light, 0), (base_joined, 2), (mla_joined, 2)):
-        tensors = draw((5, 20, 6, 5), "block end", depth=depth, history=not depth)
-        assert [s.stop - s.start for s in passes_of("fused").chunks(tensors["c"])] == [2, 2, 2]
-        bound = functools.partial(function, extent="block end")
-        assert_same(bound, tensors, path="fused", dtype=torch.float64)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -121,10 +121,6 @@ class TritonPasses(Passes):
     base_coefficients_backward = healed(gate.base_coefficients_backward)
     few_programs = staticmethod(launch.few_programs)
 
-    def chunks(self, x: Tensor) -> tuple[None]:
-        """All of the batch: a kernel's programs share it out."""
-        return (None,)
-
     def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
         """See `Passes.constants`."""
         of_maps = stencil.constants(shape, last), reduce.constants(shape, last)
