@@ -165,12 +165,17 @@ def run_tool(capsys):
     return run
 
 
-def run_python(*argv, **variables):
+def environment(**variables):
+    """Return the variables of a process that finds the package and computes in one thread."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+
+
+def run_python(*argv, cwd=None, **variables):
     """Run Python with arguments in a process that finds the package; return what it prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
-    options = dict(capture_output=True, text=True, timeout=900)
-    done = subprocess.run([sys.executable, *map(str, argv)], env=environment, **options)
-    assert done.returncode == 0, done.stderr
+    options = dict(cwd=cwd, capture_output=True, text=True, timeout=1200)
+    command = [sys.executable, *map(str, argv)]
+    done = subprocess.run(command, env=environment(**variables), **options)
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 

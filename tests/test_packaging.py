@@ -1,6 +1,5 @@
-"""The built package works without this repository: its wheel alone, from a user's own folder."""
+"""The built package works without this repository, and asks for nothing that it does not say."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,23 +10,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from .conftest import ROOT, tiny_options, write_coco
+from .conftest import ROOT, environment, run_python, tiny_options, write_coco
 from .docs_fences import fences
 from .test_smoke import scalars
 
 pytestmark = pytest.mark.slow
-
-
-def run(*argv, cwd, **variables):
-    """Run Python with arguments; return its output."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, *map(str, argv)]
-    done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +32,14 @@ def wheel(tmp_path_factory):
     for name in ("LICENSE", "Makefile"):
         shutil.copy(ROOT / name, source)
     build = ["-m", "build", "--no-isolation", "--outdir", target, source]
-    run(*build, cwd=target, REPOSITORY_URL="https://github.com/us/mrla_mm")
+    url = "https://github.com/us/mrla_mm"
+    run_python(*build, cwd=target, PYTHONPATH="", REPOSITORY_URL=url)
     return next(target.glob("*.whl"))
 
 
 def test_twine_takes_the_distributions_and_the_source_carries_the_tests(wheel):
     (archive,) = wheel.parent.glob("*.tar.gz")
-    run("-m", "twine", "check", "--strict", wheel, archive, cwd=wheel.parent)
+    run_python("-m", "twine", "check", "--strict", wheel, archive, cwd=wheel.parent)
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     for folder in ("tests", "docs", "configs", "tools", ".dev_scripts", "requirements"):
@@ -86,13 +76,13 @@ def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path)
         shutil.copy(pets / "annotations/instances_train2017.json", pets / name)
     (shown,) = (f for f in fences("python") if f.text.startswith("# my_config.py\n"))
     (project / "my_config.py").write_text(shown.text)
-    where = run("-c", "import mrla_mm; print(mrla_mm.__file__)", cwd=project, PYTHONPATH=str(site))
+    outside = dict(cwd=project, PYTHONPATH=str(site))
+    where = run_python("-c", "import mrla_mm; print(mrla_mm.__file__)", **outside)
     assert where.strip() == str(site / "mrla_mm/__init__.py")
 
     options = tiny_options("mask_rcnn_r50_", "", "train_cfg.max_epochs=1")
     options.remove("data_root=")
-    train = ["-m", "mrla_mm", "train", "my_config.py", "--cfg-options", *options]
-    run(*train, cwd=project, PYTHONPATH=str(site))
+    run_python("-m", "mrla_mm", "train", "my_config.py", "--cfg-options", *options, **outside)
     work_dir = project / "work_dirs/my_config"
     assert (work_dir / "epoch_1.pth").is_file()
     assert all(line["loss_mask"] > 0 for line in scalars(work_dir) if "loss" in line)
@@ -124,8 +114,41 @@ def test_without_a_package_one_line_says_what_to_install(package, engine, remedy
     about.mkdir()
     (about / "METADATA").write_text(f"Name: {engine}\nVersion: 0.10.7\n")
     command = [sys.executable, "-S", "-W", "ignore", "-c", BUILD]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    found = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    done = subprocess.run(command, env=found, capture_output=True, text=True)
     *_, last = done.stderr.splitlines()
     assert f"needs {package}:" in last and last.endswith(f"pip install {remedy}")
     assert ("built" in done.stdout) == (package == "mmpretrain")
+
+
+OFFLINE = """
+import socket
+
+def refuse(*arguments, **keywords):
+    raise SystemExit("this process asked for the network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
+
+for name in ("r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"):
+    build_model(read_config(f"mrla_mm::retinanet_{name}_mrla_light_1x.py", {}))
+"""
+
+
+def test_nothing_asks_the_network_before_weights_are_loaded():
+    run_python("-W", "ignore", "-c", OFFLINE)
+
+
+def test_the_lock_satisfies_what_setup_asks_for():
+    """Where one entry of a lock file has hashes, pip itself refuses those without."""
+    lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8")
+    assert "--hash=sha256:" in lock
+    asked, _ = (ROOT / "setup.py").read_text(encoding="utf-8").split('"deploy": [')
+    lines = re.findall(r'^ .*"([\w-]+[><=][^"]+)"', asked, re.MULTILINE)
+    requirements = list(map(Requirement, lines))
+    assert {"mmpretrain", "mmcv-lite", "setuptools"} <= {each.name for each in requirements}
+    for requirement in requirements:
+        found = re.findall(rf"^{requirement.name}==([^ ;\\]+)", lock, re.MULTILINE)
+        assert found and all(map(requirement.specifier.contains, found)), requirement

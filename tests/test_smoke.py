@@ -1,7 +1,6 @@
 """The command line tools end to end: configs train, save, evaluate, test and resume."""
 
 import json
-import os
 import pickle
 import socket
 import subprocess
@@ -11,7 +10,9 @@ import time
 import pytest
 import torch
 
-from .conftest import ROOT, tiny_options
+from mrla_mm.datasets import generate_shapes
+
+from .conftest import ROOT, environment, tiny_options
 
 REAL_COCO = ROOT.parent / "shared/data/coco_tiny"
 
@@ -20,15 +21,14 @@ def config_path(name):
     return ROOT / "configs" / f"{name}.py"
 
 
-def run_command(*argv, cwd):
-    """Run a command in a process of its own, with this package and a free port for torchrun."""
+def start(script, *argv, **variables):
+    """Start a launcher of ours with this Python, and a free port for torchrun."""
     with socket.socket() as free:
         free.bind(("", 0))
-        port = free.getsockname()[1]
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = dict(PYTHONPATH=paths, PYTHON=sys.executable, OMP_NUM_THREADS="1", PORT=str(port))
-    options = dict(cwd=cwd, env=os.environ | own, capture_output=True, text=True, timeout=1200)
-    return subprocess.run([*map(str, argv)], **options)
+        port = str(free.getsockname()[1])
+    own = environment(PYTHON=sys.executable, PORT=port, **variables)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen([ROOT / "tools" / script, *map(str, argv)], env=own, **pipes)
 
 
 def scalars(work_dir):
@@ -105,11 +105,36 @@ def test_two_processes(coco_root, tmp_path):
     name = "retinanet_r50_mrla_base_1x"
     options = ["train_cfg.max_epochs=1", "env_cfg.dist_cfg.backend=gloo"]
     options = ["--cfg-options", *tiny_options(name, coco_root, *options)]
-    train = [ROOT / "tools/dist_train.sh", config_path(name), 2, "--work-dir", "run", *options]
-    trained = run_command(*train, "train_dataloader.batch_size=1", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
+    train = ["dist_train.sh", config_path(name), 2, "--work-dir", tmp_path / "run", *options]
+    test = ["dist_test.sh", config_path(name), tmp_path / "run/epoch_1.pth", 2]
+    test += ["--work-dir", tmp_path / "test", *options]
+    for command in ([*train, "train_dataloader.batch_size=1"], test):
+        process = start(*command)
+        said, _ = process.communicate(timeout=1200)
+        assert process.returncode == 0, said
     assert len([line for line in scalars(tmp_path / "run") if "loss" in line]) == 2
-    test = [ROOT / "tools/dist_test.sh", config_path(name), "run/epoch_1.pth", 2]
-    tested = run_command(*test, "--work-dir", "test", *options, cwd=tmp_path)
-    assert tested.returncode == 0, tested.stderr
     assert figures_of_test(tmp_path / "test") == val_figures(tmp_path / "run")[0]
+
+
+@pytest.mark.slow
+def test_processes_stop_together_at_sigterm(tmp_path):
+    """SIGTERM to the launcher ends every process at one iteration, with one checkpoint."""
+    generate_shapes(tmp_path / "data", num_train=6, num_val=2, seed=0)
+    options = [f"data_root={tmp_path}/data", "env_cfg.dist_cfg.backend=gloo"]
+    options += ["train_cfg.max_epochs=100", "train_cfg.val_interval=1000"]
+    options += ["default_hooks.logger.interval=1", "train_dataloader.batch_size=1"]
+    options += ["train_dataloader.dataset.pipeline.2.scale=(64,64)"]
+    options += ["model.roi_head.bbox_head.fc_out_channels=16"]
+    config = config_path("quickstart/mask_rcnn_r18_mrla_light_shapes")
+    arguments = [config, 2, "--work-dir", tmp_path / "run", "--cfg-options", *options]
+    process = start("dist_train.sh", *arguments, CUDA_VISIBLE_DEVICES="")
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if "[1][1/3]" in line:
+            break
+    process.terminate()
+    seen.append(process.communicate(timeout=120)[0])
+    saved = tmp_path / "run/interrupted.pth"
+    assert saved.is_file(), "".join(seen)
+    assert torch.load(saved)["meta"]["iter"] >= 1

@@ -108,20 +108,16 @@ def kernel_attention(
     return outputs
 
 
-def exponential(query, key):
-    """What makes `kernel_attention` a softmax."""
-    return torch.exp(score(query, key))
-
-
 def phi(vector):
     """elu(z) + 1: z + 1 for positive z, exp(z) otherwise."""
     return torch.stack([z + 1 if z > 0 else torch.exp(z) for z in vector])
 
 
+softmax = partial(kernel_attention, kernel=lambda q, k: torch.exp(score(q, k)))
 # Algorithm 1, Eq. 6 with Eq. 5: layer s enters with its own f_K^s and f_V^s, whoever asks.
-base = partial(kernel_attention, kernel=exponential, functions_of=lambda t, s: s)
+base = partial(softmax, functions_of=lambda t, s: s)
 # Eq. 4 with Eq. 3: layer t applies its own f_K^t and f_V^t to every x^s.
-mla = partial(kernel_attention, kernel=exponential, functions_of=lambda t, s: t)
+mla = partial(softmax, functions_of=lambda t, s: t)
 # Appendix A.3 before it is made recurrent.
 linear_rla = partial(
     kernel_attention, kernel=lambda q, k: (phi(q) * phi(k)).sum(), functions_of=lambda t, s: s

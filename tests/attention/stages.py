@@ -45,7 +45,6 @@ def build_blocks(name, depth, channels, head_channels, **options):
 
 
 def run(blocks, xs, shortcuts):
-    """The stage loop of a backbone."""
     outputs, memory = [], ()
     for block, x, shortcut in zip(blocks, xs, shortcuts, strict=True):
         out, memory = block(x, shortcut, memory)

@@ -77,7 +77,6 @@ def recompute(function, *args):
 
 
 def run(stage, x, shortcut, call=call):
-    """Branches one after the other, each after a sum and ReLU as in a ResNet."""
     memory = ()
     for branch in stage:
         x, *memory = call(branch.forward_add_relu, x, shortcut, nn.ReLU(), *memory)
@@ -113,7 +112,6 @@ def test_fusing_and_checkpointing_change_no_value_and_no_gradient(
     ("kind", "norm"), [(LayerAttentionResidual, "BN"), (TokenAttentionResidual, "LN")]
 )
 def test_the_scale_learns_whatever_the_config_says(kind, norm):
-    """A scale that starts at zero and stays there would make the branch dead weight."""
     branch = kind(LIGHT, 12, norm_cfg=dict(type=norm, requires_grad=False))
     assert all(parameter.requires_grad for parameter in branch.parameters())
 
@@ -248,20 +246,14 @@ def square_value(mla):
     mla.project_value = partial(lambda original, x: original(x) ** 2, mla.project_value)
 
 
-class SquaredMLA(MLAClass):
-    """A user's variant whose f_V is not linear."""
-
-    def project_value(self, x):
-        return super().project_value(x) ** 2
-
-
-class SquaredConv2d(nn.Conv2d):
-    """A convolution whose class only looks linear."""
-
-    def forward(self, x):
-        return super().forward(x) ** 2
+def squared(kind, method):
+    """A subclass of a user's that overrides a method: what it returns is squared."""
+    original = getattr(kind, method)
+    return type("Squared", (kind,), {method: lambda self, x: original(self, x) ** 2})
 
 
+SquaredMLA, SquaredBase = (squared(kind, "project_value") for kind in (MLAClass, MRLABase))
+SquaredConv2d = squared(nn.Conv2d, "forward")
 NOT_LINEAR = {
     "overridden": lambda mla: setattr(mla, "__class__", SquaredMLA),
     "replaced on the instance": square_value,
@@ -282,13 +274,6 @@ def test_mla_projects_each_map_by_a_value_that_is_not_linear(change):
     scores = softmax_scores(mla.project_query(averages[:, 2]), mla.project_keys(averages).unbind(1))
     expected = weighted_sum(scores, [mla.project_value(x) for x in maps])
     torch.testing.assert_close(out, expected)
-
-
-class SquaredBase(MRLABase):
-    """A user's variant that overrides a part."""
-
-    def project_value(self, x):
-        return super().project_value(x) ** 2
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -344,20 +329,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("variant", ["light", "base", "MLA"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
-    """DeepLab changes dilations of a built model; whatever is not as built runs unfused."""
-    stage = make_stage(variant)
-    before = gradients(stage, "naive", monkeypatch)["out"]
-    for branch in stage:
-        setattr(branch.attention, change.partition(",")[0], CHANGES[change]().double())
-    expected = gradients(stage, "naive", monkeypatch)
-    assert not torch.allclose(expected["out"], before)
-    torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
-
-
-METHODS = {
+METHODS = {  # patched on the instance
     "project_value": lambda original, x: 3 * original(x),
     "query_and_key": lambda original, x: [2 * part for part in original(x)],
     "project_query": lambda original, pooled: original(pooled) + 1,
@@ -366,27 +338,27 @@ METHODS = {
 
 
 @pytest.mark.parametrize("variant", ["light", "base", "MLA"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_method_that_is_patched_on_an_instance_runs(variant, method, monkeypatch):
-    if (variant, method) == ("MLA", "query_and_key"):
+@pytest.mark.parametrize("change", [*CHANGES, *METHODS])
+def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
+    """DeepLab changes dilations of a built model; whatever is not as built runs unfused."""
+    if (variant, change) == ("MLA", "query_and_key"):
         pytest.skip("MLA does not call it")
-    stage, outputs = make_stage(variant), []
-    x, shortcut = draw_map(), draw_map()
-    before = run(stage, x, shortcut)
-    part, _, name = method.rpartition(".")
+    stage = make_stage(variant)
+    before = gradients(stage, "naive", monkeypatch)["out"]
+    part, _, name = change.partition(",")[0].rpartition(".")
     for branch in stage:
         owner = branch.attention.get_submodule(part)
-        setattr(owner, name, partial(METHODS[method], getattr(owner, name)))
-    for path in ("naive", "fused"):
-        monkeypatch.setenv("MRLA_OPS", path)
-        outputs.append(run(stage, x, shortcut))
-    torch.testing.assert_close(*outputs)
-    assert not torch.allclose(before, outputs[0])
+        if change in METHODS:
+            setattr(owner, name, partial(METHODS[change], getattr(owner, name)))
+        else:
+            setattr(owner, name, CHANGES[change]().double())
+    expected = gradients(stage, "naive", monkeypatch)
+    assert not torch.allclose(expected["out"], before)
+    torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6)])
 def test_a_shortcut_of_another_shape_is_one_to_all_paths(grid, monkeypatch):
-    """What plain PyTorch makes of it: it broadcasts."""
     branch, outputs = make_stage(depth=1)[0], []
     x, shortcut = draw_map(), torch.randn(2, 12, *grid).double()
     for path in ("naive", "fused"):

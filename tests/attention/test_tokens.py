@@ -43,40 +43,28 @@ def algorithms_2_and_4(branches, outputs, inputs, grid, extra):
     return results
 
 
-def make_stage(attention, depth, extra):
-    return nn.ModuleList(
-        TokenAttentionResidual(attention, CHANNELS, extra_tokens=extra, first_in_stage=t == 0)
-        for t in range(depth)
-    )
-
-
-def draw_tokens(depth, count):
-    return [torch.randn(2, count, CHANNELS).double().requires_grad_() for _ in range(depth)]
-
-
-def run(branches, outputs, inputs, grid):
-    memory, results = (), []
-    for branch, x, s in zip(branches, outputs, inputs, strict=True):
-        y, *memory = branch(x, s, grid, *memory)
-        results.append(y)
-    return results
-
-
 @pytest.mark.parametrize("extra", [0, 1, 2])
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7)], ids=["square", "3x7"])
 @pytest.mark.parametrize("attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=str)
 def test_values_and_gradients_follow_the_algorithms(attention, grid, extra):
     torch.manual_seed(0)
-    branches = make_stage(attention, DEPTH, extra).double()
+    branches = nn.ModuleList(
+        TokenAttentionResidual(attention, CHANNELS, extra_tokens=extra, first_in_stage=t == 0)
+        for t in range(DEPTH)
+    ).double()
     for name, parameter in branches.named_parameters():
         # without a norm's bias pooled features, hence all scores, would be close to zero
         nn.init.normal_(parameter, std=1.0 if name.endswith("norm.bias") else 0.7)
-    outputs, inputs = (draw_tokens(DEPTH, extra + grid[0] * grid[1]) for _ in range(2))
+    shape = 2, extra + grid[0] * grid[1], CHANNELS
+    tokens = [torch.randn(shape).double().requires_grad_() for _ in range(2 * DEPTH)]
+    outputs, inputs = tokens[:DEPTH], tokens[DEPTH:]
     expected = algorithms_2_and_4(branches, outputs, inputs, grid, extra)
-    leaves = {f"x{t}": x for t, x in enumerate(outputs)}
-    leaves |= {f"s{t}": s for t, s in enumerate(inputs)} | dict(branches.named_parameters())
-    found = assert_same(run(branches, outputs, inputs, grid), expected, leaves, 1e-8)
-    for name, gradient in found.items():
+    memory, results = (), []
+    for branch, x, s in zip(branches, outputs, inputs, strict=True):
+        y, *memory = branch(x, s, grid, *memory)
+        results.append(y)
+    leaves = {f"token{t}": x for t, x in enumerate(tokens)} | dict(branches.named_parameters())
+    for name, gradient in assert_same(results, expected, leaves, 1e-8).items():
         if name.startswith(f"{DEPTH - 1}."):  # base's first query has one layer to choose from
             assert gradient.abs().sum() > 0, f"the comparison does not reach {name}"
 
