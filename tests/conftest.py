@@ -114,7 +114,6 @@ def write_coco(root, images=4, size=(96, 64), names=None):
 
 
 def write_class_folders(root, classes=("bird", "cat", "dog"), images=(8, 4), size=(48, 64)):
-    """Write a classification set in ImageNet's folders: a square of the class's colour each."""
     rng = np.random.default_rng(0)
     for split, count in zip(("train", "val"), images, strict=True):
         for label, name in enumerate(classes):
@@ -129,7 +128,6 @@ def write_class_folders(root, classes=("bird", "cat", "dog"), images=(8, 4), siz
 
 @pytest.fixture(scope="session")
 def coco_root(tmp_path_factory):
-    """A small intact COCO-format set, to be read only."""
     return write_coco(tmp_path_factory.mktemp("coco"))
 
 

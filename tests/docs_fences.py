@@ -18,13 +18,11 @@ class Fence(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """README, and every page of the documentation."""
     found = sorted((ROOT / "docs").rglob("*.md"))
     return [ROOT / "README.md", *(path for path in found if "_build" not in path.parts)]
 
 
 def fences(language: str) -> list[Fence]:
-    """Fenced blocks of all pages in a language."""
     found = []
     for path in pages():
         text = path.read_text(encoding="utf-8")

@@ -61,7 +61,6 @@ def test_mmseg(name, backbone):
 
 
 def test_mmpretrain():
-    """A batch of its own kind for a classifier with layer attention in its ConvNeXt."""
     import mmpretrain
     from mmpretrain.structures import DataSample
 

@@ -67,7 +67,6 @@ def test_options_reach_the_config(plan):
 
 
 def build_runner(monkeypatch, cfg):
-    """Return what the log of a runner gets that is not built."""
     said = []
     runner = SimpleNamespace(logger=SimpleNamespace(warning=said.append))
     monkeypatch.setattr(cli.RUNNERS, "build", lambda cfg: runner)
@@ -154,7 +153,6 @@ def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):
 
 
 def test_augmentation_at_test_time(plan):
-    """A config's own is used; without, a detector is flipped and a classifier refused."""
     own = Config.fromfile(RETINANET)
     cfg = plan("test", "c.pth", "--tta")
     assert (cfg.model.type, cfg.model.module.type) == ("DetTTAModel", "RetinaNet")
@@ -221,7 +219,6 @@ def test_mistakes_on_the_command_line_end_in_one_line(mistake, capsys, monkeypat
 
 
 def test_entry_point(capsys, monkeypatch):
-    """`python -m mrla_mm` runs packed tools with the remaining arguments, or lists them."""
     ran = []
     monkeypatch.setattr(runpy, "run_path", lambda path, run_name: ran.append(sys.argv))
     monkeypatch.setattr(sys, "argv", ["mrla_mm"])
@@ -242,7 +239,6 @@ def test_tools_of_mmdet_know_our_names():
 
 
 def test_slurm_script_calls_srun(tmp_path):
-    """The Slurm script hands its options to srun and the rest to train.py, from any folder."""
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)

@@ -1,6 +1,6 @@
 """Reading configs: where they are found, what overrides do, and which are warned of."""
 
-import argparse
+import sys
 import warnings
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm.attention import MRLABase, MRLALight
-from mrla_mm.config import add_option_argument, read_config
+from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 
 from .backbones.common import branches
@@ -41,7 +41,6 @@ def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nea
 
 
 def test_options_that_are_read_say_nothing():
-    """Keys that the config has, those of items of lists, and top-level ones that mmengine takes."""
     right = {
         "model.backbone.init_cfg": None,
         "train_dataloader.dataset.pipeline.2.scale": (96, 64),
@@ -101,7 +100,6 @@ def test_a_config_that_does_not_exist_is_answered_with_the_nearest(
 
 
 def backbone_of(cfg):
-    """The backbone of a config, without a weight file."""
     init_default_scope(cfg.default_scope)
     return MODELS.build({**cfg.model.backbone, "init_cfg": None})
 
@@ -109,16 +107,12 @@ def backbone_of(cfg):
 LIGHT = "mrla_mm::mask_rcnn_pvtv2_b0_mrla_light_1x.py"
 
 
-@pytest.mark.parametrize("off", ["None", "False"])
+@pytest.mark.parametrize("off", [None, False])
 def test_the_plain_twin_of_a_config(off, tmp_path):
-    """By an option of the command line, and by a config that inherits it."""
-    parser = argparse.ArgumentParser()
-    add_option_argument(parser)
-    options = parser.parse_args(["--cfg-options", f"model.backbone.layer_attention={off}"])
-    by_option, said = read(LIGHT, **options.cfg_options)
-    (tmp_path / "twin.py").write_text(
-        f'_base_ = "{LIGHT}"\nmodel = dict(backbone=dict(layer_attention={off}))\n'
-    )
+    """By an override, and by a config that inherits it."""
+    by_option, said = read(LIGHT, **{"model.backbone.layer_attention": off})
+    update = f"model = dict(backbone=dict(layer_attention={off}))"
+    (tmp_path / "twin.py").write_text(f'_base_ = "{LIGHT}"\n{update}\n')
     inherited, _ = read(tmp_path / "twin.py")
     assert not said and branches(backbone_of(read(LIGHT)[0]))
     for cfg in (by_option, inherited):
@@ -127,7 +121,6 @@ def test_the_plain_twin_of_a_config(off, tmp_path):
 
 
 def test_a_config_with_python_imports(tmp_path):
-    """Types are classes, and bases are imported."""
     (tmp_path / "base.py").write_text(
         "from mrla_mm.attention import MRLABase\n"
         "from mrla_mm.backbones import MRLAResNet\n"
@@ -149,6 +142,32 @@ def test_a_config_with_python_imports(tmp_path):
         assert [type(branch.attention) for branch in found] == [variant] * depth
 
 
+def test_bases_of_bases_and_lists_of_bases(tmp_path):
+    (tmp_path / "lower.py").write_text(f"_base_ = '{FASTER}'\nlower = 2")
+    (tmp_path / "other.py").write_text("extra = 3")
+    bases = "_base_ = ['./lower.py', './other.py']\n"
+    (tmp_path / "mine.py").write_text(f"{bases}model = dict(rpn_head=dict(channels=7))")
+    cfg = Config.fromfile(tmp_path / "mine.py")
+    assert cfg.model.backbone.type == "MRLAResNet" and cfg.model.rpn_head.channels == 7
+    assert cfg.lower == 2 and cfg.extra == 3
+    (tmp_path / "mine.py").write_text(f"_base_ = '{FASTER}'\nbackbone = _base_.model.backbone")
+    cfg = Config.fromfile(tmp_path / "mine.py")
+    assert cfg.backbone.type == "MRLAResNet" and "_scope_" not in cfg.backbone
+
+
+def test_names_of_packages_are_found_without_pkg_resources(tmp_path, monkeypatch):
+    """setuptools 81 dropped it."""
+    base = "_base_ = 'mmdet::retinanet/retinanet_r50_fpn_1x_coco.py'\n"
+    (tmp_path / "mine.py").write_text(f"{base}detector = _base_.model")
+    expected = Config.fromfile(tmp_path / "mine.py")
+    monkeypatch.setitem(sys.modules, "pkg_resources", None)
+    cfg = Config.fromfile(tmp_path / "mine.py")
+    assert cfg.to_dict() == expected.to_dict() and cfg.detector._scope_ == "mmdet"
+    (tmp_path / "mine.py").write_text("_base_ = 'nobody::a/b.py'")
+    with pytest.raises(InputError, match="nobody"):
+        Config.fromfile(tmp_path / "mine.py")
+
+
 @pytest.mark.parametrize("suffix", ["yaml", "yml"])
 def test_yaml_which_mmengine_executes_is_refused(suffix, tmp_path):
     victim, path = tmp_path / "created", tmp_path / f"evil.{suffix}"
@@ -158,8 +177,5 @@ def test_yaml_which_mmengine_executes_is_refused(suffix, tmp_path):
     assert not victim.exists()
     Config.fromfile(path)
     assert victim.exists(), "the config is harmless: the case tests nothing"
-
-
-def test_json_is_read(tmp_path):
     (tmp_path / "own.json").write_text('{"model": {"type": "RetinaNet"}}')
     assert read_config(str(tmp_path / "own.json"), {}).model.type == "RetinaNet"

@@ -67,7 +67,6 @@ PATTERN = re.compile(
 
 
 def parse(name):
-    """Host, family, size and variant that a config's name says."""
     match = PATTERN.fullmatch(name)
     assert match, f"{name}: name the config like the others"
     size = int(match[3]) if match[3].isdigit() else match[3]
@@ -87,7 +86,6 @@ def build(cfg):
 
 
 def check_attention(backbone, said, drop_path):
-    """Every block has the variant in the name, with the right heads and drop path."""
     ours, head_channels, blocks = FAMILIES[said.family]
     found = branches(backbone)
     if said.variant is None:
@@ -116,7 +114,6 @@ def own(part):
 
 
 def test_every_config_is_listed_for_the_package_manager():
-    """In the metafiles that mim and `package::` names read: no config got lost."""
     files = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
     models = sum([yaml.safe_load((ROOT / file).read_text())["Models"] for file in files], [])
     listed = sorted(model["Config"] for model in models)
@@ -131,7 +128,6 @@ def test_configs_are_thin():
 
 @pytest.mark.parametrize("name", QUICKSTARTS)
 def test_quickstart(name):
-    """Learns from scratch: nothing is frozen."""
     cfg = load(name)
     assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
     model = build(cfg)
@@ -190,7 +186,6 @@ def test_detector(name, monkeypatch):
 
 
 def check_checkpoint(init_cfg, said):
-    """Pretrained weights have the right size; unpublished ones come from our own recipes."""
     assert init_cfg["type"] == "Pretrained"
     checkpoint = init_cfg["checkpoint"]
     if said.family == "r":
@@ -224,7 +219,6 @@ def test_imagenet_recipe(name):
 
 
 def resnet_recipe(cfg, name, model):
-    """100 epochs of SGD from 0.1 on 256 images; only layer attention is dropped."""
     check_schedule(cfg, epochs=100, batch=256)
     optimizer = dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=1e-4)
     assert own(cfg.optim_wrapper.optimizer) == optimizer
@@ -241,7 +235,6 @@ def resnet_recipe(cfg, name, model):
 
 
 def transformer_recipe(cfg, name, model):
-    """300 epochs of AdamW from 1e-3 on 1024 images, five of warm-up, with DeiT's augmentation."""
     check_schedule(cfg, epochs=300, batch=1024)
     assert cfg.train_dataloader.batch_size * 8 == 1024
     optimizer = cfg.optim_wrapper.optimizer
@@ -261,7 +254,6 @@ def transformer_recipe(cfg, name, model):
 
 
 def efficientnet_recipe(cfg, name, model):
-    """350 epochs of RMSProp on 768 images, AutoAugment, drop path and dropout."""
     check_schedule(cfg, epochs=350, batch=768)
     assert cfg.train_dataloader.batch_size * 8 == 768
     optimizer = dict(type="RMSprop", lr=0.048, alpha=0.9, momentum=0.9, eps=0.0316)

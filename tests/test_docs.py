@@ -89,7 +89,6 @@ def build(cfg):
 
 @pytest.fixture(scope="module")
 def shown_configs(tmp_path_factory):
-    """A folder with the configs that pages show in full, named by their first line."""
     folder = tmp_path_factory.mktemp("configs")
     for fence in PYTHON:
         if named := re.match(r"# (\w+\.py)\n", fence.text):
@@ -99,7 +98,6 @@ def shown_configs(tmp_path_factory):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=identify)
 def test_command(command, shown_configs, monkeypatch):
-    """Its tool exists, its arguments parse, and its overrides fit the config."""
     monkeypatch.chdir(ROOT)
     _, words = command
     if words[0] == "make":

@@ -19,7 +19,6 @@ SIZES = [(2, 64, 64), (3, 96, 128), (1, 64, 96)]  # the embeddings are made for 
 
 
 def make(family, variant="light"):
-    """Return a small backbone whose layer attention takes part in the output."""
     torch.manual_seed(0)
     return FAMILIES[family].mrla(variant, zero_init_attention=False, **OPTIONS.get(family, {}))
 

@@ -45,7 +45,6 @@ def config(tmp_path):
 
 @pytest.fixture
 def plain_config(tmp_path):
-    """The same ResNet without layer attention."""
     text = CONFIG.replace("layer_attention={attention},", "")
     text = text.replace("MRLAResNet", "mmpretrain.ResNet")
     (tmp_path / "plain.py").write_text(text)
@@ -60,7 +59,6 @@ def state(config):
 
 @pytest.fixture
 def save(tmp_path):
-    """Return `save(content)`, which writes a checkpoint and returns its path."""
     return partial(save_file, tmp_path)
 
 
@@ -112,7 +110,6 @@ def test_results_never_lie_among_the_images_and_no_image_is_said(images):
 def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
     config, plain_config, state, images, save
 ):
-    """Two checkpoints of one config are told apart; classes come from the checkpoint."""
     meta = dict(dataset_meta=dict(CLASSES=("a", "b", "c")))
     one = save(dict(state_dict=state, meta=meta), "one.pth")
     named = dict(dataset_meta=dict(classes=("d", "e", "f")))

@@ -32,7 +32,6 @@ def start(script, *argv, **variables):
 
 
 def scalars(work_dir):
-    """Every line of logged figures, of all runs in a work directory in the order of time."""
     files = sorted(work_dir.glob("*/vis_data/scalars.json"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
@@ -101,7 +100,6 @@ def test_train_test_resume(name, root, coco_root, tmp_path, run_tool):
 
 @pytest.mark.slow
 def test_two_processes(coco_root, tmp_path):
-    """dist_train.sh trains with two processes, and dist_test.sh evaluates what they saved."""
     name = "retinanet_r50_mrla_base_1x"
     options = ["train_cfg.max_epochs=1", "env_cfg.dist_cfg.backend=gloo"]
     options = ["--cfg-options", *tiny_options(name, coco_root, *options)]
@@ -118,7 +116,6 @@ def test_two_processes(coco_root, tmp_path):
 
 @pytest.mark.slow
 def test_processes_stop_together_at_sigterm(tmp_path):
-    """SIGTERM to the launcher ends every process at one iteration, with one checkpoint."""
     generate_shapes(tmp_path / "data", num_train=6, num_val=2, seed=0)
     options = [f"data_root={tmp_path}/data", "env_cfg.dist_cfg.backend=gloo"]
     options += ["train_cfg.max_epochs=100", "train_cfg.val_interval=1000"]

@@ -49,19 +49,16 @@ LIMITS = dict(nms_pre=50, num=16)  # of boxes and samples, for speed
 
 
 def our_resnet(variant, key, backbone):
-    """What replaces any ResNet, teachers' too."""
     if backbone.get("type") == "ResNet":
         return dict(type="MRLAResNet", layer_attention=dict(type=variant))
     return {}
 
 
 def layer_attention(key, backbone):
-    """What puts layer attention into a detector's own backbone."""
     return dict(type="WithLayerAttention", backbone=backbone.type) if key == "backbone" else {}
 
 
 def adapt(node, exchange):
-    """Exchange backbones; leave out weight files; shrink what costs time."""
     for key, value in list(node.items()):
         is_backbone = key.endswith("backbone") and isinstance(value, dict)
         if is_backbone and (update := exchange(key, value)):
@@ -100,7 +97,6 @@ def build(folder, pattern, exchange):
 
 
 def demo_inputs(folder, training):
-    """Return a batch of mmdet's demo images whose objects are all of the first class."""
     if folder in VIDEO:
         return demo_track_inputs(key_frames_inds=[0], num_items=[3], with_mask=True)
     images = 2 if training else 1  # guided anchoring predicts for one at a time

@@ -105,7 +105,6 @@ def test_the_detectors_score_by_its_definition(detector, images):
 
 
 def test_gradcam_of_a_dense_head_whose_scores_mmdet_detaches(images):
-    """The best detection's log-odds are the largest output of the head."""
     options = {"model.backbone.depth": 18, "model.neck.in_channels": [64, 128, 256, 512]}
     options["model.test_cfg.score_thr"] = 0.0
     torch.manual_seed(0)

@@ -35,7 +35,6 @@ def picture():
 
 
 def applied(recorder, branches, outs, stage, index, from_own=False):
-    """Sum over the layers of recorded weight times value, for a layer of a stage."""
     total = 0
     for weight, name in zip(recorder.last[stage[index]], stage, strict=False):
         # MLA's layers make the values of earlier layers with their own convolution
@@ -48,7 +47,6 @@ def applied(recorder, branches, outs, stage, index, from_own=False):
 @pytest.mark.parametrize("variant", ["MRLABase", "MLA", "LinearRLA", "output", "none"])
 @torch.no_grad()
 def test_weights_give_the_output(build, variant, picture):
-    """Rows of a softmax sum to one; those of light are implied by what its `previous` is."""
     is_light = variant in ("output", "none")
     model = build("MRLALight", previous=variant) if is_light else build(variant)
     recorder, branches, _, outs = record(model, picture)

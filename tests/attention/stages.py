@@ -36,7 +36,6 @@ EQUATIONS = {
 
 
 def build_blocks(name, depth, channels, head_channels, **options):
-    """One module per block of a stage, float64, every parameter drawn anew."""
     cls, options = getattr(attention, name), dict(options, head_channels=head_channels)
     blocks = nn.ModuleList(cls(channels, first_in_stage=t == 0, **options) for t in range(depth))
     for parameter in blocks.double().parameters():
@@ -59,7 +58,6 @@ def random_maps(depth, shape):
 
 
 def named(block):
-    """The parameters under the names of the reference."""
     return {name.removesuffix(".weight"): parameter for name, parameter in block.named_parameters()}
 
 

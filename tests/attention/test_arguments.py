@@ -14,7 +14,6 @@ PROJECTIONS += [(24, dict(projection="linear", reduction=2), (12, 24))]
 @pytest.mark.parametrize("kind", ["MRLALight", "MRLABase", "MLA", "LinearRLA"])
 @pytest.mark.parametrize(("channels", "options", "shape"), PROJECTIONS, ids=str)
 def test_shapes_of_query_and_key(channels, options, shape, kind):
-    """Those of a convolution by the ECA rule, if no size is given."""
     module = getattr(attention, kind)(channels, head_channels=4, **options)
     assert module.query.weight.shape == module.key.weight.shape == shape
 

@@ -46,7 +46,6 @@ NORMS = {
 
 
 def make_stage(variant="light", norm="frozen", *, depth=3, zero_init=False, drop_path=0.0):
-    """Branches of one stage in float64, parameters drawn anew, in training mode."""
     torch.manual_seed(0)
     options = dict(norm_cfg=NORMS[norm], drop_path=drop_path, zero_init=zero_init)
     cfg = VARIANTS[variant] if isinstance(variant, str) else variant
@@ -85,7 +84,6 @@ def run(stage, x, shortcut, call=call):
 
 
 def gradients(stage, path, monkeypatch, call=call):
-    """Output of a stage and the gradients of its inputs and parameters."""
     monkeypatch.setenv("MRLA_OPS", path)
     torch.manual_seed(1)
     x, shortcut = (draw_map(4).requires_grad_() for _ in range(2))
@@ -190,7 +188,6 @@ def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
 
 @pytest.mark.parametrize("dropping", [True, False])
 def test_drop_path_follows_its_own_mode(dropping, monkeypatch):
-    """Which a host may set apart from that of the branch."""
     branch = make_stage(drop_path=0.9, depth=1)[0].train(not dropping)
     branch.norm.eval()
     branch.drop_path.train(dropping)

@@ -52,12 +52,10 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
 
 
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
-    """Compare lists of float64 tensors and their gradients of all `leaves`."""
     assert_same(actual, expected, dict(enumerate(leaves, len(expected))), tolerance)
 
 
 def load_plain(plain: nn.Module, backbone: nn.Module) -> nn.Module:
-    """Give a plain host the weights of a backbone, and its mode."""
     assert not plain.load_state_dict(backbone.state_dict(), strict=False).missing_keys
     plain.train(backbone.training)
     return plain
@@ -150,8 +148,6 @@ def vit_by_hand(backbone, plain, image):
 
 @dataclass
 class Family:
-    """A small member of a family, plain and with a variant, and what is frozen first."""
-
     plain: Callable[..., nn.Module]
     build: Callable[..., nn.Module]
     by_hand: Callable[..., list[torch.Tensor]]

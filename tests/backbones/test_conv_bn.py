@@ -27,7 +27,6 @@ def folded(monkeypatch):
 
 
 def draw(options=None, **norm_options):
-    """Random convolution and norm in float64, and a map larger than the weights."""
     torch.manual_seed(0)
     conv = nn.Conv2d(8, 12, **(options or CONVOLUTIONS["strided"])).double()
     norm = nn.BatchNorm2d(12, **norm_options).double().eval()
@@ -46,13 +45,12 @@ def outcome(run, conv, norm, x):
     return out, *torch.autograd.grad(out, leaves, torch.randn_like(out))
 
 
-def outcomes(*modules):
-    """Of the folded convolution, and of both modules step by step."""
-    return outcome(conv_bn, *modules), outcome(in_steps, *modules)
-
-
 def in_steps(conv, norm, x):
     return norm(conv(x))
+
+
+def outcomes(*modules):
+    return outcome(conv_bn, *modules), outcome(in_steps, *modules)
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -72,7 +70,6 @@ def test_frozen_weights_take_no_gradient():
 
 
 def assert_as_exact(results, exact, factor, floor=0.0):
-    """Errors of the folded result are at most `factor` times those of the steps, or `floor`."""
     for ours, theirs, wanted in zip(*results, exact, strict=True):
         errors = [(t.double() - wanted).norm() / wanted.norm() for t in (ours, theirs)]
         assert errors[0] < max(factor * errors[1], floor)

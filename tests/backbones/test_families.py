@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import WithLayerAttention
+from mrla_mm.backbones import MRLAPVTv2, PVTv2, WithLayerAttention
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 from mrla_mm.ops import dispatch, proof
@@ -140,24 +140,22 @@ def test_checkpointing_saves_fewer_tensors(family):
     assert saved[1] < 0.6 * saved[0]
 
 
+@pytest.mark.parametrize("stages", [2, -1])
 @pytest.mark.parametrize("variant", ["light", "base"])
-def test_frozen_stages_cover_layer_attention_from_construction(family, variant):
-    backbone = randomize_zero_init(family.mrla(variant, frozen_stages=2, with_cp=True))
+def test_frozen_stages_cover_layer_attention_from_construction(family, variant, stages):
+    backbone = randomize_zero_init(family.mrla(variant, frozen_stages=stages, with_cp=True))
+    prefixes = family.frozen if stages > 0 else ()
     names = {name for name, _ in backbone.named_parameters()}
     frozen = {name for name in names if not backbone.get_parameter(name).requires_grad}
-    assert frozen == {name for name in names if name.startswith(family.frozen)}
-    assert any(".mrla." in name for name in frozen)
+    assert frozen == {name for name in names if name.startswith(prefixes)}
+    assert any(".mrla." in name for name in frozen) == (stages > 0)
     assert backbone.train() is backbone
     modes = (_BatchNorm, nn.LayerNorm, DropPath, LayerAttentionResidual)
     for name, module in backbone.named_modules():
         if isinstance(module, modes):
-            assert module.training is not f"{name}.".startswith(family.frozen), name
+            assert module.training is not f"{name}.".startswith(prefixes), name
     found = gradients(backbone, torch.randn(2, 3, 64, 64))
     assert {name for name, gradient in found.items() if gradient is None} == frozen  # for DDP
-
-
-def check_identity(branch, taken, returned):
-    assert torch.equal(returned[0], taken[0])
 
 
 NORMS = ["BatchNorm2d", "SyncBatchNorm", "GroupNorm", "LayerNorm"]
@@ -175,6 +173,10 @@ def test_branches_start_as_an_identity_whatever_the_host_initialises(name):
     """ShuffleNet's own initialisation gives norms a bias; PVT and Swin take files alone."""
     options = {} if name in ("shufflenet", "pvtv2", "swin") else dict(init_cfg=[BIASED])
     backbone = STARTS[name](**options).eval()
+
+    def check_identity(branch, taken, returned):
+        assert torch.equal(returned[0], taken[0])
+
     for branch in branches(backbone):
         branch.register_forward_hook(check_identity)
     for initialise in (lambda: None, backbone.init_weights):
@@ -189,6 +191,23 @@ def test_the_identity_start_can_be_turned_off(family):
         norms = [branch.norm for branch in branches(backbone)]
         assert all(torch.all(norm.weight == weight) for norm in norms)
         assert not any(torch.any(norm.bias) for norm in norms)
+
+
+def test_pvtv2s_stages_and_drop_path_probabilities_are_those_of_the_blocks():
+    backbone = MRLAPVTv2("b0", drop_path_rate=0.7)
+    found = branches(backbone)
+    assert [branch.attention.first_in_stage for branch in found] == [True, False] * 4
+    assert isinstance(found[0].drop_path, nn.Identity)
+    rates = [branch.drop_path.drop_prob for branch in found[1:]]
+    assert rates == pytest.approx([0.1 * i for i in range(1, 8)])
+    backbone.init_weights()  # which mmdet's leaves to weight files
+    assert 0.01 < backbone.layers[0][1][0].attn.attn.out_proj.weight.std() < 0.03
+
+
+def test_arguments_of_pvtv2_take_precedence_over_the_arch():
+    backbone = PVTv2("b5", embed_dims=8, num_layers=(1, 1, 1, 1))
+    assert [len(blocks) for _, blocks, _ in backbone.layers] == [1] * 4
+    assert backbone.layers[0][1][0].ffn.feedforward_channels == 4 * 8
 
 
 # Operators that copy, and the position of what they copy.

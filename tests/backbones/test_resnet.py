@@ -49,7 +49,6 @@ WRAPPERS = {
 @pytest.mark.parametrize(("dcn", "path"), WRAPPERS.values(), ids=WRAPPERS)
 @pytest.mark.parametrize(("multi_grid", "last"), [(None, [2, 4, 4]), ((1, 2, 3), [1, 2, 3])])
 def test_dilation_of_each_block(multi_grid, last, dcn, path):
-    """As mmseg's ResNet has it, in what replaces the 3x3 convolutions too."""
     options = dict(contract_dilation=True, multi_grid=multi_grid, base_channels=16)
     if dcn:
         options |= dict(dcn=dcn, stage_with_dcn=(True,) * 4)
@@ -61,12 +60,9 @@ def test_dilation_of_each_block(multi_grid, last, dcn, path):
         assert [conv.padding for conv in convs] == [(each, each) for each in dilations]
     with pytest.raises(InputError, match="multi_grid"):
         MRLAResNet(50, multi_grid=(1, 2))
-
-
-def test_dilation_of_basic_blocks():
-    backbone = MRLAResNet(18, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), multi_grid=(2, 3))
-    assert [block.conv1.dilation for block in backbone.layer4] == [(2, 2), (3, 3)]
-    assert [block.conv1.dilation for block in backbone.layer3] == [(2, 2), (2, 2)]
+    basic = MRLAResNet(18, strides=(1, 2, 1, 1), dilations=(1, 1, 2, 4), multi_grid=(2, 3))
+    assert [block.conv1.dilation for block in basic.layer4] == [(2, 2), (3, 3)]
+    assert [block.conv1.dilation for block in basic.layer3] == [(2, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("blocks", [None, (1, -1)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 
-from mrla_mm.backbones import MRLAViT, ViT, vit
+from mrla_mm.backbones import MRLACeiT, MRLAViT, ViT, vit
 from mrla_mm.errors import InputError
 
 from .common import ARCH, branches, randomize
@@ -75,9 +75,17 @@ def test_stages_that_do_not_add_up_are_named(stage_blocks):
         MRLAViT(**{**SMALL, "stage_blocks": stage_blocks})
 
 
-@pytest.mark.parametrize(("stages", "learning"), [(0, {"layers", "ln1"}), (6, set())])
-def test_frozen_stages(stages, learning):
-    """The distillation token goes with the embedding, the final norm with the last block."""
-    backbone = MRLAViT(frozen_stages=stages, with_dist_token=True, **SMALL).train()
+FROZEN = [(MRLAViT, 0, {"layers", "ln1"}), (MRLAViT, 6, set())]
+FROZEN += [(MRLACeiT, 0, {"layers", "ln1", "lca"}), (MRLACeiT, 6, set())]
+
+
+@pytest.mark.parametrize(("kind", "stages", "learning"), FROZEN)
+def test_frozen_stages(kind, stages, learning):
+    """The distillation token and the stem go with the embedding, norm and LCA with the last."""
+    options = dict(SMALL, with_dist_token=True) if kind is MRLAViT else SMALL
+    backbone = kind(frozen_stages=stages, **options).train()
     found = {name.split(".")[0] for name, p in backbone.named_parameters() if p.requires_grad}
     assert found == learning
+    training = {name for name, module in backbone.named_children() if module.training}
+    assert training - {"pre_norm"} == learning | {"layers"}
+    assert all(layer.training == bool(learning) for layer in backbone.layers)

@@ -53,7 +53,6 @@ def test_classifier(name, depth, paper, ours):
     ],
 )
 def test_parameters_of_later_methods(kind, depth, parameters):
-    """With a classifier of 1000 classes."""
     options = dict(layer_attention=dict(type=kind), zero_init_attention=kind != "KCLA")
     backbone = MODELS.build(dict(type="MRLAResNet", depth=depth, **options))
     assert count(backbone) + 2049 * 1000 == parameters

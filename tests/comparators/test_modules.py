@@ -28,7 +28,6 @@ def se(module, x):
 
 
 def eca(module, x):
-    """A channel sees those at most two away."""
     taps, padded = module.conv.weight.flatten(), F.pad(x.mean((2, 3)), [2, 2])
     return gated(x, sum(taps[j] * padded[:, j : j + 8] for j in range(5)))
 
@@ -50,7 +49,6 @@ def a2(module, x):
 
 
 def aa(module, x):
-    """One query pixel after the other."""
     pooled = F.avg_pool2d(x, 3, module.stride, padding=1) if module.stride > 1 else x
     parts = [part.chunk(2, 1) for part in module.qkv(pooled).split(module.sizes, 1)]
     pixels = list(itertools.product(*map(range, pooled.shape[2:])))
@@ -87,7 +85,6 @@ def test_plugins(name):
 
 
 def test_bridge_attention():
-    """Gates from three maps of two resolutions, each behind a batch norm of its own."""
     module = randomize(BA(8, reduction=4)).double()
     maps = [torch.randn(3, c, n, n).double().requires_grad_() for c, n in ((2, 6), (2, 3), (8, 3))]
     bridged = 0

@@ -121,7 +121,6 @@ def test_plugins_work_as_in_mmdet(kind, norm_eval):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
-    """And activation checkpointing changes none; on an image of odd size."""
     net, image = build(kind, frozen_stages=1), torch.randn(2, 3, 75, 97)
     net.train()
     found = gradients(net, image)
@@ -160,7 +159,6 @@ def test_plugins_go_into_the_blocks_named(kind):
 @pytest.mark.parametrize("kind", ["SE", "ECA", "CBAM", "ContextBlock", "NonLocal2d"])
 @torch.no_grad()
 def test_plugins_of_basic_blocks(kind):
-    """mmdet refuses them in ResNet-18 and -34."""
     entry = plugin(kind, cfg=dict(ratio=1 / 4) if kind == "ContextBlock" else None)
     with pytest.raises(InputError, match="after_conv2"):
         build("", depth=18, plugins=[entry])

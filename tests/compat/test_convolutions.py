@@ -14,7 +14,6 @@ ODD = dict(stride=(2, 1), padding=(0, 2), dilation=(1, 2), groups=2, deform_grou
 
 
 def tensors(geometry, device, dtype, grid):
-    """Input, offset, weight, mask, bias."""
     taps = 3 * 2 * geometry["deform_groups"]
     weight = (6, 4 // geometry["groups"], 3, 2)
     shapes = [(2, 4, 5, 6), (2, 2 * taps, *grid), weight, (2, taps, *grid), (6,)]
@@ -24,7 +23,6 @@ def tensors(geometry, device, dtype, grid):
 
 
 def deform_conv(geometry):
-    """Return mmcv's op and torchvision's for an input, offset, weight, mask and bias."""
     stride, padding, dilation, *_ = geometry.values()
 
     def op(x, offset, weight, mask=None, bias=None):
@@ -66,7 +64,6 @@ def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_multi_scale_attention(device, dtype):
-    """As mmcv's PyTorch version, by which it tests its compiled op."""
     shapes = torch.tensor([[4, 5], [2, 3]], device=device)
     starts = torch.tensor([0, 20], device=device)
     sizes = [(2, 26, 2, 3), (2, 4, 2, 2, 3, 2), (2, 4, 2, 2, 3)]

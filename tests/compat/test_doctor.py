@@ -87,7 +87,6 @@ def test_a_failed_self_check_of_triton_is_reported(monkeypatch, capsys):
 
 @pytest.mark.parametrize("command", ["-I -S tools/doctor.py", "-S -m mrla_doctor"])
 def test_it_works_where_nothing_is_installed(command):
-    """Even where the package does not import."""
     command = [sys.executable, *command.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env={})
     assert done.returncode == 1 and "pip install torch" in done.stdout and not done.stderr

@@ -12,7 +12,6 @@ pytestmark = needs_stand_in
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_sigmoid(device, gamma, weighted, dtype):
-    """The paper's loss, literally."""
     logits = torch.randn(7, 4, dtype=torch.float64) * 3
     target = torch.arange(7, device=device) % 5  # the last is background
     weight = torch.rand(4).to(device, dtype) + 0.5 if weighted else None

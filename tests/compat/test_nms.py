@@ -11,7 +11,6 @@ pytestmark = needs_stand_in
 
 
 def overlap(a, b, offset=0):
-    """IoU of two boxes."""
     width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]) + offset)
     height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]) + offset)
     areas = [(box[2] - box[0] + offset) * (box[3] - box[1] + offset) for box in (a, b)]
@@ -37,7 +36,6 @@ def reference(boxes, scores, *, threshold, min_score=0.01, method="naive", sigma
 
 
 def crowd(count, device="cpu"):
-    """Overlapping boxes with distinct scores."""
     corner, size = torch.rand(count, 2) * 40, torch.rand(count, 2) * 30 + 1
     boxes = torch.cat([corner, corner + size], 1)
     scores = (torch.randperm(count) + 1) / (count + 1)

@@ -32,7 +32,6 @@ def sparse(monkeypatch):
 
 
 def reference(maps, rois, shape, scale, ratio, mode, aligned):
-    """Sample the bins of one RoI at a time, and pool the samples."""
     pool = max_pool2d if mode == "max" else avg_pool2d
     height, width = maps.shape[2:]
     pooled = []

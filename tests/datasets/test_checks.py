@@ -38,7 +38,6 @@ def mask_rcnn():
 
 
 def make_config(root, classes=ABC):
-    """Return the Mask R-CNN config on the set at `root`."""
     cfg = copy.deepcopy(mask_rcnn())
     data = dict(data_root=str(root), metainfo=dict(classes=classes))
     for phase in ("train", "val"):
@@ -48,7 +47,6 @@ def make_config(root, classes=ABC):
 
 
 def make_runner(cfg, num_classes=3, scope="mmdet"):
-    """Return what the check reads of a runner."""
     init_default_scope(scope)
     heads = dict(rpn_head=nn.Module(), roi_head=nn.ModuleDict(dict(bbox_head=nn.Module())))
     heads["rpn_head"].num_classes, heads["roi_head"].bbox_head.num_classes = 1, num_classes
@@ -56,7 +54,6 @@ def make_runner(cfg, num_classes=3, scope="mmdet"):
 
 
 def faults(cfg, **options):
-    """Return the lines of the error, none if there is none."""
     try:
         check_data(make_runner(cfg, **options), "train", "val")
     except InputError as error:
@@ -74,7 +71,6 @@ def each_annotation(step=1, **values):
 
 
 def without(kind, key):
-    """Return a change that removes a key from the first entry of a kind."""
     return lambda content: content[kind][0].pop(key)
 
 

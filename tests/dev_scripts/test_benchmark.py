@@ -14,7 +14,6 @@ from mrla_mm import cli
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch, capsys):
-    """Return `bench(*argv)`: exit code, stderr and the tables of the report."""
     monkeypatch.setenv("MRLA_OPS", "naive")  # the benchmark sets it; what was there comes back
 
     small = ["--size", "64", "64", "--batch-size", "2", "--rounds", "1", "--device", "cpu"]

@@ -75,8 +75,6 @@ def weights(state_dict):
 
 
 class At(Hook):
-    """Does something at a point of a run, at one iteration or each time."""
-
     def __init__(self, point, act, iteration=None, priority="LOW"):
         self.priority = priority
 

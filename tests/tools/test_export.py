@@ -117,7 +117,6 @@ def test_the_graph_is_mmdets_prediction_for_a_batch(name, make):
 
 
 def assert_masks(model, image, boxes, labels, masks):
-    """Compare masks with those of mmdet's mask head for the same boxes of an image."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)
     inputs = model.data_preprocessor(dict(inputs=[pixels]))["inputs"]
     with torch.no_grad():
@@ -160,7 +159,6 @@ def test_detectors_that_predict_differently_are_refused(make):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["faster_rcnn", "retinanet"])
 def test_from_file_to_boxes_as_documented(name, make, run_tool, tmp_path):
-    """The tutorial's example on three images, beside mmdet's inference on the same files."""
     pytest.importorskip("onnxruntime"), pytest.importorskip("onnxscript")
     model = make(name)
     with redirect_stdout(StringIO()) as printed:

@@ -9,7 +9,6 @@ QUICKSTART = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 
 
 def flops(capsys, *argv):
-    """Run the command; return the parameters and multiply-adds [G] of its tables by name."""
     capsys.readouterr()
     assert cli.run(load_tool("get_flops").main, list(argv)) == 0
     written = capsys.readouterr()

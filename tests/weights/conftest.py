@@ -47,12 +47,10 @@ def prefixed(state, prefix):
 
 
 def without(state, *keys):
-    """Return a state dict without the keys in which one of these occurs."""
     return {key: value for key, value in state.items() if not any(each in key for each in keys)}
 
 
 def random_layers(shapes):
-    """Return a random weight of each shape, and a bias."""
     generator = torch.Generator().manual_seed(0)
     state = {}
     for name, shape in shapes.items():
@@ -63,7 +61,6 @@ def random_layers(shapes):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """Return the folder of an empty download cache."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     (tmp_path / "hub/checkpoints").mkdir(parents=True)
     return tmp_path / "hub/checkpoints"
@@ -71,7 +68,6 @@ def cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def served(tmp_path):
-    """Return a folder and the address at which a server on this machine has its files."""
     folder = tmp_path / "served"
     folder.mkdir()
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=folder)
@@ -82,7 +78,6 @@ def served(tmp_path):
 
 
 def scatter(model, seed=0):
-    """Give every tensor of a model random values, so that none is mistaken for another."""
     generator = torch.Generator().manual_seed(seed)
     scales = ("running_var", "bn1.weight", "bn2.weight", "bn3.weight")
     for key, tensor in model.state_dict().items():
@@ -93,7 +88,6 @@ def scatter(model, seed=0):
 
 
 def narrow(depth=18, attention=None, **more):
-    """Return a backbone for files with a quarter of the channels."""
     return MRLAResNet(depth, attention or LIGHT, base_channels=16, **more)
 
 
@@ -106,7 +100,6 @@ def plain_resnet(depth=18):
 
 @pytest.fixture(scope="module")
 def trained():
-    """The state dict of a trained backbone: all values differ from fresh ones."""
     return scatter(narrow()).state_dict()
 
 

@@ -18,7 +18,6 @@ NARROW = [
 
 
 def recipe_options(root):
-    """Shrink the recipe to seconds: three classes, images of 48 pixels, a narrow ResNet-18."""
     options = [f"data_root={root}", *NARROW, "model.head.in_channels=128"]
     options += ["model.head.num_classes=3", "model.head.topk=1", "train_cfg.max_epochs=1"]
     options += ["default_hooks.logger.interval=1", "val_evaluator.topk=1", "test_evaluator.topk=1"]

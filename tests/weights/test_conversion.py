@@ -47,7 +47,6 @@ def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
 
 
 def test_names_and_hashes(tmp_path):
-    """The name has the first digits of the SHA-256; the same weights make the same file."""
     path = save(tmp_path, released_resnet("light"))
     first, _, _ = convert(path, narrow(), folder=tmp_path, stem="a")
     digest = hashlib.sha256(first.read_bytes()).hexdigest()
@@ -58,7 +57,6 @@ def test_names_and_hashes(tmp_path):
 
 
 def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
-    """The disk is full after half of it."""
 
     def write_half(path, data):
         with path.open("wb") as file:

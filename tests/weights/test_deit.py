@@ -79,7 +79,6 @@ def test_plain_deit_files(cls, tmp_path):
 
 
 def test_positions_are_resized_and_reported(tmp_path):
-    """Of another grid, and of a model without the file's class token."""
     path, original = save(tmp_path, deit()), deit()["pos_embed"]
     report = load_weights(model := build(img_size=96), path)
     assert report.resized == ["pos_embed (1, 17, 32) to (1, 37, 32)"] and not report.faults()

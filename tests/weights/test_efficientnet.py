@@ -17,7 +17,6 @@ from .conftest import save, without
 
 @pytest.fixture(scope="module")
 def original():
-    """torchvision's B0 with random weights and statistics."""
     torch.manual_seed(0)
     model = torchvision.models.efficientnet_b0().eval()
     for name, tensor in model.state_dict().items():
@@ -35,7 +34,6 @@ def path(original, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("suffix", ["", "_mrla_light"])
 def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
-    """As the configs build them: all of the backbone matches, the last convolution has no use."""
     cfg = Config.fromfile(find_config(f"mrla_mm::retinanet_efficientnet_b0{suffix}_1x.py"))
     cfg = cfg.model.backbone
     cfg.init_cfg.checkpoint = str(path)

@@ -64,7 +64,6 @@ def save(tmp_path, state, **meta):
     ],
 )
 def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, model, file, reason):
-    """A deeper model's has all that the model needs, and more."""
     path = save(tmp_path, Detector(**file).state_dict(), epoch=1, iter=1)
     runner(tmp_path, Detector(**file), load_from=path).test()
     with pytest.raises(InputError, match=reason):
@@ -103,7 +102,6 @@ def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     ],
 )
 def test_files_that_mmengine_could_not_load(name, content, expected, tmp_path):
-    """The error is ours, before mmengine reads the file."""
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
@@ -113,7 +111,6 @@ def test_files_that_mmengine_could_not_load(name, content, expected, tmp_path):
 
 
 def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
-    """With other heads, from plain weights, and from the authors'; never from another backbone."""
     released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
     plain = without(Detector().state_dict(), ".mrla.")
     with pytest.raises(InputError, match="mrla"):

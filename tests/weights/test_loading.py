@@ -76,7 +76,6 @@ def test_the_model_is_preferred_to_its_average_unless_asked(trained, tmp_path):
 
 
 def test_explicit_prefix(trained, tmp_path):
-    """It chooses among several models in a file; without it, or with a wrong one, none is taken."""
     teacher = {key: value + 1 for key, value in trained.items()}
     both = {**prefixed(trained, "student.net."), **prefixed(teacher, "teacher.net.")}
     path = save(tmp_path, both)
@@ -87,7 +86,6 @@ def test_explicit_prefix(trained, tmp_path):
 
 @VARIANTS
 def test_files_of_the_authors(variant, attention, tmp_path):
-    """The release's names land where they belong; nothing of the file or the model is left."""
     released = released_resnet(variant)
     path = save(tmp_path, {"state_dict": prefixed(released, "module.")})
     report = load_weights(model := narrow(18, attention), path)
@@ -118,7 +116,6 @@ def test_heads_of_another_size_than_the_authors_are_doubted(width, tmp_path):
 
 
 def test_torchvision_resnet50_is_a_warm_start(tmp_path):
-    """Without layer attention, mmdet's plugins and, in old files, counters of batches."""
     plain = without(torchvision.models.resnet50().state_dict(), "num_batches_tracked")
     plugins = [dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]
     report = load_weights(MRLAResNet(50, plugins=plugins), save(tmp_path, plain))
@@ -162,7 +159,6 @@ def test_values_that_the_model_cannot_hold(trained, tmp_path):
 
 
 def test_plain_weights_for_deformable_convolutions(tmp_path):
-    """They have no offsets; anything else that is missing is refused."""
     path = save(tmp_path, plain_resnet(50))
     deformable = dict(dcn=dict(type="DCNv2"), stage_with_dcn=(False, True, True, True))
     report = load_weights(narrow(50, **deformable), path)
@@ -180,7 +176,6 @@ def test_what_matches_by_explicit_request_only(trained, tmp_path):
 
 
 def test_parts_the_model_lacks_are_dropped_and_named(trained, tmp_path):
-    """A backbone of three stages takes a file of four, as detectors on the third stage do."""
     report = load_weights(narrow(18, LIGHT, **THREE_STAGES), save(tmp_path, trained))
     assert "no such part" in report.table() and "layer4." in report.table()
 
@@ -240,7 +235,6 @@ def test_pvtv2_files_of_the_authors(cls, tmp_path):
 
 
 def pvtv2_state():
-    """Return a PVTv2-B0's state dict by its authors' names."""
     layers = {}
     before, kernel = 3, 7
     stages = [(32, 8, 8), (64, 4, 8), (160, 2, 4), (256, 1, 4)]
