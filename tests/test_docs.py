@@ -144,16 +144,13 @@ def test_python_runs(page, monkeypatch):
             del MODELS.module_dict[name]
 
 
-def test_files_that_are_mentioned_exist():
+def test_files_that_are_mentioned_exist_and_the_readme_links_every_page():
+    """Sphinx checks the links between the pages, and that the site's front page lists them all."""
     folders = r"(?:tools|configs|docs|tests|mrla_mm|\.dev_scripts)"
     for path in pages():
         text = path.read_text(encoding="utf-8")
         for name in re.findall(rf"(?<![\w/.])({folders}/[\w/]+\.(?:py|sh|md|yml))\b", text):
             assert re.search(r"/[A-Z]+\.", name) or (ROOT / name).exists(), f"{path} names {name}"
-
-
-def test_the_readme_links_every_page_and_nothing_that_is_not_there():
-    """Sphinx checks the links between the pages, and that the site's front page lists them all."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links = set(re.findall(r"\]\(([^)#\s]+)", readme))
     assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]

@@ -7,7 +7,7 @@ from torch import nn
 from mrla_mm import export
 from mrla_mm.errors import InputError
 
-from .backbones.common import FAMILIES
+from .backbones.common import FAMILIES, gradients
 
 VARIANTS = ("light", "base", "mla", "linear")
 NAMES = [name for name in FAMILIES if name not in ("resnet50", "swin")]
@@ -79,15 +79,8 @@ def test_train_step_compiles_to_one_graph_with_the_same_gradients(family, varian
     torch.compiler.reset()
     backbone = make(family, variant).double().train()
     image = torch.rand(2, 3, 64, 64, dtype=torch.float64)
-
-    def gradients(module):
-        backbone.zero_grad()
-        sum((level**2).sum() for level in module(image)).backward()
-        grads = {name: parameter.grad for name, parameter in backbone.named_parameters()}
-        return {name: grad.clone() for name, grad in grads.items() if grad is not None}
-
-    expected = gradients(backbone)
-    found = gradients(torch.compile(backbone, backend="aot_eager", fullgraph=True))
+    compiled = torch.compile(backbone, backend="aot_eager", fullgraph=True)
+    expected, found = (list(gradients(each, image).values()) for each in (backbone, compiled))
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9)
 
 

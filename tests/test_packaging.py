@@ -47,20 +47,17 @@ def test_twine_takes_the_distributions_and_the_source_carries_the_tests(wheel):
         assert not set(files.splitlines()) - names
 
 
-def test_wheel_carries_every_module_config_and_tool(wheel):
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+def test_the_wheel_carries_every_module_config_and_tool_and_asks_for_nothing(wheel):
+    archive = zipfile.ZipFile(wheel)
+    names = {name for name in archive.namelist() if ".dist-info/" not in name}
     packed = [path for folder in ("configs", "tools") for path in (ROOT / folder).rglob("*.*")]
     packed = [path.relative_to(ROOT) for path in packed if path.suffix != ".pyc"]
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
     modules = ["mrla_doctor.py", *(name for name in modules if "/.mim/" not in name)]
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}
-
-
-def test_the_wheel_asks_for_nothing_and_its_readme_has_no_relative_link(wheel):
-    """pip replaces nothing: no mmcv-lite goes beside an mmcv, no mmpretrain over OneDL's."""
-    archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     metadata = archive.read(name).decode()
+    # pip replaces nothing: no mmcv-lite goes beside an mmcv, no mmpretrain over OneDL's
     assert "](https://github.com/us/mrla_mm/raw/HEAD/docs/_static/method.svg)" in metadata
     assert not re.findall("^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE)
     assert all("://" in target for target in re.findall(r"\]\(([^)]*)\)", metadata))

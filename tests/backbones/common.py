@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from mmcv.cnn import ConvModule
 from mmdet.models import backbones as hosts
-from mmdet.models.layers import nlc_to_nchw
 from torch import nn
 
 from mrla_mm import backbones
@@ -65,92 +63,49 @@ def assert_same_levels(backbone, plain, image, tolerance=1e-5):
     torch.testing.assert_close(backbone(image), plain(image), atol=tolerance, rtol=tolerance)
 
 
-def resnet_by_hand(backbone, plain, image):
-    """Plain blocks of mmdet, each followed by our branch; its memory is reset at every stage.
-
-    RegNet has no pooling, its shortcut is a block's input if that has the output's shape, and a
-    stage of one block has no layer attention.
-    """
-    regnet = isinstance(plain, hosts.RegNet)
-    x, outs = plain.relu(plain.norm1(plain.conv1(image))), []
-    x = x if regnet else plain.maxpool(x)
-    for name in plain.res_layers:
-        memory = ()
-        stage = getattr(plain, name)
-        for block, ours in zip(stage, getattr(backbone, name), strict=True):
-            attended = len(stage) > 1 if regnet else ours.mrla is not None
-            shortcut = x
-            if block.downsample is not None:
-                shortcut = None if regnet else block.downsample(x)
-            x = block(x)
-            if attended:
-                x, *memory = ours.mrla(x, shortcut, *memory)
-        outs.append(x)
-    return outs
-
-
-def swin_by_hand(backbone, plain, image):
-    (x, grid), outs = plain.patch_embed(image), []
-    for index, (stage, our_stage) in enumerate(zip(plain.stages, backbone.stages, strict=True)):
-        memory = ()
-        for block, ours in zip(stage.blocks, our_stage.blocks, strict=True):
-            x, *memory = ours.mrla(block(x, grid), x, grid, *memory)
-        outs.append(nlc_to_nchw(getattr(plain, f"norm{index}")(x), grid))
-        if stage.downsample is not None:
-            x, grid = stage.downsample(x, grid)
-    return outs
-
-
 def has_shortcut(block):
     """Whether one of mmdet's EfficientNet blocks has a shortcut; its two kinds name it apart."""
     return getattr(block, "with_res_shortcut", False) or getattr(block, "with_residual", False)
 
 
-def efficientnet_by_hand(backbone, plain, image):
-    """As for ResNet; a block without a shortcut has no branch and resets the memory."""
-    x, outs = image, []
-    for index, (layer, ours) in enumerate(zip(plain.layers, backbone.layers, strict=True)):
-        if isinstance(layer, ConvModule):
-            x = layer(x)
-        else:
-            memory = ()
-            for block, our_block in zip(layer, ours, strict=True):
-                out = block(x)
-                x, *memory = our_block.mrla(out, x, *memory) if has_shortcut(block) else (out,)
-        if index in plain.out_indices:
-            outs.append(x)
-    return outs
+def stage_of(name):
+    """The stage of a block by its name; with ViT and CeiT stages have two blocks."""
+    stage, _, index = name.rpartition(".")
+    return f"layers.{int(index) // 2}" if stage == "layers" else stage
 
 
-def pvt_by_hand(backbone, plain, image):
-    x, outs = image, []
-    for layer, our_layer in zip(plain.layers, backbone.layers, strict=True):
-        embed, blocks, norm = layer
-        (x, grid), memory = embed(x), ()
-        for block, ours in zip(blocks, our_layer[1], strict=True):
-            x, *memory = ours.mrla(block(x, grid), x, grid, *memory)
-        x = nlc_to_nchw(norm(x), grid)
-        outs.append(x)
-    return outs
+def run_by_hand(backbone, plain, image):
+    """Run plain blocks, each followed by our branch, whose memory is that of the stage.
 
+    Tokens' grid is an argument of a block, or that of the image's patches. A shortcut is as the
+    block makes it; RegNet's is the block's input if that has the output's shape.
+    """
+    memories, hooks = {}, []
 
-def vit_by_hand(backbone, plain, image):
-    """Stages of two blocks, the norm after the last; `plain` is ViT or CeiT."""
-    (x, grid), memory, outs = plain.embed(image), (), []
-    for index, ours in enumerate(backbone.layers):
-        (out,) = plain.run_block(index, grid, x)
-        x, *memory = ours.mrla(out, x, grid, *(memory if index % 2 else ()))
-        x = plain.ln1(x) if index == plain.num_layers - 1 else x
-        if index in plain.out_indices:
-            outs.append(x[:, 1:].transpose(1, 2).unflatten(2, grid))
-    return outs
+    def attend(branch, stage, block, args, out):
+        shortcut, *grid = args
+        if shortcut.dim() == 3:
+            grid = grid or [tuple(side // 16 for side in image.shape[2:])]
+        elif getattr(block, "downsample", None) is not None:
+            shortcut = None if isinstance(plain, hosts.RegNet) else block.downsample(shortcut)
+        out, *memories[stage] = branch(out, shortcut, *grid, *memories.get(stage, ()))
+        return out
+
+    for name, block in plain.named_modules():
+        branch = getattr(backbone.get_submodule(name), "mrla", None)
+        if isinstance(branch, LayerAttentionResidual):
+            hook = partial(attend, branch, stage_of(name))
+            hooks.append(block.register_forward_hook(hook))
+    outs = plain(image)
+    for hook in hooks:
+        hook.remove()
+    return list(outs)
 
 
 @dataclass
 class Family:
     plain: Callable[..., nn.Module]
     build: Callable[..., nn.Module]
-    by_hand: Callable[..., list[torch.Tensor]]
     head_channels: int
     frozen: tuple[str, ...]  # prefixes of the parameters that frozen_stages=2 freezes
     drop_path: str = "drop_path_rate"
@@ -200,12 +155,12 @@ TOKENS = ("cls_token", "pos_embed", "patch_embed.", *STAGES)
 
 def resnet(depth: int) -> Family:
     plain, build = (partial(kind, depth, **RESNET) for kind in (hosts.ResNet, backbones.MRLAResNet))
-    return Family(plain, build, resnet_by_hand, 8, RESNET_FROZEN, "attention_drop_path")
+    return Family(plain, build, 8, RESNET_FROZEN, "attention_drop_path")
 
 
 def transformer(plain: type, build: type, options: dict, frozen: tuple[str, ...]) -> Family:
     build = partial(build, stage_blocks=2, **options)
-    return Family(partial(plain, **options), build, vit_by_hand, 16, frozen)
+    return Family(partial(plain, **options), build, 16, frozen)
 
 
 def anywhere(host: str, **options: object) -> Callable[..., nn.Module]:
@@ -220,21 +175,18 @@ FAMILIES = {
     "pvtv2": Family(
         partial(hosts.PyramidVisionTransformerV2, **PVT),
         partial(backbones.MRLAPVTv2, "b0", **PVT),
-        pvt_by_hand,
         head_channels=16,
         frozen=STAGES,
     ),
     "efficientnet": Family(
         partial(hosts.EfficientNet, **EFFICIENTNET),
         partial(backbones.MRLAEfficientNet, **EFFICIENTNET),
-        efficientnet_by_hand,
         head_channels=8,
         frozen=STAGES,
     ),
     "regnet": Family(
         partial(hosts.RegNet, REGNET, norm_eval=False, zero_init_residual=False),
         anywhere("RegNet", arch=REGNET, norm_eval=False, zero_init_residual=False),
-        resnet_by_hand,
         head_channels=8,
         frozen=RESNET_FROZEN,
         drop_path="attention_drop_path",
@@ -242,7 +194,6 @@ FAMILIES = {
     "swin": Family(
         partial(hosts.SwinTransformer, **SWIN),
         anywhere("SwinTransformer", **SWIN),
-        swin_by_hand,
         head_channels=16,
         frozen=("patch_embed.", "stages.0.", "stages.1.", "norm0.", "norm1."),
         drop_path="attention_drop_path",

@@ -11,7 +11,7 @@ from measure import saved_bytes
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 
-from .common import assert_same_levels, load_plain, randomize, randomize_zero_init, resnet_by_hand
+from .common import assert_same_levels, load_plain, randomize, randomize_zero_init, run_by_hand
 
 LIGHT, BASE = (dict(type=name, head_channels=16) for name in ("MRLALight", "MRLABase"))
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
@@ -75,7 +75,7 @@ def test_blocks_without_layer_attention_are_plain_and_pass_the_memory_on(blocks)
     places = {"layer1": blocks and (1, 2) or range(3), "layer3": blocks and (1, 5) or range(6)}
     assert found == {f"{stage}.{place}" for stage, chosen in places.items() for place in chosen}
     image = torch.randn(2, 3, 64, 96).double()
-    expected = resnet_by_hand(backbone, load_plain(plain, backbone), image)
+    expected = run_by_hand(backbone, load_plain(plain, backbone), image)
     torch.testing.assert_close(list(backbone(image)), expected)
     with pytest.raises(InputError, match="layer5"):
         MRLAResNet(50, BASE, stages="layer5", **options)

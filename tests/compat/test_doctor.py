@@ -27,10 +27,8 @@ def test_a_missing_package_is_named_and_nothing_crashes(monkeypatch, capsys, nam
     assert code == 1
     assert any(name in line for line in printed.splitlines() if "FAIL" in line), printed
     assert printed.count("remedy: ") == printed.count("  FAIL  ")
-
-
-def test_detectors_on_resnet_do_without_mmpretrain(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "mmpretrain", None)
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "mmpretrain", None)  # detectors on ResNet do without
     assert doctor.main() == 0 and "mmpretrain is not installed" in capsys.readouterr().out
 
 

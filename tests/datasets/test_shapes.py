@@ -70,15 +70,13 @@ def test_a_killed_run_leaves_nothing_and_another_folder_is_left_alone(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
 
 
-@pytest.mark.parametrize("manifest", ['{"circles": 3}', "[]", "not JSON", '{"num_train": 3}'])
-def test_a_folder_with_a_manifest_of_somebody_else_is_left_alone(manifest, tmp_path):
-    (tmp_path / "shapes.json").write_text(manifest)
-    with pytest.raises(InputError, match="shapes.json"):
-        generate_shapes(tmp_path, **FEW)
-    assert contents(tmp_path) == {"shapes.json": manifest.encode()}
-
-
-def test_a_data_set_with_a_file_of_somebody_else_is_not_replaced(tmp_path):
+def test_files_of_somebody_else_are_left_alone(tmp_path):
+    """As the manifest of a folder, or inside a data set."""
+    for manifest in ('{"circles": 3}', "[]", "not JSON", '{"num_train": 3}'):
+        (tmp_path / "shapes.json").write_text(manifest)
+        with pytest.raises(InputError, match="shapes.json"):
+            generate_shapes(tmp_path, **FEW)
+        assert contents(tmp_path) == {"shapes.json": manifest.encode()}
     root = tmp_path / "shapes"
     generate_shapes(root, **FEW)
     (root / "train2017/mine.txt").touch()

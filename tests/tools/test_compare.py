@@ -68,9 +68,6 @@ def test_the_plan_says_which_models_are_the_same_and_which_schedules_differ(conf
     assert f"same builds the same model as {first}" in remarks and "stem" not in remarks
     assert remarks.count(" same model ") == 3, "every pair of these, longer with both"
     assert len(plan.run_folders()) == 8 and plan.files[first].is_file()
-
-
-def test_a_config_is_named_after_its_file(tmp_path):
     plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path, share_weights=False)
     ((name, file),) = plan.files.items()
     assert name == "retinanet_r50_mrla_light_1x"

@@ -43,15 +43,12 @@ def demo(tmp_path, run_tool, state):
     return demo
 
 
-def test_weights_under_another_prefix_are_loaded_too(demo):
+def test_weights_under_another_prefix_are_loaded_and_others_refused(demo):
     """Of a compiled model's checkpoint mmengine alone loads nothing and goes on."""
-    (_, _, plain), (_, _, compiled) = demo(""), demo("_orig_mod.")
-    assert plain == compiled and all(each["scores"] and each["masks"] for each in plain)
-
-
-def test_weights_that_do_not_fit_are_refused(demo):
     code, errors, _ = demo("student.")
     assert code == 2 and "file.pth" in errors
+    (_, _, plain), (_, _, compiled) = demo(""), demo("_orig_mod.")
+    assert plain == compiled and all(each["scores"] and each["masks"] for each in plain)
 
 
 def test_without_a_config_it_finds_blood_cells(tmp_path, run_tool):

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
 
 from mrla_mm.backbones import MRLAViT, ViT
 from mrla_mm.weights import load_weights
 
-from .conftest import LIGHT, VARIANTS, random_layers, save
+from .conftest import LIGHT, VARIANTS, save
 
 DIM, HIDDEN, DEPTH, CLASSES = 32, 64, 4, 5
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=HIDDEN)
@@ -20,25 +22,21 @@ def build(attention=LIGHT, cls=MRLAViT, **more):
 
 
 def deit(variant=None, distilled=False):
-    """Return a state dict with the names of timm's DeiT and, for a variant, the authors'."""
-    tensors = {"cls_token": (1, 1, DIM), "pos_embed": (1, 17 + distilled, DIM)}
-    layers = {"patch_embed.proj": (DIM, 3, 16, 16), "norm": (DIM,), "head": (CLASSES, DIM)}
-    if distilled:
-        tensors["dist_token"] = (1, 1, DIM)
-        layers["head_dist"] = (CLASSES, DIM)
-    for block in (f"blocks.{index}" for index in range(DEPTH)):
-        layers |= {f"{block}.norm1": (DIM,), f"{block}.norm2": (DIM,)}
-        layers |= {f"{block}.attn.qkv": (3 * DIM, DIM), f"{block}.attn.proj": (DIM, DIM)}
-        layers |= {f"{block}.mlp.fc1": (HIDDEN, DIM), f"{block}.mlp.fc2": (DIM, HIDDEN)}
-        if variant is not None:
-            tensors |= {f"{block}.mrla.mrla.{name}.weight": (1, 1, 3) for name in ("Wq", "Wk")}
-            tensors[f"{block}.mrla.mrla.Wv.weight"] = (DIM, 1, 3, 3)
-            layers[f"{block}.mrla.normx"] = (DIM,)
+    """Return a random state dict of timm's DeiT and, for a variant, with what the authors add."""
+    kind = VisionTransformerDistilled if distilled else VisionTransformer
+    sizes = dict(img_size=64, embed_dim=DIM, depth=DEPTH, num_heads=2, mlp_ratio=HIDDEN / DIM)
+    state = kind(**sizes, num_classes=CLASSES).state_dict()
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    for mrla in (f"blocks.{index}.mrla" for index in range(DEPTH if variant else 0)):
+        shapes |= {f"{mrla}.mrla.{name}.weight": (1, 1, 3) for name in ("Wq", "Wk")}
+        shapes |= {f"{mrla}.mrla.Wv.weight": (DIM, 1, 3, 3)}
+        shapes |= {f"{mrla}.normx.{name}": (DIM,) for name in ("weight", "bias")}
         if variant == "light":
-            tensors[f"{block}.mrla.lambda_t"] = layers[f"{block}.mrla.normo"] = (DIM,)
+            shapes |= {
+                f"{mrla}.{name}": (DIM,) for name in ("lambda_t", "normo.weight", "normo.bias")
+            }
     generator = torch.Generator().manual_seed(1)
-    state = {name: torch.randn(size, generator=generator) for name, size in tensors.items()}
-    return state | random_layers(layers)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize("distilled", [False, True], ids=["", "distilled"])

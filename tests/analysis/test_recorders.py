@@ -1,13 +1,15 @@
-"""Recorded weights are those the layers used: with the values they give the layers' output."""
+"""Recorded weights and queries are those the layers used: weights and values give the output."""
 
 import pytest
 import torch
 from torch import nn
 
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
+from mrla_mm.analysis.query_similarity import QueryRecorder
 from mrla_mm.attention import MRLALight
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.errors import InputError
+from mrla_mm.ops import global_average
 from tests.analysis.small_models import resnet, vit
 
 
@@ -123,3 +125,41 @@ def test_a_variant_whose_weights_are_unknown_is_refused():
 def test_statistics_of_the_batch_are_refused(picture):
     with pytest.raises(InputError, match="BatchNorm2d"):
         record(resnet("MRLALight").train(), picture)
+
+
+def record_queries(model, picture):
+    with torch.no_grad(), QueryRecorder(model) as recorder:
+        for image in picture.split(1):
+            model(image)
+    return recorder
+
+
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", "LinearRLA", "MLA"])
+@pytest.mark.parametrize(("build", "depth"), [(resnet, 2), (vit, 3)])
+def test_similarities_are_those_of_the_queries(build, depth, variant, picture):
+    model, queries = build(variant), []
+    with torch.no_grad(), QueryRecorder(model) as recorder:
+        for branch in recorder.branches.values():
+
+            def keep(attention, args, out):
+                queries.append(attention.project_query(global_average(args[0])))
+
+            recorder.callback(branch.attention.register_forward_hook(keep).remove)
+        model(picture)
+    for stage, start in zip(record_queries(model, picture).stages(), (0, depth), strict=True):
+        assert stage.first == 2 and len(stage.layers) == depth - 1
+        for index in range(1, depth):
+            last, this = queries[start + index - 1], queries[start + index]
+            cosine = (last * this).sum(-1) / (last.norm(dim=-1) * this.norm(dim=-1))
+            torch.testing.assert_close(stage.values[:, index - 1], cosine.abs().float())
+        assert stage.values.std() > 0.01, "queries that are all alike would prove nothing"
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_pairs_with_the_first_layer_can_be_left_out(picture):
+    recorder = record_queries(vit("MRLABase"), picture)
+    for whole, part in zip(recorder.stages(), recorder.stages(skip_first=True), strict=True):
+        assert part.layers == whole.layers[1:] and part.first == 3
+        assert part.values.equal(whole.values[:, 1:])
+    with pytest.raises(InputError, match="3 layers"):
+        record_queries(resnet("MRLABase"), picture).stages(skip_first=True)
