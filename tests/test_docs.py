@@ -1,6 +1,8 @@
 """README and documentation: commands parse, configs build, Python runs, links resolve."""
 
+import os
 import re
+import sys
 from pathlib import Path
 
 import mmdet
@@ -23,6 +25,7 @@ LAUNCHERS = {
     "dist_test.sh": ("test", [0, 1], 3),
     "slurm_train.sh": ("train", [2], 3),
 }
+BCCD = ROOT.parent / "shared/data/bccd"
 # What a page's Python takes for granted.
 PRELUDES = {
     "docs/analysis.md": """
@@ -159,3 +162,33 @@ def test_files_that_are_mentioned_exist_and_the_readme_links_every_page():
         assert f"-{anchor}\n" in slugs.replace(" ", "-"), anchor
     pages_of_site = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     assert pages_of_site - {"docs/index.md", "docs/changelog.md"} <= links
+
+
+def test_the_notebook_is_the_page():
+    """But for the first line of a file, which in the notebook saves it."""
+    jupytext = pytest.importorskip("jupytext")
+
+    def cells(kind):
+        read = jupytext.read(ROOT / f"docs/tutorial.{kind}").cells
+        return [(c.cell_type, re.sub(r"\A%%writefile", "#", c.source)) for c in read]
+
+    remedy = "run jupytext --to ipynb docs/tutorial.md, and write %%writefile for # above a file"
+    assert cells("md") == cells("ipynb"), remedy
+
+
+@pytest.mark.skipif(not BCCD.is_dir(), reason="no blood cells at ../shared/data/bccd")
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    jupytext, nbclient = pytest.importorskip("jupytext"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    names = tmp_path / "data/bccd/ImageSets/Main"
+    names.mkdir(parents=True)
+    for folder in ("Annotations", "JPEGImages"):
+        (tmp_path / "data/bccd" / folder).symlink_to(BCCD / folder)
+    for split in ("train", "val", "test"):
+        lines = (BCCD / f"ImageSets/Main/{split}.txt").read_text().splitlines()
+        (names / f"{split}.txt").write_text("\n".join(lines[:2]))
+    notebook = jupytext.read(ROOT / "docs/tutorial.ipynb")
+    notebook.cells = [cell for cell in notebook.cells if "git clone" not in cell.source]
+    folder = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=None, resources=folder).execute()

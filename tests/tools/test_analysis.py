@@ -1,6 +1,7 @@
-"""The commands that draw what models see, as the documentation shows them."""
+"""The commands that draw what models see and count what they compute, as documented."""
 
 import csv
+import re
 from collections import defaultdict
 
 import cv2
@@ -8,8 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from mrla_mm import cli
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
+
+from ..conftest import load_tool
 
 DETECTOR = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 BASE = "model.backbone.layer_attention.type=MRLABase"
@@ -85,3 +89,25 @@ def test_class_activation_maps(run_tool, models, images, tmp_path):
     assert code == 2 and "unicorn" in err
     code, err = run_tool("visualize_cam", *arguments)
     assert code == 2 and "layer4" in err, "the quick start's model has three stages"
+
+
+def flops(capsys, *argv):
+    capsys.readouterr()
+    assert cli.run(load_tool("get_flops").main, list(argv)) == 0
+    written = capsys.readouterr()
+    assert "warning" not in written.err
+    rows = re.findall(r"^ *([-+\d,]*) +([-+.\d]+) G  (.+)$", written.out, re.MULTILINE)
+    figures = {}
+    for count, operations, name in rows:
+        figures[name] = int((count or "0").replace(",", "")), float(operations)
+    return figures
+
+
+def test_a_detector_and_a_second_one(capsys):
+    one = flops(capsys, DETECTOR, "--shape", "64", "96")
+    assert one["roi_head.mask_head"][1] > 0 and one["depthwise convolutions"][1] > 0
+    first, second = (f"mrla_mm::imagenet/resnet50{name}_8xb32.py" for name in ("", "_mrla_light"))
+    added = flops(capsys, first, "--compare", second, "--max-depth", "1")
+    assert added["total"][0] == added["backbone"][0] == 25_738_452 - 25_557_032
+    assert added["depthwise convolutions"][1] > 0
+    assert "head" not in added, "only what differs is shown"
