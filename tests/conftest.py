@@ -25,11 +25,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def speed_up_configs():
-    """Skip what mmengine takes longest for in short runs: looking up bases, formatting configs.
-
-    For each `package::` base it reads all metafiles of the package, 0.3 s; a detector's config
-    takes yapf a second.
-    """
+    """Skip what mmengine takes longest for in short runs: looking up bases, formatting configs."""
     config_utils.load = functools.cache(config_utils.load)
     for name in ("is_installed", "get_installed_path", "_get_external_cfg_path"):
         setattr(config, name, functools.cache(getattr(config, name)))
@@ -77,11 +73,7 @@ def pytest_runtest_call():
 
 
 def write_coco(root, images=4, size=(96, 64), names=None):
-    """Write a set in COCO's format and folders: bright rectangles of three classes.
-
-    `names` are the categories of the annotation files, COCO's 80 by default, so that COCO configs
-    run on it unchanged.
-    """
+    """Write a set as COCO's: bright rectangles of three of `names`, by default COCO's classes."""
     if names is None:
         from mmdet.datasets import CocoDataset
 
@@ -141,7 +133,6 @@ def load_tool(name):
 
 
 def forget_runs():
-    """Clear what mmengine keeps of a run, or the next would log into its folder."""
     from mmdet.visualization import DetLocalVisualizer
     from mmengine.logging import MessageHub, MMLogger
 

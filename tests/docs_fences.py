@@ -33,7 +33,6 @@ def fences(language: str) -> list[Fence]:
 
 
 def commands() -> list[tuple[str, list[str]]]:
-    """Pages and the words of their shell commands, without comments and environment variables."""
     found = []
     for fence in fences("bash"):
         for line in fence.text.replace("\\\n", " ").splitlines():

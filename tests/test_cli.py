@@ -55,7 +55,6 @@ def write_config(text):
 
 
 def test_options_reach_the_config(plan):
-    """The command line's work directory wins over the config's, torchrun's rank over the option."""
     assert plan("train").work_dir == "work_dirs/retinanet_r50_mrla_light_1x"
     assert os.environ.pop("LOCAL_RANK") == "0"
     options = ["model.backbone.init_cfg=None", "model.neck.in_channels=[1,2]", "work_dir=v"]
@@ -115,10 +114,7 @@ def save(path, age=0):
 
 
 def test_resume_takes_the_newest_intact_checkpoint(plan, tmp_path):
-    """The recorded one, wherever its folder was copied to; else the newest intact, not the best.
-
-    Without one the run starts from scratch.
-    """
+    """The recorded one, wherever its folder was copied to; else the newest intact, not the best."""
     cfg = plan("train", "--resume", "--work-dir", "empty", "--cfg-options", "load_from=start.pth")
     assert cfg.resume is False and cfg.load_from == "start.pth"
     cfg = plan("train", "--work-dir", "empty", "--cfg-options", "resume=True")
@@ -200,7 +196,6 @@ def test_the_first_view_has_the_ground_truth_of_the_file(tmp_path):
 
 
 def test_only_input_errors_and_ctrl_c_end_in_one_line(capsys):
-    """One out of a data loading worker too; other errors keep their traceback."""
 
     class Broken:
         def __len__(self):
@@ -262,7 +257,6 @@ def test_entry_point(capsys, monkeypatch):
 
 
 def test_tools_of_mmdet_know_our_names():
-    """In a process of its own: mmdet imports without operators, `mrla_mm::` bases are found."""
     config = write_config("_base_ = 'mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py'")
     said = run_python("-m", "mrla_mm", "mmdet", "misc/print_config", config)
     assert "type='MRLAResNet'" in said

@@ -57,7 +57,6 @@ def test_options_that_are_read_say_nothing():
 
 
 def test_data_root_moves_data_sets_and_evaluators(tmp_path):
-    """All below the old folder, or below the data sets' own; what only begins like it stays."""
     cfg, _ = read(FASTER, data_root="data/coco/mini")
     assert cfg.train_dataloader.dataset.data_root == "data/coco/mini/"
     assert cfg.test_dataloader.dataset.data_root == "data/coco/mini/"

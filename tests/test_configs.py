@@ -109,7 +109,6 @@ def steps_of(loader):
 
 
 def own(part):
-    """A part of a config without the scope that mmengine adds to another package's."""
     return {key: value for key, value in part.items() if key != "_scope_"}
 
 

@@ -84,7 +84,6 @@ def invocation(words):
 
 
 def build(cfg):
-    """Build the model of a config, or as much of it as the config has."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     with torch.device("meta"):
         return MODELS.build(cfg.model if "type" in cfg.model else cfg.model.backbone)

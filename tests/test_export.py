@@ -95,7 +95,6 @@ def test_a_graph_that_computes_something_else_is_refused(change):
 
 @pytest.mark.parametrize("output", [0, 1, 2])
 def test_detections_that_differ_are_refused(output):
-    """Their order does not matter; their boxes, scores and labels do."""
     boxes, labels = torch.rand(1, 4, 4) * 100, torch.arange(4)[None]
     detections = boxes, torch.tensor([[0.9, 0.8, 0.7, 0.6]]), labels
     module = lambda image: detections  # noqa: E731

@@ -89,7 +89,6 @@ def test_ops_import_torch_alone():
 
 
 def test_help_waits_for_no_model_and_no_plot():
-    """The tools parse their arguments before they import what takes seconds."""
     code = """
 import contextlib, io, runpy, sys
 for path in sys.argv[1:]:

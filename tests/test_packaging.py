@@ -64,7 +64,6 @@ def test_the_wheel_carries_every_module_config_and_tool_and_asks_for_nothing(whe
 
 
 def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path):
-    """The user guide's config for one's own project, with a smaller model and images."""
     site, project = tmp_path / "site", tmp_path / "project"
     zipfile.ZipFile(wheel).extractall(site)
     pets = write_coco(project / "pets", names=("cat", "dog"))

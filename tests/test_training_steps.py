@@ -19,11 +19,7 @@ TINY = {  # by family: backbone arguments, channels for the neck and for a class
 
 
 def train(cfg, batch):
-    """Train a model two steps; return it, its last loss, and parameters that did not change.
-
-    One step is not enough: layer attention gets its first gradient when the norm behind it has left
-    zero.
-    """
+    """Train two steps, behind the first of which norms have left zero; return what did not change."""
     torch.manual_seed(0)
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)

@@ -27,7 +27,6 @@ def write_log(work_dir, stamp, records, tail=""):
 
 
 def test_a_resumed_run_reads_as_one(tmp_path):
-    """Epoch 2 was interrupted, and is done again from its start."""
     first = [train_record(10, 3.0), val_record(1, 0.2)]
     first += [train_record(20, 2.0, epoch=2), train_record(30, 9.0, epoch=2), val_record(3, 0.9)]
     second = [train_record(20, 1.5, epoch=2), val_record(2, 0.6), train_record(40, 1.0, epoch=3)]

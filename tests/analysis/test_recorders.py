@@ -14,7 +14,6 @@ from tests.analysis.small_models import resnet, vit
 
 
 def record(model, picture):
-    """Run a model; return the recorder, its branches, their arguments, and attention in and out."""
     given, outs = {}, {}
     with torch.no_grad(), LayerAttentionRecorder(model) as recorder:
         for name, branch in recorder.branches.items():

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 
 
 def each_image(stage):
-    """Make a function of one image's maps and shortcuts, one per layer, a function of batches."""
 
     def run(xs, shortcuts, blocks, **options):
         images = zip(zip(*xs, strict=True), zip(*shortcuts, strict=True), strict=True)
@@ -29,10 +28,7 @@ def each_image(stage):
 
 
 def project(image, weight):
-    """f_Q or f_K: global average pooling, then a matrix, or k taps that slide along the channels.
-
-    out_c = sum_j w_j y_(c + j - k // 2)
-    """
+    """f_Q or f_K: the averages times a matrix, or out_c = sum_j w_j y_(c + j - k // 2)."""
     y = image.sum((1, 2)) / (image.shape[1] * image.shape[2])
     if weight.dim() == 2:
         return torch.stack([(row * y).sum() for row in weight])
@@ -56,7 +52,6 @@ def value_of(image, block):
 
 
 def score(query, key):
-    """q . k / sqrt(d_k) of one head."""
     return (query * key).sum() / math.sqrt(len(query))
 
 

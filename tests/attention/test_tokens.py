@@ -75,7 +75,6 @@ DEFAULTS += [(dict(LIGHT, head_channels=64, value="dwconv"), 3, False)]
 
 @pytest.mark.parametrize(("cfg", "heads", "has_gelu"), DEFAULTS)
 def test_defaults_on_tokens_are_the_papers(cfg, heads, has_gelu):
-    """However the config names the variant; the config's own values come before them."""
     attention = TokenAttentionResidual(cfg, 192).attention
     assert (attention.heads, attention.value_gelu) == (heads, has_gelu)
 

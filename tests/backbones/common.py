@@ -75,11 +75,7 @@ def stage_of(name):
 
 
 def run_by_hand(backbone, plain, image):
-    """Run plain blocks, each followed by our branch, whose memory is that of the stage.
-
-    Tokens' grid is an argument of a block, or that of the image's patches. A shortcut is as the
-    block makes it; RegNet's is the block's input if that has the output's shape.
-    """
+    """Run plain blocks, each followed by our branch, whose memory is that of the stage."""
     memories, hooks = {}, []
 
     def attend(branch, stage, block, args, out):
@@ -87,6 +83,7 @@ def run_by_hand(backbone, plain, image):
         if shortcut.dim() == 3:
             grid = grid or [tuple(side // 16 for side in image.shape[2:])]
         elif getattr(block, "downsample", None) is not None:
+            # RegNet's is the block's input if that has the output's shape
             shortcut = None if isinstance(plain, hosts.RegNet) else block.downsample(shortcut)
         out, *memories[stage] = branch(out, shortcut, *grid, *memories.get(stage, ()))
         return out

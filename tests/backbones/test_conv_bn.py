@@ -135,7 +135,6 @@ def test_where_it_saves_nothing(monkeypatch):
 
 @pytest.fixture
 def backbone():
-    """A ResNet-50 whose norms are frozen, so that everything is fused that can be."""
     attention = dict(type="MRLALight", head_channels=16)
     options = dict(base_channels=16, norm_eval=True, zero_init_attention=False)
     return MRLAResNet(50, attention, attention_drop_path=0.5, **options).double().train()

@@ -71,7 +71,7 @@ def test_the_root_registry_builds_the_light_variant_by_default(name, head_channe
 
 
 @pytest.mark.parametrize("off", [None, False])
-def test_none_and_false_mean_plain(family, off):
+def test_none_and_false_mean_plain_and_a_name_alone_is_a_variant(family, off):
     plain = family.plain()
     backbone = family.build(layer_attention=off)
     assert not branches(backbone)
@@ -83,11 +83,8 @@ def test_none_and_false_mean_plain(family, off):
         assert_same_levels(backbone, load_plain(plain, backbone), image)
     with pytest.raises(RuntimeError, match="mrla.attention.query"):
         backbone.load_state_dict(family.mrla().state_dict())
-
-
-def test_a_name_alone_is_a_variant(family):
-    backbone = family.build(layer_attention="MRLABase")
-    assert {type(branch.attention).__name__ for branch in branches(backbone)} == {"MRLABase"}
+    named = family.build(layer_attention="MRLABase")
+    assert {type(branch.attention).__name__ for branch in branches(named)} == {"MRLABase"}
     for wrong in (True, dict(head_channels=8), 3):
         with pytest.raises(InputError, match="layer_attention=.*None for a plain"):
             family.build(layer_attention=wrong)
@@ -120,25 +117,19 @@ def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_st
     assert_same_with_gradients(backbone(image), expected, leaves)
 
 
-def test_checkpointing_gives_the_same_gradients_to_every_parameter(family, variant):
+def test_checkpointing_saves_fewer_tensors_and_gives_every_parameter_its_gradient(family, variant):
     options = {family.drop_path: 0.5}
     saving = randomize_zero_init(family.mrla(variant, **options)).double().train()
     recomputing = family.mrla(variant, with_cp=True, **options).double().train()
     recomputing.load_state_dict(saving.state_dict())
-    image, found = torch.randn(2, 3, 64, 64, dtype=torch.float64), []
+    image, found, saved = torch.randn(2, 3, 64, 64, dtype=torch.float64), [], []
     for backbone in (saving, recomputing):
         torch.manual_seed(1)
         found.append(gradients(backbone, image))
+        saved.append(saved_bytes(partial(backbone, image), backbone))
     assert not [name for name, gradient in found[0].items() if gradient is None]
     torch.testing.assert_close(*found)
-
-
-def test_checkpointing_saves_fewer_tensors(family):
-    image, saved = torch.randn(2, 3, 128, 128), []
-    for with_cp in (False, True):
-        backbone = family.mrla(with_cp=with_cp).train()
-        saved.append(saved_bytes(partial(backbone, image), backbone))
-    assert saved[1] < 0.6 * saved[0]
+    assert saved[1] < 0.7 * saved[0]
 
 
 @pytest.mark.parametrize("stages", [2, -1])
@@ -194,7 +185,7 @@ def test_the_identity_start_can_be_turned_off(family):
         assert not any(torch.any(norm.bias) for norm in norms)
 
 
-def test_pvtv2s_stages_and_drop_path_probabilities_are_those_of_the_blocks():
+def test_pvtv2s_stages_drop_path_probabilities_start_and_sizes():
     backbone = MRLAPVTv2("b0", drop_path_rate=0.7)
     found = branches(backbone)
     assert [branch.attention.first_in_stage for branch in found] == [True, False] * 4
@@ -203,10 +194,7 @@ def test_pvtv2s_stages_and_drop_path_probabilities_are_those_of_the_blocks():
     assert rates == pytest.approx([0.1 * i for i in range(1, 8)])
     backbone.init_weights()  # which mmdet's leaves to weight files
     assert 0.01 < backbone.layers[0][1][0].attn.attn.out_proj.weight.std() < 0.03
-
-
-def test_arguments_of_pvtv2_take_precedence_over_the_arch():
-    backbone = PVTv2("b5", embed_dims=8, num_layers=(1, 1, 1, 1))
+    backbone = PVTv2("b5", embed_dims=8, num_layers=(1, 1, 1, 1))  # which b5 leaves room for
     assert [len(blocks) for _, blocks, _ in backbone.layers] == [1] * 4
     assert backbone.layers[0][1][0].ffn.feedforward_channels == 4 * 8
 

@@ -1,15 +1,17 @@
-"""ViT and MRLAViT: mmpretrain's outputs, tokens, positions, stages, freezing, depths."""
+"""ViT against mmpretrain's, CeiT against an independent transcription, and their arguments."""
 
 import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
+from torch import nn
 
-from mrla_mm.backbones import MRLACeiT, MRLAViT, ViT, vit
+from mrla_mm.backbones import CeiT, MRLACeiT, MRLAViT, ViT, vit
 from mrla_mm.errors import InputError
 
-from .common import ARCH, branches, randomize
+from .common import ARCH, assert_same_with_gradients, branches, gradients, randomize
 
 SMALL = dict(arch=ARCH, img_size=64, stage_blocks=2)
 
@@ -89,3 +91,115 @@ def test_frozen_stages(kind, stages, learning):
     training = {name for name, module in backbone.named_children() if module.training}
     assert training - {"pre_norm"} == learning | {"layers"}
     assert all(layer.training == bool(learning) for layer in backbone.layers)
+
+
+CEIT_ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=24)
+SMALL_CEIT = dict(arch=CEIT_ARCH, img_size=64, stem_channels=8)
+
+
+def batch_norm(x, norm):
+    statistics = norm.running_mean, norm.running_var
+    return F.batch_norm(x, *statistics, norm.weight, norm.bias, eps=norm.eps)
+
+
+def layer_norm(tokens, module):
+    return F.layer_norm(tokens, tokens.shape[-1:], module.weight, module.bias, eps=1e-6)
+
+
+def attend(queries, tokens, attention):
+    parameters = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
+    heads = []
+    for source, parameter in zip((queries, tokens, tokens), parameters, strict=True):
+        projected = F.linear(source, *parameter).unflatten(-1, (attention.num_heads, -1))
+        heads.append(projected.transpose(1, 2))
+    query, key, value = heads
+    scores = (query @ key.transpose(2, 3) / query.shape[-1] ** 0.5).softmax(-1)
+    return attention.proj((scores @ value).transpose(1, 2).flatten(2))
+
+
+def plain_block(x, layer, grid):
+    normed = layer_norm(x, layer.ln1)
+    x = x + attend(normed, normed, layer.attn)
+    normed, ffn = layer_norm(x, layer.ln2), layer.ffn
+    maps = normed[:, 1:].transpose(1, 2).unflatten(2, grid)  # row by row
+    maps = F.gelu(batch_norm(F.conv2d(maps, ffn.conv1.weight, ffn.conv1.bias), ffn.bn1))
+    maps = F.conv2d(maps, ffn.conv2.weight, ffn.conv2.bias, padding=1, groups=maps.shape[1])
+    maps = F.gelu(batch_norm(maps, ffn.bn2))
+    maps = batch_norm(F.conv2d(maps, ffn.conv3.weight, ffn.conv3.bias), ffn.bn3)
+    return x + torch.cat([normed[:, :1], maps.flatten(2).transpose(1, 2)], dim=1)
+
+
+def transcribe(backbone, image, grid, mrla):
+    conv, _ = backbone.stem
+    stem = batch_norm(F.conv2d(image, conv.conv.weight, stride=2, padding=3), conv.bn)
+    patch = backbone.patch_embed.projection
+    patches = F.conv2d(F.max_pool2d(stem, 3, 2, 1), patch.weight, patch.bias, stride=4)
+    positions = backbone.pos_embed[:, 1:].transpose(1, 2).unflatten(2, (4, 4))
+    patches = patches + F.interpolate(positions.float(), size=grid, mode="bicubic").double()
+    class_token = (backbone.cls_token + backbone.pos_embed[:, :1]).expand(len(image), -1, -1)
+    tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], 1)
+
+    class_tokens, memory = [], ()
+    for index, layer in enumerate(backbone.layers):
+        before, tokens = tokens, plain_block(tokens, layer, grid)
+        if mrla:
+            memory = memory if index % 2 else ()
+            tokens, *memory = layer.mrla(tokens, before, grid, *memory)
+        class_tokens.append(tokens[:, 0])
+
+    lca, seen = backbone.lca, torch.stack(class_tokens, 1)
+    normed = layer_norm(seen, lca.ln1)
+    last = seen[:, -1:] + attend(normed[:, -1:], normed, lca.attn)
+    hidden, out = lca.ffn.layers[0][0], lca.ffn.layers[1]
+    last = last + out(F.gelu(hidden(layer_norm(last, lca.ln2))))
+    return layer_norm(last[:, 0], backbone.ln1)
+
+
+@pytest.mark.parametrize("variant", [None, "MRLALight", "MRLABase"])
+@pytest.mark.parametrize("size", [(64, 64), (48, 112)], ids=["square", "3x7"])
+def test_the_whole_model_agrees_with_the_paper(size, variant):
+    torch.manual_seed(0)
+    options = dict(layer_attention=dict(type=variant), stage_blocks=2)
+    backbone = CeiT(**SMALL_CEIT) if variant is None else MRLACeiT(**options, **SMALL_CEIT)
+    backbone = randomize(backbone).double().eval()
+    image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    expected = transcribe(backbone, image, (size[0] // 16, size[1] // 16), variant is not None)
+    leaves = [image, *backbone.parameters()]
+    # mmpretrain interpolates positions in single precision
+    assert_same_with_gradients(backbone(image), [expected], leaves, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, dict(final_norm=False), dict(out_type="avg_featmap")])
+def test_every_parameter_learns_whatever_is_returned(options):
+    backbone = MRLACeiT(**SMALL_CEIT, **options)
+    found = gradients(backbone, torch.randn(2, 3, 32, 48))
+    assert not [name for name, gradient in found.items() if gradient is None]
+    assert (backbone.lca is None) is ("out_type" in options)
+
+
+def test_layer_attention_and_feed_forward_share_the_blocks_drop_path_probability():
+    backbone = MRLACeiT(drop_path_rate=0.3, **SMALL_CEIT)
+    for index, layer in enumerate(backbone.layers):
+        rates = {layer.attn.out_drop.drop_prob, layer.ffn.drop_path.drop_prob}
+        rates |= {getattr(layer.mrla.drop_path, "drop_prob", 0.0)}
+        assert len(rates) == 1 and rates.pop() == pytest.approx(0.1 * index)
+
+
+def test_norm_eval_keeps_batch_norms_in_evaluation():
+    backbone = CeiT(norm_eval=True, batch_norm_cfg=dict(type="SyncBN"), **SMALL_CEIT).train()
+    norms = [m for m in backbone.modules() if isinstance(m, nn.SyncBatchNorm)]
+    assert len(norms) == 1 + 3 * 4 and not any(m.training for m in norms)
+    assert backbone.layers[0].training
+
+
+def test_depths_for_layer_decay():
+    backbone = MRLACeiT(**SMALL_CEIT)
+    depths = {"stem.0.conv": 0, "layers.0.ffn.bn1": 1, "layers.3.mrla.norm": 4, "lca.ln1": 5}
+    for name, depth in depths.items():
+        assert backbone.get_layer_depth(f"backbone.{name}.weight", "backbone.") == (depth, 6)
+
+
+def test_the_class_token_of_another_block_is_refused():
+    with pytest.raises(ValueError, match="out_indices"):
+        CeiT(out_indices=(1, 3), **SMALL_CEIT)
+    assert len(CeiT(out_indices=(3,), **SMALL_CEIT)(torch.randn(1, 3, 15, 64))) == 1

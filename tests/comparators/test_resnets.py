@@ -133,15 +133,8 @@ def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
     torch.testing.assert_close(gradients(net, image), found, rtol=1e-4, atol=1e-4)
 
 
-def test_none_and_false_mean_plain_and_a_name_alone_is_a_gate():
-    plain = ResNet(50, base_channels=16).state_dict().keys()
-    for off in (None, False):
-        assert build("", layer_attention=off).state_dict().keys() == plain
-    assert type(build("", layer_attention="DIA").layer1[0].mrla) is DIA
-
-
 @pytest.mark.parametrize("kind", ["ComparatorResNet", "MRLAResNet"])
-def test_plugins_go_into_the_blocks_named(kind):
+def test_arguments_of_the_networks(kind):
     chosen = [plugin("A2", THIRD, blocks=(0, 2)), plugin("SE", THIRD, blocks=(-1,))]
     net = build("", type=kind, plugins=[*chosen, plugin("ECA", THIRD)])
     assert net.eval() is net
@@ -150,6 +143,10 @@ def test_plugins_go_into_the_blocks_named(kind):
     assert [i for i, block in enumerate(net.layer3) if hasattr(block, "a2")] == [0, 2]
     with pytest.raises(InputError, match="block 6"):
         build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
+    plain = ResNet(50, base_channels=16).state_dict().keys()
+    for off in (None, False):
+        assert build("", layer_attention=off).state_dict().keys() == plain
+    assert type(build("", layer_attention="DIA").layer1[0].mrla) is DIA
     with pytest.raises(InputError, match="MRLAResNet"):
         build("", layer_attention=dict(type="KCLA"))
     with pytest.raises(InputError, match="depth=18"):
@@ -173,7 +170,6 @@ def test_plugins_of_basic_blocks(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_plain_weights_load_strictly(kind, tmp_path):
-    """All of them, except into AA, which has no plain 3x3 convolutions."""
     plain = ResNet(50, base_channels=16).state_dict()
     torch.save(plain, tmp_path / "plain.pth")
     net = build(kind, init_cfg=dict(type="Pretrained", checkpoint=str(tmp_path / "plain.pth")))

@@ -47,7 +47,6 @@ HOSTS = {
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason=f"no real COCO images at {REAL_COCO}")
 @pytest.mark.parametrize("kind", [*KINDS, *HOSTS])
 def test_train_kill_resume_test(kind, tmp_path, run_tool):
-    """Two epochs of two steps; the signal comes in the second epoch."""
     backbone = dict(type="ComparatorResNet", base_channels=16, frozen_stages=1, init_cfg=None)
     backbone |= KINDS.get(kind, {})
     model = dict(backbone=backbone, neck=dict(in_channels=[64, 128, 256, 512]))

@@ -190,7 +190,6 @@ def test_what_no_run_of_mmengines_saves_is_refused(attack, tmp_path):
 
 
 def test_a_dtype_does_not_claim_another_size(tmp_path):
-    """Its state may: here ten million numbers in eight bytes."""
     claim = (3, "<", (np.dtype("f8"), (10**7,)), None, None, -1, -1, 0)
     values = [array(array_state(dtype("f8", claim), bytes(8)))]
     values.append(Payload(SCALAR, dtype("f8", claim), bytes(8)))

@@ -48,7 +48,6 @@ def test_deformable_convolution(device, geometry, grid, count, dtype):
 
 
 def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
-    """DyHead's are of a finer map; compiled mmcv reads the beginning of each sample's memory."""
     geometry = dict(PLAIN, stride=(2, 2))
     x, offset, weight, mask, _ = tensors(geometry, device, torch.float64, grid=(5, 7))
     op, convolution = deform_conv(geometry)

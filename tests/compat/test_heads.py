@@ -139,7 +139,6 @@ ROIS = [
 
 @pytest.fixture
 def sparse(monkeypatch):
-    """Compute every average as a sparse product, torchvision's operator being out of reach."""
     monkeypatch.setattr(roi, "FORWARD", (0, float("inf")))
     monkeypatch.setattr(roi, "BACKWARD", (0, float("inf")))
     monkeypatch.setattr(roi, "torchvision_ops", None)

@@ -178,7 +178,6 @@ def test_videos_and_remote_files_are_left_to_mmdet(root):
 
 @pytest.mark.parametrize("name", ["coco_tiny", "bccd"])
 def test_real_sets_pass(name):
-    """Their crowds, boxes at the border and boxes that could be corners are no fault."""
     root = ROOT.parent / "shared/data" / name
     if not root.is_dir():
         pytest.skip(f"no data at ../shared/data/{name}")

@@ -18,7 +18,6 @@ def contents(root):
 
 
 def test_images_masks_and_annotations_agree(tmp_path):
-    """Pictures are as listed, masks share no pixel, cover what was painted and give the boxes."""
     assert generate_shapes(tmp_path / "data", num_train=26, num_val=6, size=128) is True
     ids, labels = [], set()
     for split, count in (("train2017", 26), ("val2017", 6)):

@@ -39,27 +39,34 @@ class ImprovingMetric(Evaluator):
         return dict(score=self.calls)
 
 
-def build(work_dir, *, loop=EPOCHS, workers=0, start="fork", hooks=(), resume=False, **checkpoint):
+def build(
+    work_dir, *, model=None, shape=(2,), loop=EPOCHS, workers=0, start="fork", hooks=(),
+    load_from=None, resume=False, **checkpoint,
+):  # fmt: skip
     """Build a run of 12 iterations, four an epoch, or of ten."""
 
     def loader(sampler, shuffle):
-        dataset, sampler = list(torch.rand(7, 2)), dict(type=sampler, shuffle=shuffle)
+        dataset, sampler = list(torch.rand(7, *shape)), dict(type=sampler, shuffle=shuffle)
         options = dict(num_workers=workers, persistent_workers=workers > 0)
         return dict(dataset=dataset, batch_size=2, sampler=sampler, **options)
 
     sampler = "InfiniteSampler" if "max_iters" in loop else "DefaultSampler"
     torch.manual_seed(0)
     runner = Runner(
-        model=Model(),
+        model=model or Model(),
         work_dir=str(work_dir),
         train_dataloader=loader(sampler, True),
         train_cfg=loop,
         val_dataloader=loader("DefaultSampler", False),
         val_cfg=dict(),
         val_evaluator=[],
+        test_dataloader=loader("DefaultSampler", False),
+        test_cfg=dict(),
+        test_evaluator=[],
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)),
         default_hooks=dict(checkpoint=dict(type="AtomicCheckpointHook", interval=1) | checkpoint),
         custom_hooks=list(hooks),
+        load_from=load_from,
         resume=resume,
         randomness=dict(seed=3),
         env_cfg=dict(mp_cfg=dict(mp_start_method=start)),

@@ -28,15 +28,6 @@ def idle_disk(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
-@pytest.fixture
-def received():
-    """The SIGTERMs that reached the handler which a process had before its training."""
-    count = []
-    previous = signal.signal(signal.SIGTERM, lambda *_: count.append(1))
-    yield count
-    signal.signal(signal.SIGTERM, previous)
-
-
 def full(_=None):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -226,17 +217,17 @@ def test_workers_end_with_a_child_process_that_trained(tmp_path):
     assert code == 0
 
 
-def test_the_signal_is_given_back_after_an_error(tmp_path, received):
+def test_the_signal_is_given_back_after_an_error_and_passed_on_where_it_is_too_late(tmp_path):
+    """Else a process that trains one model after another would begin the next one."""
+    received = []
+    previous = signal.signal(signal.SIGTERM, lambda *_: received.append(1))
     mine = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path, hooks=[At("after_train_iter", die)]).train()
     assert signal.getsignal(signal.SIGTERM) is mine and not received
-
-
-def test_a_signal_too_late_to_stop_the_run_is_passed_on(tmp_path, received):
-    """Else a process that trains one model after another would begin the next one."""
     build(tmp_path, hooks=[At("after_train", terminate, priority="LOWEST")]).train()
     assert received == [1]
+    signal.signal(signal.SIGTERM, previous)
 
 
 def test_a_run_in_a_thread_trains(tmp_path):

@@ -21,7 +21,6 @@ def test_levels_have_their_strides(strides, size):
 
 
 def test_layers_and_parameters_are_those_of_vitdet():
-    """From 768 to 256 channels: deconvolutions 2x2, a norm, then 1x1 and 3x3 with norms."""
     neck = SimpleFeaturePyramid(768, 256)
     assert [type(layer) for layer in neck.levels[0]][:4][::2] == [nn.ConvTranspose2d, nn.GELU]
     assert [type(layer) for layer in neck.levels[3]] == [nn.MaxPool2d, ConvModule, ConvModule]

@@ -56,7 +56,6 @@ def draw(
 
 
 def parts(t):
-    """Weights, the norm or None, earlier keys and values, and the number of heads."""
     weights = Weights(*(t.get(name) for name in Weights._fields))
     norm = None
     if "mean" in t:
@@ -66,7 +65,6 @@ def parts(t):
 
 
 def light(t, extent, path, history=True):
-    """MRLA-light, naive or by a fused path: (B, C, H, W)."""
     weights, norm, _, heads = parts(t)
     function = light_layer if path == "naive" else functools.partial(light_fused, path)
     history = history and "shortcut" in t
@@ -75,7 +73,6 @@ def light(t, extent, path, history=True):
 
 
 def base(t, extent, path, functions=(base_layer, base_fused)):
-    """MRLA-base, naive or by a fused path: y, the layers' keys, and the layers' values."""
     naive, fused = functions
     weights, norm, earlier, heads = parts(t)
     function = naive if path == "naive" else functools.partial(fused, path)

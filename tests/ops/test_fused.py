@@ -140,7 +140,6 @@ def test_base_precisions_and_shapes(shape, extent, layout, path, joined):
 @pytest.mark.parametrize("extent", EXTENTS)
 @pytest.mark.parametrize("variant", [base, mla], ids=["base", "MLA"])
 def test_the_last_layer_of_a_stage(variant, extent):
-    """Nothing asks for its keys or averages, nor for its values."""
     tensors = draw((2, 12, 3, 4), extent, depth=2, history=False)
 
     def output(t, path):
@@ -151,10 +150,7 @@ def test_the_last_layer_of_a_stage(variant, extent):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_nan_is_not_hidden(path):
-    """Else a loss would stay finite, and mmengine's CheckInvalidLossHook silent.
-
-    Nor in backward: a ReLU's gradient passes where its output is NaN.
-    """
+    """Else a loss would stay finite; a ReLU's gradient passes where its output is NaN."""
     tensors = {name: t.float().to(DEVICE) for name, t in draw((2, 12, 3, 4), "block end").items()}
     tensors["c"][1, 5, 1, 2] = torch.nan
     tensors["c"].requires_grad_()
@@ -174,10 +170,7 @@ def test_nan_is_not_hidden(path):
 )
 @pytest.mark.parametrize("depth", [0, 3])
 def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, path, depth):
-    """A branch worth 1/100 of x, whose weights a centre weight of 1 would swallow.
-
-    With a depth it is base, whose values must not be added to x one by one.
-    """
+    """A branch worth 1/100 of x; with a depth base's, whose values are not added one by one."""
     gated = bool(depth)
     tensors = draw((2, 8, 6, 5), "branch", depth=depth, gated=gated, history=False, keep=False)
     tensors |= dict.fromkeys(("bias", "mean"), torch.zeros(8).double())
@@ -264,7 +257,6 @@ def test_a_second_derivative_raises(function):
 
 
 def saved_maps(function, tensors, extent):
-    """Output, and data pointers of the map-sized tensors that are saved for backward."""
     saved = []
     leaves = {name: t.requires_grad_(name not in CONSTANT) for name, t in tensors.items()}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
@@ -359,8 +351,6 @@ def test_dispatch_gives_its_reasons(monkeypatch):
 
 
 class OnGpu(torch.Tensor):
-    """A tensor that says it is on a GPU, to ask the dispatch where there is none."""
-
     device = torch.device("cuda")
 
 

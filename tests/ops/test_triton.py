@@ -138,7 +138,6 @@ def test_triton_gates(depth, shape, width, kernel, absent, monkeypatch):
 
 @pytest.fixture
 def unchecked(monkeypatch):
-    """Nothing is checked yet."""
     monkeypatch.delenv("MRLA_OPS", raising=False)
     monkeypatch.setattr(proof, "OUTCOMES", {})
     monkeypatch.setitem(proof.SELF_CHECKS, "triton", self_check.self_check)
@@ -200,7 +199,6 @@ class FailingLaunch(dict):
 def test_a_step_survives_the_failure_of_any_triton_launch(
     function, depth, launches, unchecked, monkeypatch
 ):
-    """In forward or backward: its gradients are right, and what failed is not launched again."""
     from mrla_mm.ops.triton import launch
 
     monkeypatch.setitem(proof.SELF_CHECKS, "triton", lambda form, passes: ("", 0.0))
@@ -259,7 +257,6 @@ def test_triton_is_checked_once_and_leaves_the_caller_alone(unchecked, monkeypat
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Record what is launched, (kernel, grid, arguments by name), in place of launching it."""
     if INTERPRETED:
         pytest.skip("the interpreter compiles nothing")
     found = []
@@ -272,7 +269,6 @@ def launches(monkeypatch):
 
 
 def train_step(variant, shape, dtype, layout=torch.contiguous_format):
-    """Forward and backward of the ends of three blocks with frozen statistics."""
 
     def leaf(*shape, dtype=torch.float32):
         return torch.empty(shape, device="meta", dtype=dtype).requires_grad_()

@@ -42,7 +42,6 @@ def test_attention_stays_finite(name, kind, dtype):
 
 
 def outputs_and_gradients(model, x, context, loss_scale=1.0):
-    """Outputs and gradients through a scaled loss, as half precision trains."""
     model.zero_grad()
     with context:
         outs = model(x)
@@ -57,7 +56,6 @@ def outputs_and_gradients(model, x, context, loss_scale=1.0):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("dtype", HALVES[1:], ids=str)
 def test_autocast_is_near_single_precision(dtype, layout, name, variant):
-    """Every backbone under autocast: finite, and as near as eight bits of mantissa allow."""
     torch.manual_seed(0)
     options = dict(arch="b0", out_indices=(2,)) if name == "efficientnet" else {}
     model = FAMILIES[name].mrla(variant, zero_init_attention=False, **options)

@@ -45,7 +45,6 @@ SPREAD |= {"_reg.weight": 0.01, "retina_reg.weight": 0.002, "conv_logits.weight"
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Return `make(detector)`, which builds a small detector and writes its files."""
     monkeypatch.chdir(tmp_path)
 
     def make(name, **options):
@@ -78,7 +77,6 @@ def picture(height, width, seed=0):
 
 
 def predict(model, images):
-    """Return what mmdet predicts in images of one size, in their pixels."""
     size = images[0].shape[:2]
     sample = dict(img_shape=size, ori_shape=size, scale_factor=(1.0, 1.0))
     inputs = [torch.from_numpy(image).permute(2, 0, 1) for image in images]

@@ -15,7 +15,6 @@ VARIANTS = pytest.mark.parametrize(("variant", "attention"), [("light", LIGHT), 
 
 
 def checkpoint_bytes(content=None, zipped=True):
-    """Return what torch.save writes for some content, by default a small state dict."""
     buffer, content = io.BytesIO(), {"weight": torch.arange(3.0)} if content is None else content
     torch.save(content, buffer, _use_new_zipfile_serialization=zipped)
     return buffer.getvalue()
@@ -92,7 +91,6 @@ def narrow(depth=18, attention=None, **more):
 
 
 def plain_resnet(depth=18):
-    """Return a state dict of a quarter of torchvision's ResNet, whose names are ours too."""
     channels = 512 if depth >= 50 else 128
     head = random_layers({"fc": (1000, channels)})
     return without(scatter(narrow(depth)).state_dict(), ".mrla.") | head

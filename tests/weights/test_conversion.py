@@ -27,7 +27,6 @@ from .conftest import (
     ("variant", "attention"), [("light", LIGHT), ("base", BASE), (None, LIGHT)]
 )
 def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
-    """Classifier included; None is a plain file, in which no layer attention is made up."""
     released = released_resnet(variant) if variant else plain_resnet()
     model = narrow(18, attention)
     path, _, left_out = convert(save(tmp_path, released), model, folder=tmp_path)
@@ -56,7 +55,11 @@ def test_names_and_hashes(tmp_path):
     assert stem_of(first) == "a" and stem_of("x/y.pth") == "y"
 
 
-def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypatch):
+def test_a_hash_of_digits_alone_is_made_longer(tmp_path, monkeypatch):
+    """Or nobody would know it from the number of a run: one file in 43 has one."""
+    numbers = (save_published({"number": number}, tmp_path, "a") for number in range(500))
+    assert {stem_of(path) for path in numbers} == {"a"}
+    assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}
 
     def write_half(path, data):
         with path.open("wb") as file:
@@ -66,15 +69,7 @@ def test_a_file_that_could_not_be_written_whole_is_not_there(tmp_path, monkeypat
     monkeypatch.setattr(Path, "write_bytes", write_half)
     with pytest.raises(OSError, match="No space"):
         save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path, "model")
-    assert not list(tmp_path.glob("*.pth"))
-
-
-def test_a_hash_of_digits_alone_is_made_longer(tmp_path):
-    """Or nobody would know it from the number of a run: one file in 43 has one."""
-    numbers = (save_published({"number": number}, tmp_path, "a") for number in range(500))
-    stems = {stem_of(path): path for path in numbers}
-    assert stems.keys() == {"a"}
-    assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}
+    assert not list(tmp_path.glob("model*.pth")), "one that could not be written whole"
 
 
 def training_checkpoint(tmp_path):

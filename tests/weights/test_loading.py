@@ -29,8 +29,7 @@ from .test_hooks import THREE_STAGES, Detector
 
 
 def initialised(init_cfg):
-    cfg = dict(type="MRLAResNet", depth=18, base_channels=16, layer_attention=LIGHT)
-    built = MODELS.build(dict(cfg, init_cfg=init_cfg))
+    built = narrow(init_cfg=init_cfg)
     built.init_weights()
     return built
 
@@ -67,18 +66,13 @@ def test_accepted_forms(form, trained, tmp_path):
     assert same(backbone(save(tmp_path, form(trained))).state_dict(), trained)
 
 
-def test_the_model_is_preferred_to_its_average_unless_asked(trained, tmp_path):
-    average = {key: value + 1 for key, value in trained.items()}
-    path = save(tmp_path, {"model": trained, "model_ema": average})
+def test_of_several_models_the_trained_or_the_one_asked_for_is_loaded(trained, tmp_path):
+    other = {key: value + 1 for key, value in trained.items()}
+    path = save(tmp_path, {"model": trained, "model_ema": other})
     assert same(backbone(path).state_dict(), trained)
-    assert same(backbone(path, entry="model_ema").state_dict(), average)
+    assert same(backbone(path, entry="model_ema").state_dict(), other)
     assert "'ema'" in message(path, entry="ema")
-
-
-def test_explicit_prefix(trained, tmp_path):
-    teacher = {key: value + 1 for key, value in trained.items()}
-    both = {**prefixed(trained, "student.net."), **prefixed(teacher, "teacher.net.")}
-    path = save(tmp_path, both)
+    path = save(tmp_path, prefixed(trained, "student.net.") | prefixed(other, "teacher.net."))
     assert same(backbone(path, prefix="student.net").state_dict(), trained)
     assert "nothing was loaded" in message(path)
     assert "nobody." in message(path, prefix="nobody")
@@ -149,7 +143,6 @@ def test_wrong_architecture_loads_nothing(make, expected, trained, tmp_path):
 
 
 def test_values_that_the_model_cannot_hold(trained, tmp_path):
-    """Finite in the file's precision, infinite in the model's."""
     key = "layer2.0.conv1.weight"
     content = dict(trained)
     content[key] = content[key].double()
@@ -173,9 +166,6 @@ def test_what_matches_by_explicit_request_only(trained, tmp_path):
     assert torch.equal(loaded["layer3.0.conv1.weight"], trained["layer3.0.conv1.weight"])
     other = save(tmp_path, torchvision.models.squeezenet1_1().state_dict(), "other.pth")
     assert message(other, strict=False), "nothing at all is never what was wanted"
-
-
-def test_parts_the_model_lacks_are_dropped_and_named(trained, tmp_path):
     report = load_weights(narrow(18, LIGHT, **THREE_STAGES), save(tmp_path, trained))
     assert "no such part" in report.table() and "layer4." in report.table()
 
@@ -212,7 +202,6 @@ def test_a_models_initialisation_leaves_what_its_backbone_loaded(trained, tmp_pa
 
 @pytest.mark.parametrize("cls", [PVTv2, MRLAPVTv2])
 def test_pvtv2_files_of_the_authors(cls, tmp_path):
-    """mmdet's conversion, strict: the same tensors by `init_cfg` and by torch."""
     authors = pvtv2_state()
     path = save(tmp_path, authors | {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)})
     report = load_weights(model := cls("b0"), path)

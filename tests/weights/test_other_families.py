@@ -146,7 +146,6 @@ def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
 
 @pytest.mark.parametrize("size", ["b1", "b4", "b7"])
 def test_names_and_shapes_of_every_size(size):
-    """Strictly, by torch itself: the names of blocks depend on the size."""
     with torch.device("meta"):
         theirs = getattr(torchvision.models, f"efficientnet_{size}")().state_dict()
     PlainEfficientNet(size).to("meta").load_state_dict(without(theirs, "classifier."))
