@@ -86,7 +86,7 @@ def invocation(words):
 def build(cfg):
     init_default_scope(cfg.get("default_scope", "mmdet"))
     with torch.device("meta"):
-        return MODELS.build(cfg.model if "type" in cfg.model else cfg.model.backbone)
+        MODELS.build(cfg.model if "type" in cfg.model else cfg.model.backbone)
 
 
 @pytest.fixture(scope="module")

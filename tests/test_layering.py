@@ -118,6 +118,5 @@ def test_names_that_are_registered_before_their_classes(registry, module, names)
 
 
 def test_imports_without_gpu_triton_and_numba():
-    missing = "sys.modules['triton'] = sys.modules['numba'] = None"
-    code = f"import sys; {missing}; import mrla_mm.backbones"
-    run_python("-c", code, CUDA_VISIBLE_DEVICES="")
+    missing = "import sys; sys.modules['triton'] = sys.modules['numba'] = None"
+    run_python("-c", f"{missing}; import mrla_mm.backbones", CUDA_VISIBLE_DEVICES="")

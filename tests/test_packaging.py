@@ -119,15 +119,11 @@ def test_without_a_package_one_line_says_what_to_install(package, engine, remedy
 
 OFFLINE = """
 import socket
-
 def refuse(*arguments, **keywords):
     raise SystemExit("this process asked for the network")
-
 socket.socket.connect = socket.getaddrinfo = refuse
-
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
-
 for name in ("r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"):
     build_model(read_config(f"mrla_mm::retinanet_{name}_mrla_light_1x.py", {}))
 """

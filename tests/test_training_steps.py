@@ -19,7 +19,7 @@ TINY = {  # by family: backbone arguments, channels for the neck and for a class
 
 
 def train(cfg, batch):
-    """Train two steps: norms leave zero in the first. Return model, loss and what did not change."""
+    """Train two steps; norms leave zero in the first. Return what did not change, too."""
     torch.manual_seed(0)
     init_default_scope(cfg.default_scope)
     model = MODELS.build(cfg.model)

@@ -1,13 +1,10 @@
 """The paper's layer attention, one elementary step after another, for a whole stage at once.
 
-Written from the equations alone and on purpose naive: loops over images, heads, layers, kernel
-taps; sums, products and exponentials spelled out. It shares no code with the package and keeps no
-recurrent state: every layer looks at the list of all layers, as the equations do. Tensors serve as
-float64 arrays whose gradient autograd can take.
-
-A block is a dict of its parameters: `query`, `key`: (1, 1, k) taps or a (rows, C) matrix; `value`:
-(C, 1, 3, 3), absent where v = x; `history_scale`: (C,), absent where lambda = 1. Feature maps are
-(B, C, H, W), one per layer in a list; all functions but `each_image` see those of one image.
+Written from the equations alone, naive on purpose, with no code of the package and no recurrent
+state: every layer looks at the list of all layers, as the equations do. A block is a dict of its
+parameters: `query`, `key`: (1, 1, k) taps or a (rows, C) matrix; `value`: (C, 1, 3, 3), absent
+where v = x; `history_scale`: (C,), absent where lambda = 1. Feature maps are (B, C, H, W), one per
+layer in a list; all functions but `each_image` see those of one image.
 """
 
 import math

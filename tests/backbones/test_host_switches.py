@@ -54,29 +54,27 @@ def outputs_and_gradients(backbone):
     return levels, torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def names_of(backbone, attribute):
-    return [name for name, module in backbone.named_modules() if hasattr(module, attribute)]
-
-
 @pytest.mark.parametrize(("name", "variant"), MEMBERS)
 def test_reentrant_checkpointing_of_blocks_branches_stages_and_all(name, variant):
     """mmengine's `activation_checkpointing`, which tracks tensors that are arguments or results."""
     backbone = build(name, variant)
     levels, gradients = outputs_and_gradients(backbone)
-    blocks = names_of(backbone, "downsample") or names_of(backbone, "mrla")
-    parts = [name for name, module in backbone.named_modules() if module in branches(backbone)]
+    modules = dict(backbone.named_modules())
+    blocks = [name for name in modules if hasattr(modules[name], "downsample")]
+    blocks = blocks or [name for name in modules if hasattr(modules[name], "mrla")]
+    parts = [name for name in modules if modules[name] in branches(backbone)]
     whole = [""] if name != "swin" else []  # it returns a list, which reentrant checkpoints lose
     stages = getattr(backbone, "res_layers", [])  # transformers have none
     if name == "efficientnet":
         stages = [f"layers.{i}" for i in range(1, 5)]
-    for modules in (blocks, parts, stages, whole):
+    for chosen in (blocks, parts, stages, whole):
         wrapped = nn.ModuleDict(dict(whole=copy.deepcopy(backbone)))
-        names = [f"whole.{name}".removesuffix(".") for name in modules]
+        names = [f"whole.{name}".removesuffix(".") for name in chosen]
         turn_on_activation_checkpointing(wrapped, names)
         found, found_gradients = outputs_and_gradients(wrapped.whole)
         torch.testing.assert_close(found, levels)
         error = (found_gradients - gradients).norm() / gradients.norm()
-        assert error < 1e-9, (modules[:1], error)
+        assert error < 1e-9, (chosen[:1], error)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])

@@ -155,7 +155,7 @@ def test_what_mmdet_skips_or_never_reads_is_no_fault(root):
     assert faults(make_config(root, ["a", "b"]), num_classes=2) == []
 
 
-def test_a_run_is_checked_once_and_the_check_can_be_left_out(root):
+def test_a_run_is_checked_once_and_some_not_at_all(root):
     cfg = make_config(root / "nowhere")
     runner = make_runner(cfg)
     with pytest.raises(InputError):
@@ -163,10 +163,7 @@ def test_a_run_is_checked_once_and_the_check_can_be_left_out(root):
     check_data(runner, "train")
     cfg.check_data = False
     assert faults(cfg) == []
-
-
-def test_videos_and_remote_files_are_left_to_mmdet(root):
-    cfg = make_config(root)
+    cfg = make_config(root)  # videos and remote files are left to mmdet
     cfg.val_dataloader = None
     dataset = cfg.train_dataloader.dataset
     for files in (dict(ann_file="s3://a.json"), dict(backend_args=dict(backend="petrel"))):

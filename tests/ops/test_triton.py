@@ -1,8 +1,4 @@
-"""The Triton kernels, against plain PyTorch and compiled as a GPU launches them.
-
-A GPU's launch makes a constant of each whole number that is 1, which may be another program; the
-interpreter does not.
-"""
+"""The Triton kernels, against plain PyTorch and compiled as a GPU launches them."""
 
 import functools
 import os
