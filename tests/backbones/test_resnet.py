@@ -1,17 +1,26 @@
-"""MRLAResNet: mmdet's options, drop path, and what fusion changes (memory, no number)."""
+"""MRLAResNet and MRLAEfficientNet: mmdet's options, drop path, and what fusion changes."""
 
 import copy
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
 from mmdet.models import ResNet
+from mmdet.models.backbones import EfficientNet
 
 from measure import saved_bytes
-from mrla_mm.backbones import MRLAResNet
+from mrla_mm.backbones import MRLAEfficientNet, MRLAResNet
 from mrla_mm.errors import InputError
 
-from .common import assert_same_levels, load_plain, randomize, randomize_zero_init, run_by_hand
+from .common import (
+    assert_same_levels,
+    has_shortcut,
+    load_plain,
+    randomize,
+    randomize_zero_init,
+    run_by_hand,
+)
 
 LIGHT, BASE = (dict(type=name, head_channels=16) for name in ("MRLALight", "MRLABase"))
 SMALL = dict(depth=50, base_channels=16, norm_eval=False, zero_init_residual=False)
@@ -114,3 +123,52 @@ def test_what_is_saved_for_backward_with_frozen_statistics(attention, ratio, mon
         net.train()
         saved.append(saved_bytes(partial(net, image), net))
     assert saved[0] < ratio * saved[1]
+
+
+@pytest.mark.parametrize("arch", ["b0", "es", "em", "el"])
+def test_layer_attention_follows_the_blocks_with_a_shortcut_and_only_those(arch):
+    blocks, plain = (chain(*net(arch).layers[1:-1]) for net in (MRLAEfficientNet, EfficientNet))
+    first_in_stage, seen = True, 0
+    for block, plain_block in zip(blocks, plain, strict=True):
+        shortcut = has_shortcut(plain_block)
+        assert (block.mrla is not None) is shortcut
+        if shortcut:
+            assert block.mrla.attention.first_in_stage is first_in_stage
+            assert block.mrla.norm.eps == 1e-3  # that of mmdet's norms
+            seen += 1
+        first_in_stage = not shortcut
+    assert seen > 3
+
+
+@pytest.mark.parametrize("path", ["naive", "fused"])
+def test_a_block_and_its_layer_attention_are_dropped_together(path, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", path)
+    torch.manual_seed(0)
+    options = dict(drop_path_rate=0.5, out_indices=(5,), norm_eval=True)
+    backbone = randomize_zero_init(MRLAEfficientNet("b0", **options)).double().train()
+    block = backbone.layers[5][3]
+    assert block.drop_path_rate == pytest.approx(0.5 * 14 / 15)  # mmdet's rule: linear in depth
+    x = torch.randn(64, 192, 2, 3, dtype=torch.float64)
+    (out,) = block(x)
+    dropped = (out == x).flatten(1).all(1)
+    assert 16 < dropped.sum() < 48
+
+    residual = x
+    for name in ("expand_conv", "depthwise_conv", "se", "linear_conv"):
+        residual = getattr(block, name)(residual)
+    after = x + residual / (1 - block.drop_path_rate)
+    attended = block.mrla.norm(block.mrla.attention(after, x)[0]) / (1 - block.drop_path_rate)
+    torch.testing.assert_close(out[~dropped], (after + attended)[~dropped])
+    assert torch.equal(block.eval()(x)[0], block(x)[0])
+
+
+GROUP_NORM = dict(type="GN", num_groups=4)
+EFFICIENTNETS = [dict(arch="es", out_indices=(1, 3, 5)), dict(arch="em", out_indices=(2, 4))]
+EFFICIENTNETS += [dict(norm_cfg=GROUP_NORM, out_indices=(0, 6)), dict(act_cfg=dict(type="ReLU"))]
+
+
+@pytest.mark.parametrize("options", [*EFFICIENTNETS, dict(norm_eval=True)], ids=str)
+def test_options_of_efficientnet_work_as_in_mmdet(options):
+    backbone = MRLAEfficientNet(**options).train()
+    plain = load_plain(EfficientNet(**options), backbone)
+    assert_same_levels(backbone, plain, torch.randn(2, 3, 65, 33), tolerance=1e-4)
