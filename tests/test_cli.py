@@ -21,7 +21,7 @@ from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 
-from .conftest import ROOT, forget_runs, load_tool, run_python
+from .conftest import ROOT, environment, forget_runs, load_tool, run_python
 
 RETINANET = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
 
@@ -266,10 +266,12 @@ def test_slurm_script_calls_srun(tmp_path):
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     srun.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "GPUS": "4", "SRUN_ARGS": "--time 1:00 --quiet"}
+    path, more = f"{tmp_path}:{os.environ['PATH']}", "--time 1:00 --quiet"
+    own = environment(PATH=path, GPUS="4", SRUN_ARGS=more)
     script = [ROOT / "tools/slurm_train.sh", "part", "job", "my config.py", "--amp"]
-    run = subprocess.run(script, capture_output=True, text=True, env=environment, check=True)
+    run = subprocess.run(
+        script, capture_output=True, text=True, env=environment(GPUS="4", **options), check=True
+    )
     said = " ".join(run.stdout.splitlines())
     assert said.startswith("--partition part --job-name job --gres gpu:4 --ntasks 4 ")
     train = f"python -u {ROOT}/tools/train.py my config.py --launcher slurm --amp"

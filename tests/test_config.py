@@ -108,7 +108,6 @@ LIGHT = "mrla_mm::mask_rcnn_pvtv2_b0_mrla_light_1x.py"
 
 @pytest.mark.parametrize("off", [None, False])
 def test_the_plain_twin_of_a_config(off, tmp_path):
-    """By an override, and by a config that inherits it."""
     by_option, said = read(LIGHT, **{"model.backbone.layer_attention": off})
     update = f"model = dict(backbone=dict(layer_attention={off}))"
     (tmp_path / "twin.py").write_text(f'_base_ = "{LIGHT}"\n{update}\n')

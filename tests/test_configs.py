@@ -78,9 +78,8 @@ def load(name):
 
 
 def build(cfg):
-    """The model on the meta device; hosts read drop path rates from `torch.linspace`."""
     init_default_scope(cfg.default_scope)
-    linspace = partial(torch.linspace, device="cpu")
+    linspace = partial(torch.linspace, device="cpu")  # by which hosts read drop path rates
     with torch.device("meta"), patch.object(torch, "linspace", linspace):
         return MODELS.build(cfg.model)
 

@@ -53,7 +53,6 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
 
 @pytest.mark.slow
 def test_onnx_of_swin_for_one_image_of_one_size(tmp_path):
-    """mmdet's windows are of a fixed number of images, with or without layer attention."""
     pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
     graph = graph_of(make("swin"), (64, 96))
     export.to_onnx(graph, tmp_path / "model.onnx")

@@ -37,7 +37,7 @@ def wheel(tmp_path_factory):
     return next(target.glob("*.whl"))
 
 
-def test_twine_takes_the_distributions_and_the_source_carries_the_tests(wheel):
+def test_what_archive_and_wheel_carry_and_that_they_ask_for_nothing(wheel):
     (archive,) = wheel.parent.glob("*.tar.gz")
     run_python("-m", "twine", "check", "--strict", wheel, archive, cwd=wheel.parent)
     with tarfile.open(archive) as file:
@@ -45,9 +45,6 @@ def test_twine_takes_the_distributions_and_the_source_carries_the_tests(wheel):
     for folder in ("tests", "docs", "configs", "tools", ".dev_scripts", "requirements"):
         files = subprocess.check_output(["git", "ls-files", folder], cwd=ROOT, text=True)
         assert not set(files.splitlines()) - names
-
-
-def test_the_wheel_carries_every_module_config_and_tool_and_asks_for_nothing(wheel):
     archive = zipfile.ZipFile(wheel)
     names = {name for name in archive.namelist() if ".dist-info/" not in name}
     packed = [path for folder in ("configs", "tools") for path in (ROOT / folder).rglob("*.*")]
@@ -134,7 +131,6 @@ def test_nothing_asks_the_network_before_weights_are_loaded():
 
 
 def test_the_lock_satisfies_what_setup_asks_for():
-    """Where one entry of a lock file has hashes, pip itself refuses those without."""
     lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8")
     assert "--hash=sha256:" in lock
     asked, _ = (ROOT / "setup.py").read_text(encoding="utf-8").split('"deploy": [')

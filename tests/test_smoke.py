@@ -64,7 +64,6 @@ real = pytest.mark.skipif(not REAL_COCO.is_dir(), reason=f"no images at {REAL_CO
     ],
 )
 def test_train_test_resume(name, root, coco_root, tmp_path, run_tool):
-    """The real images have polygons and crowds."""
     work_dir, options = tmp_path / "run", tiny_options(name, root or coco_root)
     if root:
         loaders = ("train_dataloader", "val_dataloader", "test_dataloader")

@@ -73,7 +73,6 @@ def test_detector_on_two_aspect_ratios(name):
     ],
 )
 def test_classifier(name):
-    """From scratch no branch starts at zero: all but what layer decay leaves learns at once."""
     from mmpretrain.structures import DataSample
 
     cfg, (backbone, _, channels) = load(f"imagenet/{name}"), TINY[parse(f"imagenet/{name}").family]

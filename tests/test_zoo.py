@@ -172,10 +172,8 @@ def predict_behind_a_step(model, batch):
 OURS = dict(type="MRLAResNet")
 ANY = dict(type="WithLayerAttention", backbone="ResNetV1c")
 WIDTHS = [16, 32, 32, 64]
-BN = dict(type="BN")
-MSCAN = dict(ANY, backbone="MSCAN", embed_dims=WIDTHS, depths=[2] * 4, norm_cfg=BN)
-
-
+MSCAN = dict(ANY, backbone="MSCAN", embed_dims=WIDTHS, depths=[2] * 4)
+MSCAN |= dict(norm_cfg=dict(type="BN"))
 SEGMENTERS = [("upernet_r50", MSCAN), ("deeplabv3_r50-d8", ANY)]
 SEGMENTERS += [(f"{name}_r50-d8", OURS) for name in ("deeplabv3", "pspnet", "fcn")]
 

@@ -52,7 +52,6 @@ def run(blocks, xs, shortcuts):
 
 
 def random_maps(depth, shape):
-    """Maps whose channels have random means, so that pooled scores do not vanish."""
     means = torch.randn(depth, *shape[:2], 1, 1).double()
     return [(mean + torch.randn(shape)).requires_grad_() for mean in means]
 

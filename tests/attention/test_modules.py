@@ -25,7 +25,6 @@ STAGES = {
 @pytest.mark.parametrize("size", STAGES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_values_and_gradients(variant, size):
-    """DistributedDataParallel stops with an error at parameters without a gradient."""
     stage = Stage(variant, **STAGES[size])
     assert_same(stage.run(), stage.run_reference(), stage.leaves)
     sum(out.sum() for out in stage.run()).backward()
@@ -105,7 +104,6 @@ def test_bad_arguments_are_named(arguments, message):
 
 
 LIGHT, BASE = dict(type="MRLALight"), dict(type="MRLABase")
-LIGHT_OUTPUT = dict(LIGHT, previous="output")
 CHANNELS, HEAD_CHANNELS, DEPTH = 32, 16, 3
 
 
@@ -139,7 +137,7 @@ def algorithms_2_and_4(branches, outputs, inputs, grid, extra):
 
 @pytest.mark.parametrize("extra", [0, 1, 2])
 @pytest.mark.parametrize("grid", [(4, 4), (3, 7)], ids=["square", "3x7"])
-@pytest.mark.parametrize("attention", [LIGHT, LIGHT_OUTPUT, BASE], ids=str)
+@pytest.mark.parametrize("attention", [LIGHT, dict(LIGHT, previous="output"), BASE], ids=str)
 def test_values_and_gradients_follow_the_algorithms(attention, grid, extra):
     torch.manual_seed(0)
     branches = nn.ModuleList(

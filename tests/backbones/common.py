@@ -33,7 +33,6 @@ def randomize_zero_init(backbone: nn.Module) -> nn.Module:
 
 
 def randomize(backbone: nn.Module) -> nn.Module:
-    """Draw all parameters and running statistics anew, tokens, positions and biases too."""
     for parameter in backbone.parameters():
         nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
     for module in backbone.modules():

@@ -145,7 +145,6 @@ MRLA = ["mrla", "mrla.norm", "mrla.drop_path", "mrla.attention.value"]
 
 @pytest.mark.parametrize("name", ["conv2", "bn3", "downsample", "relu", *MRLA])
 def test_hooks_and_replaced_forwards_are_called(name, backbone):
-    """mmengine's activation_checkpointing, for example, replaces a forward."""
     module, calls = backbone.layer1[0].get_submodule(name), []
     image = torch.randn(2, 3, 64, 64).double()
     forward = module.forward

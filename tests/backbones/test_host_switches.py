@@ -184,7 +184,6 @@ BACKBONES = ["resnet18", "vit", "ceit", "pvtv2", "efficientnet"]
 @pytest.mark.parametrize("kind", EXTREMES)
 @pytest.mark.parametrize("name", KINDS)
 def test_attention_stays_finite(name, kind, dtype):
-    """Two layers, with scores that saturate the gate or make the softmax choose one."""
     torch.manual_seed(0)
     module = getattr(attention, name)(8, head_channels=4).to(DEVICE, dtype)
     x = EXTREMES[kind](torch.randn(2, 8, 5, 7)).to(DEVICE, dtype).requires_grad_()

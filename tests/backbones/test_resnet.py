@@ -115,7 +115,6 @@ def test_drop_path_drops_the_branch_alone(norm_eval):
 
 @pytest.mark.parametrize(("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=str)
 def test_what_is_saved_for_backward_with_frozen_statistics(attention, ratio, monkeypatch):
-    """Light saves less than plain, which saves its norms' inputs; base saves its values."""
     monkeypatch.setenv("MRLA_OPS", "fused")
     ours, plain = MRLAResNet(50, attention, base_channels=32), ResNet(50, base_channels=32)
     image, saved = torch.randn(2, 3, 256, 256), []

@@ -80,7 +80,6 @@ FROZEN += [(MRLACeiT, 0, {"layers", "ln1", "lca"}), (MRLACeiT, 6, set())]
 
 @pytest.mark.parametrize(("kind", "stages", "learning"), FROZEN)
 def test_frozen_stages(kind, stages, learning):
-    """The distillation token and the stem go with the embedding, norm and LCA with the last."""
     options = dict(SMALL, with_dist_token=True) if kind is MRLAViT else SMALL
     backbone = kind(frozen_stages=stages, **options).train()
     found = {name.split(".")[0] for name, p in backbone.named_parameters() if p.requires_grad}

@@ -8,7 +8,6 @@ from ..test_configs import COMPARED, FILES, build, check_schedule, load, read_ta
 
 
 def read_rows(table, folder):
-    """Rows of comparators; the paper has no figures of what came after it."""
     rows = [(folder + config, *rest) for config, *rest in read_table(table)]
     rows = [row for row in rows if COMPARED.fullmatch(row[0])]
     return [

@@ -166,7 +166,6 @@ def dsu(x, state, cell):
 
 
 def dla(x, shortcut, own, first, state):
-    """Cell and context are those of the stage's `first` block."""
     state = dsu(x, state or (x.new_zeros(x.shape[:2]),) * 2, first.cell)
     fresh = dsu(shortcut, state, first.cell)[0][..., None, None] * shortcut
     query, key = query_and_key(x, own, heads=2)
@@ -233,7 +232,6 @@ def test_stage(method, batch, drop_path, frozen):
 
 
 def rla(backbone, image):
-    """RLA_g as its authors run it: what the hidden state takes in is a block's output."""
     x = F.max_pool2d(backbone.bn1(backbone.conv1(image)).relu(), 3, 2, 1)
     hidden = x.new_zeros(len(x), 32, *x.shape[2:])
     for stage in (backbone.layer1, backbone.layer2):

@@ -41,7 +41,6 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_installed_and_broken_is_not_installed_again(monkeypatch, capsys, name):
-    """`pip install mmcv-lite` would overwrite the files of a compiled mmcv."""
     error, remedy = BROKEN[name]
     real = importlib.import_module
 

@@ -115,7 +115,6 @@ def test_sigmoid(device, gamma, weighted, dtype):
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0])
 def test_sigmoid_is_stable_far_out(device, gamma):
-    """There the loss is alpha |x| where the sign is wrong, else zero."""
     options = dict(device=device, dtype=torch.bfloat16)
     logits = torch.tensor([[-200.0, 200.0], [200.0, -200.0]], **options, requires_grad=True)
     target = torch.tensor([0, 0], device=device)

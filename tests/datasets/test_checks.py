@@ -227,7 +227,6 @@ def test_names_in_xml_files(tmp_path):
 
 
 def test_missing_and_empty_images_are_counted_and_the_first_is_named(root):
-    """Inside wrappers too; OpenCV's error for an empty file has no name in it."""
     (root / "train2017/000001.jpg").write_bytes(b"")
     (root / "train2017/000003.jpg").unlink()
     cfg = make_config(root)

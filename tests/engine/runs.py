@@ -43,7 +43,6 @@ def build(
     work_dir, *, model=None, shape=(2,), loop=EPOCHS, workers=0, start="fork", hooks=(),
     load_from=None, resume=False, **checkpoint,
 ):  # fmt: skip
-    """Build a run of 12 iterations, four an epoch, or of ten."""
 
     def loader(sampler, shuffle):
         dataset, sampler = list(torch.rand(7, *shape)), dict(type=sampler, shuffle=shuffle)

@@ -209,7 +209,6 @@ def test_sums_over_half_precision_maps_do_not_overflow(path):
 
 @pytest.mark.parametrize("path", [TRITON])
 def test_values_of_a_deep_stage_that_cancel(path):
-    """The kernels take eight values a launch, whose sum is far larger than that of all ten."""
     tensors = draw((1, 8, 4, 5), "attention", depth=9, history=False)
     tensors["query"] = torch.zeros(1, 1, 5).double()  # so the values have one score
     for s in range(9):
@@ -265,7 +264,6 @@ def saved_maps(function, tensors, extent):
 
 
 def test_maps_that_are_saved():
-    """By light x and the history, by base x and the values, by MLA the values alone, x included."""
     tensors = draw((2, 20, 9, 8), "branch")
     c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
     assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}

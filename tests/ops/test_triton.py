@@ -123,7 +123,6 @@ def test_triton_rows_of_several_tiles(shape, layout):
 )
 @pytest.mark.parametrize("depth", [0, 4])
 def test_triton_gates(depth, shape, width, kernel, absent, monkeypatch):
-    """Several blocks of samples and channels, odd heads and kernels; light with depth 0."""
     monkeypatch.setattr(cases, "HEAD_CHANNELS", width)
     tensors = draw(shape, "branch", depth=max(depth - 1, 0), history=not depth)
     tensors |= {name: torch.randn(1, 1, kernel).double() for name in ("query", "key")}
@@ -236,7 +235,6 @@ class NoOperator(TorchDispatchMode):
 
 @needs_triton
 def test_triton_is_checked_once_and_leaves_the_caller_alone(unchecked, monkeypatch):
-    """In inference, under autocast, by a mode or in deterministic algorithms."""
     x = torch.zeros(1, 4, 2, 2, device=DEVICE)
     state = torch.get_rng_state()
     hooks = torch.autograd.graph.saved_tensors_hooks(pytest.fail, pytest.fail)
@@ -291,7 +289,6 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
 
 
 def specialised(kernel, arguments):
-    """Types, constants and alignments that a launch compiles a kernel for."""
     types, constants, attributes = {}, {}, {}
     assert arguments.keys() == set(kernel.arg_names)
     for place, parameter in enumerate(kernel.params):

@@ -75,7 +75,6 @@ def test_the_plan_says_which_models_are_the_same_and_which_schedules_differ(conf
 
 
 def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tmp_path):
-    """The second would be the first, and its runs no runs of the corrected call."""
     with pytest.raises(InputError, match="missing.py"):
         plan_of(["missing.py", LIGHT], tmp_path)
     (tmp_path / "typo.py").write_text(f"_base_ = '{LIGHT}'\nmodel = dict(neck=dict(type='FPM'))")
@@ -87,7 +86,6 @@ def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tm
 
 
 def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
-    """What changed is named: the config itself, or the first, whose initial weights it shares."""
     _, stem, _, first, _ = configs
     for folder in plan_of([first, stem], tmp_path).run_folders()[1::2]:
         folder.mkdir()

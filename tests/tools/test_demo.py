@@ -16,7 +16,6 @@ CONFIG = ROOT / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 
 @pytest.fixture(scope="module")
 def state():
-    """Weights of an untrained detector with an even classifier: every class scores a seventh."""
     torch.manual_seed(0)
     state = build_model(Config.fromfile(CONFIG)).state_dict()
     state["roi_head.bbox_head.fc_cls.weight"].mul_(1e-3)
@@ -44,7 +43,6 @@ def demo(tmp_path, run_tool, state):
 
 
 def test_weights_under_another_prefix_are_loaded_and_others_refused(demo):
-    """Of a compiled model's checkpoint mmengine alone loads nothing and goes on."""
     code, errors, _ = demo("student.")
     assert code == 2 and "file.pth" in errors
     (_, _, plain), (_, _, compiled) = demo(""), demo("_orig_mod.")

@@ -112,7 +112,6 @@ STAGES = {f"layer{index + 1}.": f"stages.{index}." for index in range(4)}
 
 
 def released_resnet(variant, depth=18):
-    """Return a narrow state dict as the authors' code writes it; base names stages otherwise."""
     model = narrow(depth, LIGHT if variant == "light" else BASE)
     names = RELEASED if variant == "light" else RELEASED | STAGES
     state = {}

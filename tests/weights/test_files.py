@@ -35,7 +35,6 @@ def test_broken_files(content, expected, tmp_path):
 
 @pytest.mark.parametrize(("function", "zipped"), [(builtins.exec, True), (os.system, False)])
 def test_code_in_a_file_is_not_executed(function, zipped, tmp_path, monkeypatch):
-    """Whatever the environment says. The unrestricted loader shows that the payload works."""
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     victim, path = tmp_path / "created", tmp_path / "evil.pth"
     code = f"open({str(victim)!r}, 'w')" if function is builtins.exec else f"touch {victim}"

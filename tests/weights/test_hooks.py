@@ -178,7 +178,6 @@ def test_stages_of_other_blocks():
 
 
 def test_files_that_say_nothing_load(tmp_path):
-    """Those of earlier versions, and those rebuilt from their tensors alone."""
     state = dict(narrow(18, BASE).state_dict())
     load_weights(narrow(18, dict(BASE, head_channels=8)), save_file(tmp_path, state))
     narrow(18, dict(BASE, type="MLA")).load_state_dict(state)

@@ -179,7 +179,6 @@ def test_configs_that_name_the_class_are_strict_too(kind, trained, tmp_path):
 
 
 def test_other_entries_of_init_cfg_come_first(trained, tmp_path):
-    """As in mmengine: what the file has stays, what it lacks is as the other entries say."""
     plain = without(trained, ".mrla.")
     files = dict(type="Pretrained", checkpoint=str(save(tmp_path, plain)))
     cfg = [files, dict(type="Constant", layer=["Conv1d", "Conv2d"], val=0.25)]

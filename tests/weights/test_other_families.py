@@ -165,7 +165,6 @@ def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
 
 
 def test_another_size_is_refused(path):
-    """B1 differs from B0 by more blocks alone, so a part of its file would fit."""
     for backbone in (MRLAEfficientNet("b1", out_indices=(2, 3, 4, 5)), MRLAEfficientNet("es")):
         with pytest.raises(InputError, match="nothing was loaded"):
             load_weights(backbone, path)
