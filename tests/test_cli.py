@@ -269,9 +269,7 @@ def test_slurm_script_calls_srun(tmp_path):
     path, more = f"{tmp_path}:{os.environ['PATH']}", "--time 1:00 --quiet"
     own = environment(PATH=path, GPUS="4", SRUN_ARGS=more)
     script = [ROOT / "tools/slurm_train.sh", "part", "job", "my config.py", "--amp"]
-    run = subprocess.run(
-        script, capture_output=True, text=True, env=environment(GPUS="4", **options), check=True
-    )
+    run = subprocess.run(script, capture_output=True, text=True, env=own, check=True)
     said = " ".join(run.stdout.splitlines())
     assert said.startswith("--partition part --job-name job --gres gpu:4 --ntasks 4 ")
     train = f"python -u {ROOT}/tools/train.py my config.py --launcher slurm --amp"

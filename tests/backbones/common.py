@@ -87,10 +87,13 @@ def run_by_hand(backbone, plain, image):
         out, *memories[stage] = branch(out, shortcut, *grid, *memories.get(stage, ()))
         return out
 
+    modules, gaps = dict(backbone.named_modules()), 0
     for name, block in plain.named_modules():
-        branch = getattr(backbone.get_submodule(name), "mrla", None)
-        if isinstance(branch, LayerAttentionResidual):
-            hook = partial(attend, branch, stage_of(name))
+        ours = modules.get(name)
+        if isinstance(plain, hosts.EfficientNet) and hasattr(ours, "mrla"):
+            gaps += not has_shortcut(block)  # behind which a stage starts
+        if isinstance(getattr(ours, "mrla", None), LayerAttentionResidual):
+            hook = partial(attend, ours.mrla, (stage_of(name), gaps))
             hooks.append(block.register_forward_hook(hook))
     outs = plain(image)
     for hook in hooks:
