@@ -154,7 +154,6 @@ def test_detector(name, monkeypatch):
         decay = 1e-4 if said.family == "pvtv2" else 0.05
         assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ("AdamW", 1e-4, decay)
         assert "momentum" not in optimizer
-
     model = build(cfg)
     transformer = said.family in ("deit", "ceit")
     drop_path = 0.1 if transformer or said.family == "pvtv2" else 0
@@ -168,7 +167,6 @@ def test_detector(name, monkeypatch):
         assert cfg.optim_wrapper.constructor == "LayerDecayOptimWrapperConstructor"
         assert type(model.neck) is SimpleFeaturePyramid
     check_checkpoint(model.backbone.init_cfg, said)
-
     monkeypatch.setenv("MRLA_OPS", "naive")
     model.eval()
     levels = model.neck(model.backbone(torch.empty(1, 3, 128, 256, device="meta")))

@@ -17,7 +17,6 @@ from .conftest import ROOT, load_tool
 from .docs_fences import commands, fences, pages
 
 pytestmark = pytest.mark.slow
-
 # Launchers: the tool they run, the places of the config and the checkpoint, and where the tool's
 # own arguments begin.
 LAUNCHERS = {

@@ -290,6 +290,8 @@ def projection(size=3, padding=1, bias=False, **options):
 
 
 CHANGES = {
+    "value, reflect": partial(value, padding_mode="reflect"),
+    "value, enlarged": partial(value, 5, 2),
     "value, mixing channels": partial(value, groups=6),
     "value, dilated": partial(value, padding=2, dilation=2),
     "value, biased": partial(value, bias=True),
@@ -300,8 +302,6 @@ CHANGES = {
     "key, dilated": partial(projection, padding=2, dilation=2),
     "key, enlarged": partial(projection, 7, 3),
 }
-
-
 METHODS = {  # patched on the instance
     "project_value": lambda original, x: 3 * original(x),
     "query_and_key": lambda original, x: [2 * part for part in original(x)],

@@ -8,7 +8,6 @@ from torchvision.ops import deform_conv2d as torchvision_deform_conv2d
 from .conftest import check_op, needs_stand_in
 
 pytestmark = needs_stand_in
-
 PLAIN = dict(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1, deform_groups=1)
 ODD = dict(stride=(2, 1), padding=(0, 2), dilation=(1, 2), groups=2, deform_groups=2)
 

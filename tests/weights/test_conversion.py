@@ -140,11 +140,9 @@ def test_pretrain_convert_detect(coco_root, tmp_path, run_tool, monkeypatch):
     losses = [line["loss"] for line in scalars(tmp_path / "pre") if "loss" in line]
     assert len(losses) == 3 and all(0 < loss < 10 for loss in losses)
     run("test", RECIPE, "pre/epoch_1.pth", "--work-dir", "test", "--cfg-options", *options)
-
     recipe = f"pre/{RECIPE.name}"  # as it ran, which mmengine keeps beside the checkpoints
     run("convert_weights", "pre/epoch_1.pth", recipe, "--out-dir", "out", "--name", "mine")
     (converted,) = (tmp_path / "out").glob("mine-*.pth")
-
     options = [*tiny_options("retinanet", coco_root), *NARROW]
     options = [option for option in options if not option.startswith("model.backbone.init_cfg")]
     options += ["model.neck.in_channels=[16,32,64,128]", "train_cfg.max_epochs=1"]
