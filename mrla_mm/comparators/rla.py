@@ -74,7 +74,7 @@ class RLAResLayer(ResLayer):
         for block in self:
             x = block(x, hidden)
             if block.stride > 1:
-                hidden = F.avg_pool2d(hidden, block.stride, ceil_mode=True, count_include_pad=False)
+                hidden = F.avg_pool2d(hidden, block.stride, ceil_mode=True)
             if block.mrla.norm is not None:
                 hidden = shared.recurrent(block.mrla.norm(hidden + shared.write(x)).tanh())
         return x, hidden

@@ -49,7 +49,7 @@ class Options(NamedTuple):
             path=self.path,
             device=c.device,
             dtype=c.dtype,
-            last=not c.is_contiguous(),
+            channels_last=not c.is_contiguous(),
             shape=c.shape,
             heads=self.heads,
             add_relu=self.add_relu,
@@ -61,7 +61,7 @@ class Options(NamedTuple):
         )
         return self._replace(outcome=prove(form, self.passes()))
 
-    def must_not_run(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether the path did not prove itself, or failed since."""
         return self.outcome is not None and self.outcome.failure != ""
 

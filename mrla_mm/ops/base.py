@@ -7,11 +7,14 @@
 Of MLA the values are the maps x_s, and the convolution comes after the sum, o = dw(sum_s a_s x_s).
 
 Saved for backward are x, the values and small tensors; of MLA, whose last value is x, one map less.
+A second derivative raises.
+
 The values pass through the Function, so that the gradient of each comes back as one map, to which
-every layer adds in place (`autograd` says when). So of a value's gradient, retain_grad keeps what
-the later layers make of it, without the layer's own share; torch.autograd.grad returns all of it;
-and the map that a hook is given is complete once the backward pass is over. A second derivative
-raises.
+every layer adds in place (`autograd` says when). Whoever looks at the gradient of a value sees
+
+    torch.autograd.grad   all of it
+    retain_grad           the later layers' share, without the layer's own
+    a hook                a map that is complete once the backward pass is over
 """
 
 from collections.abc import Sequence
@@ -124,7 +127,7 @@ def base_fused(
     parameters = Parameters.pack(weights, norm)
     options = Options(path, heads, 0.0 if norm is None else norm.eps, add_relu, is_mla=is_mla)
     options = options.prove(c, parameters, depth=len(values) + 1)
-    if options.must_not_run():
+    if options.has_failed():
         layer = mla_layer if is_mla else base_layer
         how = dict(heads=heads, add_relu=add_relu, norm=norm)
         return layer(c, shortcut, weights, (earlier_keys, values), **how)

@@ -88,7 +88,7 @@ def light_fused(
     eps = 0.0 if norm is None else norm.eps
     parameters = Parameters.pack(weights, norm)
     options = Options(path, heads, eps, add_relu, has_history=has_history).prove(c, parameters)
-    if options.must_not_run():
+    if options.has_failed():
         how = dict(heads=heads, has_history=has_history, add_relu=add_relu, norm=norm)
         return light_layer(c, shortcut, weights, **how)
     return LightFunction.apply(options, c, shortcut, *parameters)

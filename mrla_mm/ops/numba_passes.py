@@ -20,13 +20,13 @@ class Layout(NamedTuple):
 
     Attributes:
         size: (B, C, H, W).
-        is_last: whether maps are channels-last, else contiguous.
+        channels_last: whether maps are so, else contiguous.
         bands: number of parts of a channels-last map that are summed on their own. It depends on
             the number of threads alone, so sums are the same to the bit in every run.
     """
 
     size: torch.Size
-    is_last: bool
+    channels_last: bool
     bands: int
 
     @classmethod
@@ -42,8 +42,8 @@ class Layout(NamedTuple):
     def run(self, loop: str, *args: object) -> None:
         """Run a loop by its name on all threads; args are what follows its grid."""
         batch, channels, height, width = self.size
-        module = channels_last if self.is_last else contiguous
-        units = batch * (self.bands if self.is_last else channels)
+        module = channels_last if self.channels_last else contiguous
+        units = batch * (self.bands if self.channels_last else channels)
         function = getattr(module, loop)
         THREADS.run(function, units, self.size.numel(), (height, width, self.bands), *args)
 
@@ -53,8 +53,8 @@ class Layout(NamedTuple):
         arrays = []
         for tensor in tensors:
             if tensor is None:
-                array = np.empty((0,) * (3 if self.is_last else 2), np.float32)
-            elif self.is_last:
+                array = np.empty((0,) * (3 if self.channels_last else 2), np.float32)
+            elif self.channels_last:
                 array = tensor.detach().permute(0, 2, 3, 1).reshape(batch, -1, channels).numpy()
             else:
                 array = tensor.detach().reshape(batch * channels, -1).numpy()
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     def coefficients(self, tensor: Tensor) -> np.ndarray:
         """Coefficients (B, C, K): (B * C, K) for contiguous maps, else (B, K, C)."""
         tensor = tensor.detach().float()
-        tensor = tensor.transpose(1, 2) if self.is_last else tensor.flatten(0, 1)
+        tensor = tensor.transpose(1, 2) if self.channels_last else tensor.flatten(0, 1)
         return tensor.contiguous().numpy()
 
     def per_map(self, tensor: Tensor | None, default: float) -> np.ndarray:
@@ -77,7 +77,7 @@ class Layout(NamedTuple):
     def new_sums(self, count: int) -> np.ndarray:
         """Zeros that a loop adds its sums to."""
         batch, channels = self.size[:2]
-        if self.is_last:
+        if self.channels_last:
             return np.zeros((batch * self.bands, count, channels), np.float32)
         return np.zeros((batch * channels, count), np.float32)
 
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         """What a loop added up, as a tensor (B, C, K)."""
         batch, channels = self.size[:2]
         sums = torch.from_numpy(sums)
-        if self.is_last:
+        if self.channels_last:
             return sums.unflatten(0, (batch, self.bands)).sum(1).transpose(1, 2)
         return sums.unflatten(0, (batch, channels))
 
@@ -93,7 +93,7 @@ class Layout(NamedTuple):
 class NumbaPasses(TorchPasses):
     """Passes for float32 maps on CPUs, each of which reads and writes every map once."""
 
-    def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
+    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
         """Loops are compiled once; what they do differs with what is small, or taken in blocks."""
         batch, _, height, width = shape
         in_blocks = height * width > contiguous.BLOCK

@@ -34,7 +34,7 @@ from mrla_mm.ops.coefficients import Coefficients, GridSums, Layer, Parameters, 
 class Passes(abc.ABC):
     """Passes over maps; the module has what all methods share."""
 
-    def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
+    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
         """What of a map's shape is compiled into the code: equal constants run the same code."""
         return ()
 

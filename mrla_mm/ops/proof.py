@@ -38,7 +38,7 @@ class Form(NamedTuple):
     path: str
     device: torch.device
     dtype: torch.dtype
-    last: bool  # channels-last
+    channels_last: bool  # else contiguous
     shape: torch.Size
     heads: int
     add_relu: bool
@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
     def specialisation(self, passes: Passes) -> Hashable:
         """What passes are compiled for: layers with equal ones run the same code."""
-        constants = passes.constants(self.shape, self.heads, self.last)
+        constants = passes.constants(self.shape, self.heads, self.channels_last)
         return self._replace(shape=constants, heads=None)
 
 

@@ -111,7 +111,7 @@ def largest_difference(form: Form, passes: Passes) -> tuple[float, str]:
 def draw(form: Form, seed: int) -> dict[str, Tensor]:
     """Named tensors of a layer: maps, parameters, earlier keys and values."""
     generator = torch.Generator("cpu").manual_seed(seed)
-    layout = torch.channels_last if form.last else torch.contiguous_format
+    layout = torch.channels_last if form.channels_last else torch.contiguous_format
     batch, channels = form.shape[:2]
 
     def normal(*shape: int) -> Tensor:

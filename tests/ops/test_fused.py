@@ -7,9 +7,10 @@ import sys
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops import choose_path, dispatch, proof
+from mrla_mm.ops import base_fused, choose_path, dispatch, proof
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.proof import Form, Outcome
 
@@ -26,6 +27,7 @@ from .cases import (
     mla_joined,
     needs_numba,
     needs_triton,
+    parts,
     results,
 )
 
@@ -406,3 +408,28 @@ def test_fake_tensors_say_nothing_about_real_ones(monkeypatch):
                 raise
             pytest.skip(f"torch {torch.__version__} asks a driver about fake CUDA tensors: {error}")
     assert path == "naive" and out.shape == (2, 12, 3, 4)
+
+
+def test_gradients_of_a_stage_cost_one_map_a_value():
+    """Not one for each later layer: what a backward pass allocates grows linearly with depth."""
+
+    class CountMaps(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            self.count += func.overloadpacket.__name__ in ("empty_like", "zeros_like", "clone")
+            return result
+
+    counts = []
+    for depth in (2, 4, 8):
+        tensors = draw((2, 12, 3, 4), "attention", history=False)
+        weights, _, (keys, values), heads = parts(tensors)
+        c = tensors["c"].requires_grad_()
+        for _ in range(depth):
+            y, keys, values = base_fused("fused", c, None, weights, (keys, values), heads=heads)
+            c = c + y
+        with CountMaps() as mode:
+            c.sum().backward()
+        counts.append(mode.count)
+    assert counts[2] - counts[1] == 2 * (counts[1] - counts[0]) > 0

@@ -1,6 +1,6 @@
 """Loops over channels-last maps, seen as (B, H * W, C); a unit of work is a band of rows.
 
-A coefficient is a row of C numbers for each sample. A map that is absent has no samples. What is
+A coefficient is C values for each sample. A map that is absent has no samples. What is
 summed over a band is summed row by row first, so that rounding errors stay small.
 """
 
@@ -27,7 +27,7 @@ def add_scaled(out, x, factor):
 
 
 @compiled
-def take_sums(sums, of_row):
+def move_sums(sums, of_row):
     """Add the sums of a row to those of its band, and clear them."""
     for k in range(len(sums)):
         for i in range(sums.shape[1]):
@@ -51,23 +51,25 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
                     value = float32(0) if value < 0 else value
                     y[i] = value
                     total[i] += value
-            take_sums(sums[unit], of_row)
+            move_sums(sums[unit], of_row)
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope, out, scaled):
+def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope, out, scaled):
     """Write what the function of this name over contiguous maps does."""
     height, width, _ = grid
     zeros = np.zeros(x.shape[2], np.float32)
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
-        bias, extra, scale = shift[sample], factor[sample], slope[sample]
+        sample_offset = offset[sample]
+        sample_factor = factor[sample]
+        sample_slope = slope[sample]
         for row in range(first, end):
             for column in range(width):
                 pixel = row * width + column
                 y = out[sample, pixel]
                 for i in range(len(y)):
-                    y[i] = bias[i]
+                    y[i] = sample_offset[i]
                 if weight.shape[1] == 1:
                     add_scaled(y, x[sample, pixel], weight[sample, 0])
                     rows = range(0)
@@ -84,8 +86,8 @@ def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope,
                     w2 = weight[sample, place + 2]
                     for i in range(len(y)):
                         y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
-                if len(added) > 0:
-                    add_scaled(y, added[sample, pixel], extra)
+                if len(extra) > 0:
+                    add_scaled(y, extra[sample, pixel], sample_factor)
                 if len(positive) > 0:
                     z = positive[sample, pixel]
                     for i in range(len(y)):
@@ -94,7 +96,7 @@ def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope,
                     z = scaled[sample, pixel]
                     middle = x[sample, pixel]
                     for i in range(len(y)):
-                        z[i] = scale[i] * middle[i]
+                        z[i] = sample_slope[i] * middle[i]
                     if len(positive) > 0:
                         for i in range(len(y)):
                             z[i] += y[i]
@@ -120,20 +122,20 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
                 total = of_row[10]
                 for i in range(len(g)):
                     total[i] += g[i]
-            take_sums(sums[unit], of_row)
+            move_sums(sums[unit], of_row)
 
 
 @compiled
-def weighted_sum(start, stop, grid, x, values, weights, shift, out):
-    """Write out = sum_s weights_s values_s + shift + x, the values by their addresses."""
+def weighted_sum(start, stop, grid, x, values, weights, offset, out):
+    """Write out = sum_s weights_s values_s + offset + x, the values by their addresses."""
     width = grid[1]
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
-        bias = shift[sample]
+        sample_offset = offset[sample]
         for pixel in range(first * width, end * width):
             y = out[sample, pixel]
             for i in range(len(y)):
-                y[i] = bias[i]
+                y[i] = sample_offset[i]
             for s in range(len(values)):
                 value = map_at(values[s], out.shape)
                 add_scaled(y, value[sample, pixel], weights[sample, s])
@@ -164,4 +166,4 @@ def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overw
                 total = of_row[len(values)]
                 for i in range(len(g)):
                     total[i] += g[i]
-            take_sums(sums[unit], of_row)
+            move_sums(sums[unit], of_row)

@@ -1,6 +1,6 @@
 """Loops over contiguous maps, seen as (planes, H * W); a unit of work is a plane (b, c).
 
-A coefficient is a number for each plane. A map that is absent has no planes.
+A coefficient is one value for each plane. A map that is absent has no planes.
 """
 
 import numpy as np
@@ -30,8 +30,8 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope, out, scaled):
-    """Write out = dw(x; weight) + shift + factor added, and 0 where positive is not.
+def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope, out, scaled):
+    """Write out = dw(x; weight) + offset + factor extra, and 0 where positive is not.
 
     If asked for, write scaled = slope x too, plus out where there is a `positive`.
     """
@@ -39,12 +39,14 @@ def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope,
     rows = min(height, max(BLOCK // width, 1))
     shifted = np.empty((3, (rows + 2) * width), np.float32)
     for plane in range(start, stop):
-        bias, extra, scale = shift[plane], factor[plane], slope[plane]
+        plane_offset = offset[plane]
+        plane_factor = factor[plane]
+        plane_slope = slope[plane]
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             y = out[plane, begin:end]
             for p in range(len(y)):
-                y[p] = bias
+                y[p] = plane_offset
             if weight.shape[1] == 1:
                 add_scaled(y, x[plane, begin:end], weight[plane, 0])
             else:
@@ -56,8 +58,8 @@ def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope,
                     left, middle, right = row_of_kernel(shifted, row * width)
                     for p in range(len(y)):
                         y[p] += w0 * left[p] + w1 * middle[p] + w2 * right[p]
-            if len(added) > 0:
-                add_scaled(y, added[plane, begin:end], extra)
+            if len(extra) > 0:
+                add_scaled(y, extra[plane, begin:end], plane_factor)
             if len(positive) > 0:
                 z = positive[plane, begin:end]
                 for p in range(len(y)):
@@ -66,7 +68,7 @@ def stencil(start, stop, grid, x, weight, shift, added, factor, positive, slope,
                 z = scaled[plane, begin:end]
                 pixels = x[plane, begin:end]
                 for p in range(len(y)):
-                    z[p] = scale * pixels[p]
+                    z[p] = plane_slope * pixels[p]
                 if len(positive) > 0:
                     for p in range(len(y)):
                         z[p] += y[p]
@@ -165,16 +167,16 @@ def add_nine_sums(grad, width, shifted, totals):
 
 
 @compiled
-def weighted_sum(start, stop, grid, x, values, weights, shift, out):
-    """Write out = sum_s weights_s values_s + shift + x, the values by their addresses."""
+def weighted_sum(start, stop, grid, x, values, weights, offset, out):
+    """Write out = sum_s weights_s values_s + offset + x, the values by their addresses."""
     pixels = out.shape[1]
     for plane in range(start, stop):
         for first in range(0, pixels, BLOCK):
             end = min(first + BLOCK, pixels)
             y = out[plane, first:end]
-            bias = shift[plane]
+            plane_offset = offset[plane]
             for p in range(len(y)):
-                y[p] = bias
+                y[p] = plane_offset
             for s in range(len(values)):
                 value = map_at(values[s], out.shape)
                 add_scaled(y, value[plane, first:end], weights[plane, s])

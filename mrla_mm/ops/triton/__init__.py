@@ -121,9 +121,9 @@ class TritonPasses(Passes):
     base_coefficients_backward = healed(gate.base_coefficients_backward)
     few_programs = staticmethod(launch.few_programs)
 
-    def constants(self, shape: torch.Size, heads: int, last: bool) -> Hashable:
+    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
         """See `Passes.constants`."""
-        of_maps = stencil.constants(shape, last), reduce.constants(shape, last)
+        of_maps = stencil.constants(shape, channels_last), reduce.constants(shape, channels_last)
         return *of_maps, gate.constants(shape, heads)
 
     def weighted_sum_backward(

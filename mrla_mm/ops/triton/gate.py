@@ -26,10 +26,10 @@ from mrla_mm.ops.triton.launch import Unsupported, ceil_div, launch, next_power_
 BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
 BLOCK_C = 32  # its channels
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
-# Planes of a sample that scores_backward_kernel leaves: gradients of query, key, factor, shift and
+# Planes of a sample that scores_backward_kernel leaves: gradients of query, key, factor, offset and
 # slope; then the sums with each place of the value's kernel.
 QUERY, KEY, FACTOR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-SHIFT, SLOPE, PLACE = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
+OFFSET, SLOPE, PLACE = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
 def state_kernel(
     partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr,
     weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
-    earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, shift_ptr,
+    earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, offset_ptr,
     B, spans, root, eps, C, D, T,
     K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -87,13 +87,13 @@ def state_kernel(
     inside = inner < D
     query = tl.zeros((BLOCK,), dtype=tl.float32)
     key = tl.zeros((BLOCK,), dtype=tl.float32)
-    for tap in tl.static_range(K):
-        at = channels + tap - K // 2
+    for k in tl.static_range(K):
+        at = channels + k - K // 2
         mask = inside & (at >= 0) & (at < C)
         value = sum_spans(partial_ptr, sample * C + at, mask, spans, B * C, BLOCK)
-        query += tl.load(query_weight_ptr + tap).to(tl.float32) * value
-        key += tl.load(key_weight_ptr + tap).to(tl.float32) * value
-        if tap == K // 2:
+        query += tl.load(query_weight_ptr + k).to(tl.float32) * value
+        key += tl.load(key_weight_ptr + k).to(tl.float32) * value
+        if k == K // 2:
             tl.store(pooled_ptr + sample * C + channels, value, mask=inside)
     tl.store(query_ptr + sample * C + channels, query, mask=inside)
     tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=inside)
@@ -120,13 +120,13 @@ def state_kernel(
     if slope_ptr is not None:
         slope = factor * load_or(lambda_ptr, channels, inside, 1.0)
         tl.store(slope_ptr + place, slope, mask=inside)
-    if shift_ptr is not None:
-        shift = -load(mean_ptr + channels, inside)
-        shift *= load_scale(weight_ptr, variance_ptr, None, eps, sample, channels, inside)
-        shift += load_or(bias_ptr, channels, inside, 0.0)
+    if offset_ptr is not None:
+        offset = -load(mean_ptr + channels, inside)
+        offset *= load_scale(weight_ptr, variance_ptr, None, eps, sample, channels, inside)
+        offset += load_or(bias_ptr, channels, inside, 0.0)
         if keep_ptr is not None:
-            shift *= tl.load(keep_ptr + sample).to(tl.float32)
-        tl.store(shift_ptr + place, shift, mask=inside)
+            offset *= tl.load(keep_ptr + sample).to(tl.float32)
+        tl.store(offset_ptr + place, offset, mask=inside)
 
 
 @triton.jit(do_not_specialize=["B", "output_spans", "spans"])
@@ -150,10 +150,10 @@ def scores_backward_kernel(
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
     derived = derived_ptr + sample * (PLACE + PLACES) * C + channels
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
-    planes = sample * (PLACES + 2)
+    first_plane = sample * (PLACES + 2)
     stride = B * (PLACES + 2) * C
     for index in tl.static_range(PLACES):
-        place = (planes + index) * C + channels
+        place = (first_plane + index) * C + channels
         total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
         tl.store(derived + (PLACE + index) * C, total, mask=inside)
         grad_gain += total * load_or(value_ptr, channels * PLACES + index, inside, 1.0)
@@ -165,15 +165,15 @@ def scores_backward_kernel(
             grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
             grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
         grads = scores * (grads - tl.sum(scores * grads, axis=0)) * root
-        shift = (sample * (T + 1) + T) * C + channels
+        grad_place = (sample * (T + 1) + T) * C + channels
     else:
         output_stride = stride
         grads += tl.sum(grad_gain * factor, axis=0)
         grads = grads * scores * (1.0 - scores) * root
         grad_factor += grad_gain * tl.sum(scores, axis=0)
-        shift = (planes + PLACES + 1) * C + channels
+        grad_place = (first_plane + PLACES + 1) * C + channels
     if HISTORY:
-        place = (planes + PLACES) * C + channels
+        place = (first_plane + PLACES) * C + channels
         slope = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
         grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
         tl.store(derived + SLOPE * C, slope, mask=inside)
@@ -190,9 +190,11 @@ def scores_backward_kernel(
             tl.store(grad_earlier_ptr + place, grad_key, mask=(inside & (s < T - 1)) != 0)
     tl.store(derived + QUERY * C, grad_query, mask=inside)
     if NORM:
-        grad_shift = sum_spans(output_sums_ptr, shift, inside, output_spans, output_stride, BLOCK)
+        grad_offset = sum_spans(
+            output_sums_ptr, grad_place, inside, output_spans, output_stride, BLOCK
+        )
         tl.store(derived + FACTOR * C, grad_factor, mask=inside)
-        tl.store(derived + SHIFT * C, grad_shift, mask=inside)
+        tl.store(derived + OFFSET * C, grad_offset, mask=inside)
 
 
 @triton.jit(do_not_specialize=["B", "pixels"])
@@ -210,42 +212,42 @@ def parameters_backward_kernel(
     grad_query = tl.zeros((16,), dtype=tl.float32)
     grad_key = tl.zeros((16,), dtype=tl.float32)
     grad_scale = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    grad_shift = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    grad_offset = tl.zeros((BLOCK_C,), dtype=tl.float32)
     grad_slope = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for start in range(0, B, BLOCK_B):
         samples = start + tl.arange(0, BLOCK_B)
         inside = (samples[:, None] < B) & exists[None, :]
         rows = samples[:, None] * C
         place = rows + channels[None, :]
-        here = derived_ptr + samples[:, None] * (PLACE + PLACES) * C + channels[None, :]
+        of_sample = derived_ptr + samples[:, None] * (PLACE + PLACES) * C + channels[None, :]
         keep = load_or(keep_ptr, samples, samples < B, 1.0)[:, None]
         gain = load_or(gain_ptr, place, inside, 1.0)
         if grad_value_ptr is not None:
             for index in tl.static_range(PLACES):
-                plane = tl.sum(load(here + (PLACE + index) * C, inside) * gain, axis=0)
+                plane = tl.sum(load(of_sample + (PLACE + index) * C, inside) * gain, axis=0)
                 grad_value += tl.where(slots[None, :] == index, plane[:, None], 0.0)
         if variance_ptr is not None:
-            grad_scale += tl.sum(load(here + FACTOR * C, inside) * keep, axis=0)
-            grad_shift += tl.sum(load(here + SHIFT * C, inside) * keep, axis=0)
+            grad_scale += tl.sum(load(of_sample + FACTOR * C, inside) * keep, axis=0)
+            grad_offset += tl.sum(load(of_sample + OFFSET * C, inside) * keep, axis=0)
         if grad_lambda_ptr is not None:
-            grad_slope += tl.sum(load(here + SLOPE * C, inside) * keep, axis=0)
+            grad_slope += tl.sum(load(of_sample + SLOPE * C, inside) * keep, axis=0)
         grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        query = load(here + QUERY * C, inside)
-        key = load(here + KEY * C, inside)
-        for tap in tl.static_range(K):
-            shift = tap - K // 2
-            at = channels[None, :] + shift
+        query = load(of_sample + QUERY * C, inside)
+        key = load(of_sample + KEY * C, inside)
+        for k in tl.static_range(K):
+            distance = k - K // 2
+            at = channels[None, :] + distance
             pooled = load(pooled_ptr + rows + at, inside & (at >= 0) & (at < C))
             of_query = tl.sum(tl.sum(query * pooled, axis=1), axis=0)
             of_key = tl.sum(tl.sum(key * pooled, axis=1), axis=0)
-            grad_query += tl.where(slots == tap, of_query, 0.0)
-            grad_key += tl.where(slots == tap, of_key, 0.0)
-            back = channels[None, :] - shift
+            grad_query += tl.where(slots == k, of_query, 0.0)
+            grad_key += tl.where(slots == k, of_key, 0.0)
+            back = channels[None, :] - distance
             near = inside & (back >= 0) & (back < C)
-            query_weight = tl.load(query_ptr + tap).to(tl.float32)
-            key_weight = tl.load(key_ptr + tap).to(tl.float32)
-            grad_pooled += query_weight * load(here + QUERY * C - shift, near)
-            grad_pooled += key_weight * load(here + KEY * C - shift, near)
+            query_weight = tl.load(query_ptr + k).to(tl.float32)
+            key_weight = tl.load(key_ptr + k).to(tl.float32)
+            grad_pooled += query_weight * load(of_sample + QUERY * C - distance, near)
+            grad_pooled += key_weight * load(of_sample + KEY * C - distance, near)
         tl.store(grad_pixel_ptr + place, grad_pooled / pixels, mask=inside)
     own = tl.program_id(0) * 2 * K
     tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
@@ -261,10 +263,10 @@ def parameters_backward_kernel(
     if variance_ptr is not None:
         mean = load(mean_ptr + channels, exists)
         if grad_weight_ptr is not None:
-            grad_weight = root * (grad_scale - mean * grad_shift)
+            grad_weight = root * (grad_scale - mean * grad_offset)
             tl.store(grad_weight_ptr + channels, grad_weight, mask=exists)
         if grad_bias_ptr is not None:
-            tl.store(grad_bias_ptr + channels, grad_shift, mask=exists)
+            tl.store(grad_bias_ptr + channels, grad_offset, mask=exists)
 
 
 def constants(shape: torch.Size, heads: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ MAX_VALUES = 8  # values that one launch reads; each launch after it adds to wha
 
 
 @triton.jit
-def tile_offsets(sample, channels, pixels, C, S, LAST: tl.constexpr):
+def tile_elements(sample, channels, pixels, C, S, LAST: tl.constexpr):
     """Element offsets of a tile of channels by positions in a map, and which of them exist."""
     inside = (channels[:, None] < C) & (pixels[None, :] < S)
     if LAST:
@@ -52,12 +52,14 @@ def pool_kernel(
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     begin = tl.program_id(2) * span
     for start in range(begin, begin + span, BLOCK_S):
-        offsets, inside = tile_offsets(sample, channels, start + tl.arange(0, BLOCK_S), C, S, LAST)
-        value = tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        elements, inside = tile_elements(
+            sample, channels, start + tl.arange(0, BLOCK_S), C, S, LAST
+        )
+        value = tl.load(x_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         if shortcut_ptr is not None:
-            value += tl.load(shortcut_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+            value += tl.load(shortcut_ptr + elements, mask=inside, other=0.0).to(tl.float32)
             rounded = tl.where(value < 0, 0.0, value).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + offsets, rounded, mask=inside)
+            tl.store(out_ptr + elements, rounded, mask=inside)
             value = rounded.to(tl.float32)
         total += value
     if pooled_ptr is not None:
@@ -98,41 +100,41 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
 
 @triton.jit(do_not_specialize=["units", "first"])
 def weighted_sum_kernel(
-    v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, shift_ptr, out_ptr,
+    v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, offset_ptr, out_ptr,
     units, first, C, D, T,
     COUNT: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [start +] gain sum_s scores_s v_s [+ shift] [+ x].
+    """Compute out = [start +] gain sum_s scores_s v_s [+ offset] [+ x].
 
     The sum is over COUNT of the T values, from `first` on.
     """
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     pixels = tl.program_id(2) * BLOCK_S + tl.arange(0, BLOCK_S)
-    offsets, inside = tile_offsets(sample, channels, pixels, C, units * UNIT, LAST)
+    elements, inside = tile_elements(sample, channels, pixels, C, units * UNIT, LAST)
     exists = channels < C
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     if start_ptr is not None:
-        total += tl.load(start_ptr + offsets, mask=inside, other=0.0)
+        total += tl.load(start_ptr + elements, mask=inside, other=0.0)
     for index in tl.static_range(COUNT):
         s = first + index
         weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, s, C, D, T)
         source = pick(index, v0, v1, v2, v3, v4, v5, v6, v7)
-        value = tl.load(source + offsets, mask=inside, other=0.0)
+        value = tl.load(source + elements, mask=inside, other=0.0)
         total += weight * value.to(tl.float32)
-    if shift_ptr is not None:
-        total += tl.load(shift_ptr + sample * C + channels, mask=exists, other=0.0)[:, None]
+    if offset_ptr is not None:
+        total += tl.load(offset_ptr + sample * C + channels, mask=exists, other=0.0)[:, None]
     if x_ptr is not None:
-        total += tl.load(x_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + offsets, total.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(x_ptr + elements, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + elements, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["B", "units", "first"])
 def weighted_sum_backward_kernel(
     grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
     g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units, first, C, D, T, span,
-    COUNT: tl.constexpr, FRESH: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    COUNT: tl.constexpr, OVERWRITE: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Add weights_s grad to each value's gradient; sum grad times value, and grad, over a span."""
@@ -145,21 +147,23 @@ def weighted_sum_backward_kernel(
     grad_total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     begin = tl.program_id(2) * span
     for start in range(begin, begin + span, BLOCK_S):
-        offsets, inside = tile_offsets(sample, channels, start + tl.arange(0, BLOCK_S), C, S, LAST)
-        grad = tl.load(grad_ptr + offsets, mask=inside, other=0.0).to(tl.float32)
+        elements, inside = tile_elements(
+            sample, channels, start + tl.arange(0, BLOCK_S), C, S, LAST
+        )
+        grad = tl.load(grad_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         grad_total += grad
         for index in tl.static_range(COUNT):
             source = pick(index, v0, v1, v2, v3, v4, v5, v6, v7)
-            value = tl.load(source + offsets, mask=inside, other=0.0)
+            value = tl.load(source + elements, mask=inside, other=0.0)
             dot = tl.sum(grad * value.to(tl.float32), axis=1)
             total += tl.where(lanes[None, :] == index, dot[:, None], 0.0)
             target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
             s = first + index
             weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, s, C, D, T)
             grad_value = weight * grad
-            if not FRESH:
-                grad_value += tl.load(target + offsets, mask=inside, other=0.0).to(tl.float32)
-            tl.store(target + offsets, grad_value.to(target.dtype.element_ty), mask=inside)
+            if not OVERWRITE:
+                grad_value += tl.load(target + elements, mask=inside, other=0.0).to(tl.float32)
+            tl.store(target + elements, grad_value.to(target.dtype.element_ty), mask=inside)
     place = (tl.program_id(2) * B + sample) * (COUNT + 1) * C + channels
     planes = place[:, None] + lanes[None, :] * C
     tl.store(sums_ptr + planes, total, mask=exists[:, None] & (lanes[None, :] < COUNT))

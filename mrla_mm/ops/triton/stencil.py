@@ -41,14 +41,14 @@ def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLO
     left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
     right = exists[:, None] & (columns + 1 < W)[None, :]
     if LAST:
-        offsets = channels[:, None] + columns[None, :] * C
+        elements = channels[:, None] + columns[None, :] * C
     else:
-        offsets = channels[:, None] * (H * W) + columns[None, :]
+        elements = channels[:, None] * (H * W) + columns[None, :]
     sample = tl.program_id(0).to(tl.int64)
     start = sample * C * H * W
     begin = tl.program_id(2) // tiles * rows
     end = tl.minimum(begin + rows, H)
-    return channels, exists, inside, left, right, offsets, sample, start, begin, end
+    return channels, exists, inside, left, right, elements, sample, start, begin, end
 
 
 @triton.jit
@@ -84,20 +84,20 @@ def load_weight(kernel, gain, exists, place: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "units", "tiles", "rows"])
 def apply_kernel(
-    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, shift_ptr, mask_ptr, out_ptr,
+    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, positive_ptr, out_ptr,
     grad_history_ptr, H, units, tiles, rows, C,
     FLIP: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ shift].
+    """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
-    If asked, also grad_history = slope x. With a mask, out is 0 where the mask is 0 or less, not
-    at NaN, and grad_history gets out added.
+    If asked, also grad_history = slope x. With `positive`, out is 0 where that is 0 or less, not
+    at NaN, and is added to grad_history.
     """
     W = units * UNIT
     step = C if LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
+    channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
@@ -119,15 +119,15 @@ def apply_kernel(
         w7 = load_weight(kernel, gain, exists, 7, FLIP)
         w8 = load_weight(kernel, gain, exists, 8, FLIP)
         above_row, below_row = begin - 1, begin + 1
-        pointers = x + (offsets + above_row * row_stride)
+        pointers = x + (elements + above_row * row_stride)
         next_left, next_at, next_right = load_shifted(
             pointers, step, left, inside, right, above_row, H
         )
         above_left, above, above_right = to_float32(next_left, next_at, next_right)
-        pointers = x + (offsets + begin * row_stride)
+        pointers = x + (elements + begin * row_stride)
         next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin, H)
         at_left, at, at_right = to_float32(next_left, next_at, next_right)
-        pointers = x + (offsets + below_row * row_stride)
+        pointers = x + (elements + below_row * row_stride)
         next_left, next_at, next_right = load_shifted(
             pointers, step, left, inside, right, below_row, H
         )
@@ -135,22 +135,24 @@ def apply_kernel(
     if slope_ptr is not None:
         slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
     total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    if shift_ptr is not None:
-        total += tl.load(shift_ptr + of_sample, mask=exists, other=0.0)[:, None]
-    shift = total
-    place = offsets + begin * row_stride
+    if offset_ptr is not None:
+        total += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)[:, None]
+    offset = total
+    place = elements + begin * row_stride
     if history_ptr is not None:
         history = load(history_ptr + start + place, inside, begin, begin, end)
-    if mask_ptr is not None:
-        mask = load(mask_ptr + start + place, inside, begin, begin, end)
+    if positive_ptr is not None:
+        positive = load(positive_ptr + start + place, inside, begin, begin, end)
     for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
         for second in tl.static_range(2):
             row = pair + second
-            place = offsets + row * row_stride
-            total = shift
-            if mask_ptr is not None:
-                blocked = mask <= 0
-                mask = load(mask_ptr + start + place + row_stride, inside, row + 1, begin, end)
+            place = elements + row * row_stride
+            total = offset
+            if positive_ptr is not None:
+                is_blocked = positive <= 0
+                positive = load(
+                    positive_ptr + start + place + row_stride, inside, row + 1, begin, end
+                )
             if weight_ptr is not None:
                 below_left, below, below_right = to_float32(next_left, next_at, next_right)
                 pointers = x + (place + 2 * row_stride)
@@ -181,13 +183,13 @@ def apply_kernel(
                 history = load(
                     history_ptr + start + place + row_stride, inside, row + 1, begin, end
                 )
-            if mask_ptr is not None:
-                total = tl.where(blocked, 0.0, total)
+            if positive_ptr is not None:
+                total = tl.where(is_blocked, 0.0, total)
             exists_here = (inside & (row < end)) != 0
             tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
             if grad_history_ptr is not None:
                 scaled = slope * centre
-                if mask_ptr is not None:
+                if positive_ptr is not None:
                     scaled += total
                 tl.store(
                     grad_history_ptr + start + place,
@@ -199,19 +201,19 @@ def apply_kernel(
 @triton.jit(do_not_specialize=["B", "H", "units", "tiles", "rows"])
 def sums_kernel(
     grad_ptr, x_ptr, history_ptr, sums_ptr, B, H, units, tiles, rows, C,
-    PLACES: tl.constexpr, SHIFT: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    PLACES: tl.constexpr, WITH_GRAD: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
     step = C if LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, offsets, sample, start, begin, end = tile_of(
+    channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
     )
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    s4, grad_slope, grad_shift = zero, zero, zero
+    s4, history_total, grad_total = zero, zero, zero
     if PLACES == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
@@ -219,7 +221,7 @@ def sums_kernel(
         for pair in range(begin - 1, end + 1, 2):
             for second in tl.static_range(2):
                 row = pair + second
-                place = offsets + row * row_stride
+                place = elements + row * row_stride
                 below = load(grad + (place + row_stride), inside, row + 1, begin, end)
                 below = below.to(tl.float32)
                 x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
@@ -235,21 +237,21 @@ def sums_kernel(
                 s8 += above * x_right
                 if history_ptr is not None:
                     history = load(history_ptr + start + place, inside, row, begin, end)
-                    grad_slope += at * history.to(tl.float32)
-                if SHIFT:
-                    grad_shift += at
+                    history_total += at * history.to(tl.float32)
+                if WITH_GRAD:
+                    grad_total += at
                 above = at
                 at = below
     else:
         for row in range(begin, end):
-            place = offsets + row * row_stride
+            place = elements + row * row_stride
             at = load(grad + place, inside, row, begin, end).to(tl.float32)
             s4 += at * load(x + place, inside, row, begin, end).to(tl.float32)
             if history_ptr is not None:
                 history = load(history_ptr + start + place, inside, row, begin, end)
-                grad_slope += at * history.to(tl.float32)
-            if SHIFT:
-                grad_shift += at
+                history_total += at * history.to(tl.float32)
+            if WITH_GRAD:
+                grad_total += at
     sums = sums_ptr + (tl.program_id(2) * B + sample) * (PLACES + 2) * C + channels
     tl.store(sums + PLACES // 2 * C, tl.sum(s4, axis=1), mask=exists)
     if PLACES == 9:
@@ -262,9 +264,9 @@ def sums_kernel(
         tl.store(sums + 7 * C, tl.sum(s7, axis=1), mask=exists)
         tl.store(sums + 8 * C, tl.sum(s8, axis=1), mask=exists)
     if history_ptr is not None:
-        tl.store(sums + PLACES * C, tl.sum(grad_slope, axis=1), mask=exists)
-    if SHIFT:
-        tl.store(sums + (PLACES + 1) * C, tl.sum(grad_shift, axis=1), mask=exists)
+        tl.store(sums + PLACES * C, tl.sum(history_total, axis=1), mask=exists)
+    if WITH_GRAD:
+        tl.store(sums + (PLACES + 1) * C, tl.sum(grad_total, axis=1), mask=exists)
 
 
 @cache
