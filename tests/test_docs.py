@@ -132,7 +132,6 @@ def test_config_builds(fence, shown_configs):
     "page", sorted({f.page for f in PYTHON if not is_config(f)} - {"docs/tutorial.md"})
 )
 def test_python_runs(page, monkeypatch):
-    """All Python of a page, in order and in one namespace; the tutorial runs as a notebook."""
     monkeypatch.chdir(ROOT)
     namespace, registered = {}, dict(MODELS.module_dict)
     exec(PRELUDES.get(page, ""), namespace)

@@ -64,7 +64,6 @@ def test_rooms_import_only_what_lies_below_them(room):
 
 
 def file_of(name):
-    """The file of a module of ours, or of that with something of this name."""
     module = ROOT.joinpath(*name.split("."))
     files = [module.with_suffix(".py"), module / "__init__.py"]
     files += [module.parent.with_suffix(".py"), module.parent / "__init__.py"]

@@ -72,7 +72,6 @@ def test_a_project_outside_the_repository_trains_from_the_wheel(wheel, tmp_path)
     outside = dict(cwd=project, PYTHONPATH=str(site))
     where = run_python("-c", "import mrla_mm; print(mrla_mm.__file__)", **outside)
     assert where.strip() == str(site / "mrla_mm/__init__.py")
-
     options = tiny_options("mask_rcnn_r50_", "", "train_cfg.max_epochs=1")
     options.remove("data_root=")
     run_python("-m", "mrla_mm", "train", "my_config.py", "--cfg-options", *options, **outside)

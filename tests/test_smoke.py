@@ -22,7 +22,6 @@ def config_path(name):
 
 
 def start(script, *argv, **variables):
-    """Start a launcher of ours with this Python, and a free port for torchrun."""
     with socket.socket() as free:
         free.bind(("", 0))
         port = str(free.getsockname()[1])
@@ -77,7 +76,6 @@ def test_train_test_resume(name, root, coco_root, tmp_path, run_tool):
     assert torch.load(checkpoint)["meta"]["epoch"] == 1
     (trained,) = val_figures(work_dir)
     assert trained["coco/AR@100"] >= 0  # -1 would mean that there was nothing to find
-
     dump, test_dir = tmp_path / "predictions.pkl", tmp_path / "test"
     argv = [config_path(name), checkpoint, "--work-dir", test_dir, "--out", dump]
     assert run_tool("test", *argv, "--cfg-options", *options)[0] == 0
@@ -85,7 +83,6 @@ def test_train_test_resume(name, root, coco_root, tmp_path, run_tool):
     predictions = [each["pred_instances"] for each in pickle.loads(dump.read_bytes())]
     assert len(predictions) == 4 and all(len(each["bboxes"]) for each in predictions)
     assert ("masks" in predictions[0]) == name.startswith("mask")
-
     time.sleep(1)  # mmengine names a run by the second it starts in
     arguments += ["train_cfg.max_epochs=2", "train_cfg.val_interval=9", "--resume"]
     assert run_tool("train", *arguments)[0] == 0

@@ -65,7 +65,6 @@ def test_operators(module, shapes, expected):
     ids=lambda backbone: backbone.get("layer_attention", backbone)["type"],
 )
 def test_the_rule_names_every_operator_of_our_backbones(backbone, monkeypatch):
-    """Counted alike on both devices, fused or not; a module's are those of its parts."""
     monkeypatch.setenv("MRLA_OPS", "fused")
     found = measure(MODELS.build(backbone), (64, 96))
     assert not found.unknown and found == measure(MODELS.build(backbone), (64, 96), device="cpu")

@@ -63,7 +63,6 @@ def assert_same_levels(backbone, plain, image, tolerance=1e-5):
 
 
 def has_shortcut(block):
-    """Whether one of mmdet's EfficientNet blocks has a shortcut; its two kinds name it apart."""
     return getattr(block, "with_res_shortcut", False) or getattr(block, "with_residual", False)
 
 

@@ -90,7 +90,6 @@ def test_less_precision_loses_no_more_than_step_by_step(autocast, dtype):
 
 @pytest.mark.parametrize("autocast", [True, False])
 def test_the_norms_own_gradients_where_the_mean_is_large(autocast):
-    """The weight's gradient is a small difference of large sums."""
     torch.manual_seed(0)
     conv, norm = nn.Conv2d(16, 12, 3, bias=False).double(), nn.BatchNorm2d(12).double().eval()
     x = torch.rand(2, 16, 40, 40).double()

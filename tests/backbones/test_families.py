@@ -162,7 +162,6 @@ for kind in ("GN", "SyncBN"):
 @pytest.mark.parametrize("name", STARTS)
 @torch.no_grad()
 def test_branches_start_as_an_identity_whatever_the_host_initialises(name):
-    """ShuffleNet's own initialisation gives norms a bias; PVT and Swin take files alone."""
     options = {} if name in ("shufflenet", "pvtv2", "swin") else dict(init_cfg=[BIASED])
     backbone = STARTS[name](**options).eval()
 

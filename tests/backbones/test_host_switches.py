@@ -57,7 +57,6 @@ def outputs_and_gradients(backbone):
 
 @pytest.mark.parametrize(("name", "variant"), MEMBERS)
 def test_reentrant_checkpointing_of_blocks_branches_stages_and_all(name, variant):
-    """mmengine's `activation_checkpointing`, which tracks tensors that are arguments or results."""
     backbone = build(name, variant)
     levels, gradients = outputs_and_gradients(backbone)
     modules = dict(backbone.named_modules())

@@ -134,7 +134,6 @@ def transcribe(backbone, image, grid, mrla):
     patches = patches + F.interpolate(positions.float(), size=grid, mode="bicubic").double()
     class_token = (backbone.cls_token + backbone.pos_embed[:, :1]).expand(len(image), -1, -1)
     tokens = torch.cat([class_token, patches.flatten(2).transpose(1, 2)], 1)
-
     class_tokens, memory = [], ()
     for index, layer in enumerate(backbone.layers):
         before, tokens = tokens, plain_block(tokens, layer, grid)
@@ -142,7 +141,6 @@ def transcribe(backbone, image, grid, mrla):
             memory = memory if index % 2 else ()
             tokens, *memory = layer.mrla(tokens, before, grid, *memory)
         class_tokens.append(tokens[:, 0])
-
     lca, seen = backbone.lca, torch.stack(class_tokens, 1)
     normed = layer_norm(seen, lca.ln1)
     last = seen[:, -1:] + attend(normed[:, -1:], normed, lca.attn)

@@ -174,7 +174,6 @@ def dla(x, shortcut, own, first, state):
 
 
 def kcla(x, shortcut, own, first, state):
-    """The authors' sums: of weighted maps and of weights, divided at the end."""
     query, key = query_and_key(x, own, heads=4)
     length = key.norm(dim=2)
     slope = torch.linspace(math.log(0.7), -math.log(0.7), 4, dtype=x.dtype).exp()

@@ -91,7 +91,6 @@ def in_rla_release(state):
 @pytest.mark.parametrize("plugins", [(), [plugin("ECA")]], ids=["plain", "ECA"])
 @pytest.mark.parametrize("prefix", ["", "backbone."])
 def test_published_weights_of_rla_load(plugins, prefix, tmp_path):
-    """Strictly, through every loader; those of a detector have a norm that it never reads."""
     net = build("RLA", out_hidden=True, plugins=plugins)
     released = in_rla_release(net.state_dict()) | {"fc.weight": torch.ones(10, 544)}
     released = {f"{prefix}{key}": tensor for key, tensor in released.items()}

@@ -85,7 +85,6 @@ def test_numpy_numbers_load_and_are_saved_as_plain_arrays(tmp_path, kind):
 
 @pytest.mark.parametrize("allowed", [[np.ndarray, RECONSTRUCT], [np.dtype], [SCALAR]])
 def test_numbers_load_whatever_of_numpy_others_allow(tmp_path, allowed):
-    """Under one name torch finds either's, in an order that differs between processes."""
     torch.save([np.ones(2), np.float64(3)], tmp_path / "numbers.pth")
     array, scalar = load_weights_only(tmp_path / "numbers.pth", allowed)
     assert array.tolist() == [1, 1] and scalar == 3

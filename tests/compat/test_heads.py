@@ -21,7 +21,6 @@ def overlap(a, b, offset=0):
 
 
 def reference(boxes, scores, *, threshold, min_score=0.01, method="naive", sigma=1, offset=0):
-    """Kept (index, score) pairs of Soft-NMS, best first; naive, those of greedy suppression."""
     boxes, scores = boxes.tolist(), scores.tolist()
     rest, kept = list(range(len(scores))), []
     while rest:

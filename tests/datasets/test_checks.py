@@ -135,7 +135,6 @@ def test_a_file_that_mmdet_cannot_read_is_one_line(content, root):
 
 
 def test_what_mmdet_skips_or_never_reads_is_no_fault(root):
-    """Classes that are not learned need no mask; one box beyond the border makes no corners."""
 
     def change(content):
         first, second, third, *others = content["annotations"]
@@ -198,7 +197,6 @@ def test_real_sets_pass(name):
 
 
 def test_names_in_xml_files(tmp_path):
-    """A small validation set may lack a class; one that is missing beside unknown names may not."""
     (tmp_path / "Annotations").mkdir()
     (tmp_path / "JPEGImages").mkdir()
     for name, label in (("one", "cat"), ("two", "dog")):
@@ -259,7 +257,6 @@ def test_data_sets_must_number_their_classes_alike(root):
 
 
 def test_heads_need_the_number_of_classes(root):
-    """All but the proposals' head; panoptic ones count things, an open vocabulary has no number."""
     cfg = make_config(root)
     lines = faults(cfg, num_classes=80)
     assert len(lines) == 2 and "3 classes, but the model roi_head.bbox_head.num_class" in lines[0]

@@ -88,7 +88,6 @@ def predict(model, images):
 
 
 def assert_same(expected, boxes, scores, labels):
-    """Each expected detection has its own, in any order of near ties; behind them is padding."""
     count = len(expected)
     assert count > 10, "few detections would prove little"
     assert (scores[:count] > 0).all() and not (scores[count:] > 0).any()

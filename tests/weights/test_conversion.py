@@ -57,7 +57,6 @@ def test_names_and_hashes(tmp_path):
 
 
 def test_a_hash_of_digits_alone_is_made_longer(tmp_path, monkeypatch):
-    """Or nobody would know it from the number of a run: one file in 43 has one."""
     numbers = (save_published({"number": number}, tmp_path, "a") for number in range(500))
     assert {stem_of(path) for path in numbers} == {"a"}
     assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}

@@ -97,7 +97,6 @@ def test_fetched_once(served, cache):
     [("w.pth", "<!DOCTYPE html>"), ("gone.pth", "404.*{}.*init_cfg=None, froz")],
 )
 def test_bad_downloads_are_not_kept(name, expected, served, cache):
-    """A later run would take them for the weights. What cannot be fetched can be put there."""
     folder, address = served
     expected = expected.format(cache / name)
     (folder / "w.pth").write_bytes(PAGE)

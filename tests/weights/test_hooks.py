@@ -114,7 +114,6 @@ def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
 
 @pytest.mark.parametrize(("loaded", "norm_eval"), [(False, True), (True, True), (False, False)])
 def test_frozen_random_layers_are_a_warning(tmp_path, loaded, norm_eval):
-    """mmdet's defaults keep batch statistics, which without pretrained weights are zero and one."""
     path = save(tmp_path, Detector().state_dict()) if loaded else None
     runner(tmp_path, Detector(norm_eval=norm_eval), load_from=path).train()
     (log,) = tmp_path.glob("*/*.log")

@@ -100,7 +100,6 @@ def test_files_of_the_authors(variant, attention, tmp_path):
 
 @pytest.mark.parametrize("width", [8, 16])
 def test_heads_of_another_size_than_the_authors_are_doubted(width, tmp_path):
-    """Nothing in their files of MRLA-base tells it."""
     path = save(tmp_path, released_resnet("base"))
     cfg = dict(layer_attention=dict(BASE, head_channels=width), depth=18, base_channels=16)
     for host in (dict(type="MRLAResNet"), dict(type="WithLayerAttention", backbone="mmdet.ResNet")):
@@ -172,7 +171,6 @@ def test_what_matches_by_explicit_request_only(trained, tmp_path):
 
 @pytest.mark.parametrize("kind", [PretrainedInit, "mmengine.PretrainedInit"])
 def test_configs_that_name_the_class_are_strict_too(kind, trained, tmp_path):
-    """All that is loaded stays: mmengine would initialise the parts of the module afterwards."""
     path = save(tmp_path, prefixed(trained, "backbone."))
     assert same(backbone(path, kind=kind).state_dict(), trained)
     assert "nothing was loaded" in message(save(tmp_path, without(trained, "layer4.")), kind=kind)
