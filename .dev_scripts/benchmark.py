@@ -15,7 +15,7 @@ Suites (default: goals, oom, branch, depth):
   trace     Chrome traces of a step of light on ResNet-50 and base on ResNet-101
 
 Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions,
-as MRLAResNet folds its own); naive, fused and triton. Before a path is timed, its loss and
+as MRLAResNet folds its own); naive, fused, numba and triton. Before a path is timed, its loss and
 gradients are compared with the naive path's. Memory is, on a GPU, the peak allocated during the
 step beyond what was allocated before; on a CPU, the bytes of all tensors saved for backward.
 """

@@ -1,7 +1,8 @@
 """Training steps of backbones and detectors, and the paths they can take.
 
 Paths: "naive" computes the paper's equations in plain PyTorch, "fused" the same in few passes over
-memory, "triton" the fused passes as kernels. "plain" stands for a backbone without layer attention.
+memory, "numba" and "triton" these passes as compiled loops and kernels. "plain" stands for a
+backbone without layer attention.
 """
 
 import copy
@@ -21,7 +22,7 @@ from mrla_mm.attention import LayerAttentionResidual
 from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path
 
-PATHS = ("naive", "fused", "triton")
+PATHS = ("naive", "fused", "numba", "triton")
 HALF_LOSS_SCALE = 2.0**10  # in float16 most gradients of a mean would underflow
 
 
@@ -35,8 +36,8 @@ def usable_paths(device: torch.device, wanted: Sequence[str] | None = None) -> l
     if wanted:
         return list(wanted)
     os.environ.pop("MRLA_OPS", None)
-    has_triton = choose_path(torch.zeros(1, 1, 1, 1, device=device)).path == "triton"
-    return list(PATHS if has_triton else PATHS[:2])
+    default = choose_path(torch.zeros(1, 1, 1, 1, device=device)).path
+    return [path for path in PATHS if path in ("naive", "fused", default)]
 
 
 def randomize_zero_init(model: nn.Module) -> nn.Module:
