@@ -114,7 +114,7 @@ class MemoryBlock(CarriesBranch):
 
 
 class HiddenBranch(Combined):
-    """Mixin of a block that is an nn.Sequential, whose branch is none of its steps."""
+    """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
 
     def __iter__(self):
         return (module for name, module in self._modules.items() if name != "mrla")
@@ -160,7 +160,7 @@ class AnyBackbone(Combined, PretrainedBackbone):
 
     @property
     def optional_parts(self) -> list[str]:
-        """Norms of the outputs, which files of classifiers lack; a batch norm is none of them."""
+        """Norms of the outputs, which files of classifiers lack; batch norms are of the stem."""
         kinds = nn.LayerNorm, nn.GroupNorm
         names = [f"norm{index}" for index in range(4)]
         return [name for name in names if isinstance(getattr(self, name, None), kinds)]
@@ -285,15 +285,16 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
     """Give each block of a run its branch, and the container what passes a memory on."""
     if run.layout == "tokens":
         options = options | dict(norm_cfg=None, extra_tokens=run.extra_tokens)
-    for name in run.blocks:
-        starts = name == run.blocks[0]
+    blocks = [model.get_submodule(name) for name in run.blocks]
+    for block in blocks:
+        starts = block is blocks[0]
         place = dict(first_in_stage=starts, has_shortcut=run.has_shortcut or not starts)
-        block = model.get_submodule(name)
         block.mrla = BRANCHES[run.layout](attention, run.channels, **place, **options)
-        has_memory = getattr(block.mrla.attention, "has_memory", True)
-        add_mixin(block, MemoryBlock if has_memory else AttendedBlock)
         if isinstance(block, nn.Sequential):
             add_mixin(block, HiddenBranch)
+    has_memory = getattr(blocks[0].mrla.attention, "has_memory", True)  # the same in all blocks
+    for block in blocks:
+        add_mixin(block, MemoryBlock if has_memory else AttendedBlock)
     if has_memory:
         pass_memory_on(model, run, attention)
 

@@ -7,7 +7,7 @@ in order.
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A module that returns maps of the image, or tokens of which its call tells the grid.
+    """A module that returns maps of the image, or tokens whose grid is an argument of its call.
 
     Attributes:
         layout: "maps" (B, C, H, W), "maps, channels last" (B, H, W, C) or "tokens" (B, E + H W, C).
@@ -91,13 +91,13 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     `size` is the height and width of images that it takes; by default some are tried.
 
     Raises:
-        InputError: the backbone takes none of them.
+        InputError: the backbone fails with all of them.
     """
     probe = copy.deepcopy(backbone)
-    nn.Module.train(probe, False)  # frozen modules are none of a probe's concern
+    nn.Module.train(probe, False)  # a host's own train would also freeze stages
     calls = record_calls(probe, in_channels, size)
     blocks = {module: as_block(module, found) for module, found in calls.items()}
-    containers = {module for module in probe.modules() if any(consecutive(module, blocks))}
+    containers = {module for module in probe.modules() if consecutive(module, blocks)}
     for module in list(blocks):
         if isinstance(module, nn.Sequential) and containers.intersection(module.modules()):
             blocks[module] = None  # a container of runs is a stage, not a block
@@ -109,34 +109,31 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
         for members in consecutive(container, blocks):
             names = tuple(f"{name}.{member}".removeprefix(".") for member in members)
             first = blocks[container._modules[members[0]]]
-            described = first.layout, first.channels, first.extra_tokens, first.keeps_shape
-            runs.append(Run(name, names, *described, is_called=container in calls))
+            tokens = first.layout, first.channels, first.extra_tokens
+            runs.append(Run(name, names, *tokens, first.keeps_shape, container in calls))
             for member in members:
                 inside.update(container._modules[member].modules())
     return runs
 
 
-def consecutive(container: nn.Module, blocks: dict[nn.Module, Block | None]) -> Iterator[list[str]]:
-    """Yield the names in a container of two or more consecutive blocks that may be a run."""
-    members = []
-    last = None
+def consecutive(container: nn.Module, blocks: dict[nn.Module, Block | None]) -> list[list[str]]:
+    """Return the names in a container of each two or more consecutive blocks that may be a run."""
+    groups = []
+    previous = None
     for name, module in container._modules.items():
         block = blocks.get(module)
         if block and not isinstance(container, nn.Sequential) and is_layer(module):
             block = None
-        if not (block and last and block.follows(last)):
-            if len(members) > 1:
-                yield members
-            members = []
-        if block:
-            members.append(name)
-        last = block
-    if len(members) > 1:
-        yield members
+        if block and previous and block.follows(previous):
+            groups[-1].append(name)
+        elif block:
+            groups.append([name])
+        previous = block
+    return [names for names in groups if len(names) > 1]
 
 
 def as_block(module: nn.Module, calls: Sequence[Call]) -> Block | None:
-    """Return a module as a block, or None if it is none: a plain layer, or called repeatedly."""
+    """Return a module as a block, or None if it is a plain layer or called repeatedly."""
     images = {call.image for call in calls}
     if len(calls) > len(images) or not module._modules or "forward" in vars(module):
         return None
@@ -146,11 +143,12 @@ def as_block(module: nn.Module, calls: Sequence[Call]) -> Block | None:
         rows, columns = calls[0].grid
         return Block(module, "tokens", shape[2], shape[1] - rows * columns, tuple(calls))
     if rank == 4:
-        first = all(is_grid(call.returned[2:], call.image) for call in calls)
-        last = all(is_grid(call.returned[1:3], call.image) for call in calls)
-        if first != last:
-            layout, channels = ("maps", shape[1]) if first else ("maps, channels last", shape[3])
-            return Block(module, layout, channels, 0, tuple(calls))
+        channels_first = all(is_grid(call.returned[2:], call.image) for call in calls)
+        channels_last = all(is_grid(call.returned[1:3], call.image) for call in calls)
+        if channels_first and not channels_last:
+            return Block(module, "maps", shape[1], 0, tuple(calls))
+        if channels_last and not channels_first:
+            return Block(module, "maps, channels last", shape[3], 0, tuple(calls))
     return None
 
 
@@ -178,7 +176,7 @@ def grid_of(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
 def record_calls(
     backbone: nn.Module, in_channels: int, size: Size | None
 ) -> dict[nn.Module, list[Call]]:
-    """Return the calls of each module of a backbone, which keeps the hooks."""
+    """Return the calls of each module of a backbone, on which the hooks stay."""
     calls = defaultdict(list)
     origins = WeakTensorKeyDictionary()  # the modules that returned a tensor
     image = None

@@ -48,6 +48,24 @@ def gradients(backbone: nn.Module, image: torch.Tensor) -> dict[str, torch.Tenso
     return {name: parameter.grad for name, parameter in backbone.named_parameters()}
 
 
+def levels(backbone, image):
+    """All tensors of what a backbone returns."""
+    pending, found = [backbone(image)], []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif value is not None:
+            pending += value.values() if isinstance(value, dict) else value
+    return found
+
+
+def assert_equal(found, expected):
+    """Compare tensors bit for bit."""
+    for level, other in zip(found, expected, strict=True):
+        assert torch.equal(level.nan_to_num(), other.nan_to_num())
+
+
 def assert_same_with_gradients(actual, expected, leaves, tolerance=1e-9):
     assert_same(actual, expected, dict(enumerate(leaves, len(expected))), tolerance)
 

@@ -17,7 +17,7 @@ from mrla_mm.backbones.runs import Run, find_runs
 from mrla_mm.errors import InputError
 
 from ..attention.reference import light
-from .common import branches, gradients, load_plain, randomize
+from .common import assert_equal, branches, gradients, load_plain, randomize
 
 IMAGE = torch.rand(2, 3, 128, 160)
 CSP = dict(deepen_factor=0.33, widen_factor=0.25)
@@ -34,21 +34,11 @@ def build(name, **kwargs):
     return MODELS.build(dict(type="WithLayerAttention", backbone=name, **kwargs))
 
 
-def levels(backbone, image=IMAGE):
-    found = backbone(image)
-    return [found] if isinstance(found, torch.Tensor) else list(found)
-
-
-def assert_equal(found, expected):
-    for level, other in zip(found, expected, strict=True):
-        assert torch.equal(level, other)
-
-
 def test_no_state_of_a_run_is_lost_in_a_copy():
     backbone = randomize(build("mmdet.CSPNeXt", layer_attention="MRLABase", **CSP)).eval()
     with torch.no_grad():
         for other in (copy.deepcopy(backbone), pickle.loads(pickle.dumps(backbone))):
-            assert_equal(levels(other), levels(backbone))
+            assert_equal(other(IMAGE), backbone(IMAGE))
 
 
 def test_looking_for_runs_changes_nothing():
@@ -215,6 +205,24 @@ def test_a_memory_is_passed_on_within_a_run():
         network.runs[0](start)
 
 
+HORNET = dict(base_dim=16, depths=[2] * 4, orders=[2] * 4)
+HORNET["dw_cfg"] = [dict(type="DW", kernel_size=3)] * 4
+
+
+@pytest.mark.parametrize("name", ["HorNet", "TIMMBackbone"])
+def test_hosts_that_checkpoint_block_by_block_compute_the_same(name):
+    """HorNet's with_cp and timm's set_grad_checkpointing go past the containers."""
+    options = dict(arch=HORNET) if name == "HorNet" else dict(model_name="convnext_atto")
+    backbone = randomize(build(f"mmpretrain.{name}", **options)).double().train()
+    image = IMAGE[..., :64, :96].double()
+    expected = gradients(backbone, image)
+    if name == "HorNet":
+        backbone.with_cp = True
+    else:
+        backbone.timm_model.set_grad_checkpointing()
+    torch.testing.assert_close(gradients(backbone, image), expected)
+
+
 class Steps(Sequential):
     """A backbone that is itself an nn.Sequential."""
 
@@ -265,10 +273,10 @@ def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
 def test_sync_bn_reaches_the_branches():
     """With frozen statistics the converted model computes the same; others need a GPU."""
     backbone = randomize(build("mmdet.CSPNeXt", norm_eval=True, **CSP)).double().train()
-    expected = levels(backbone, IMAGE.double())
+    expected = backbone(IMAGE.double())
     converted = convert_sync_batchnorm(backbone, "torch").train()
     assert not [m for m in converted.modules() if type(m) is nn.BatchNorm2d]
-    torch.testing.assert_close(levels(converted, IMAGE.double()), expected)
+    torch.testing.assert_close(converted(IMAGE.double()), expected)
 
 
 OFFICIAL = (("layers.", "stages."), (".mlp.fc1.", ".ffn.layers.0.0."), (".attn.", ".attn.w_msa."))
