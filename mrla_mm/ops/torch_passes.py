@@ -1,7 +1,7 @@
 """The passes over feature maps of fused layer attention in plain PyTorch.
 
 One depthwise convolution over B * C channels, with weights of each sample, does gate, value, norm
-and residual; the history is one more operation.
+and residual; the history is one more operation. Channels-last maps are copied for it and back.
 """
 
 import torch
