@@ -22,6 +22,7 @@ def test_the_benchmark_times_paths_that_are_right(error, tmp_path, monkeypatch, 
     monkeypatch.setattr(steps, "results", results)
     small = "--depth 18 --attention light --size 64 64 --batch-size 2 --rounds 1 --device cpu"
     argv = ["backbone", "branch", *small.split(), "--out", str(tmp_path)]
+    argv += ["--paths", "naive", "fused"]
     code, report = cli.run(benchmark.main, argv), tmp_path / "report.json"
     if error:
         assert code == 2 and not report.exists() and "fused" in capsys.readouterr().err
