@@ -390,6 +390,8 @@ SUITES = {suite.__name__: suite for suite in SUITES}
 def main(argv=None):
     """Run the suites; write the report after each, print it at the end."""
     args = parse_args(argv)
+    if args.amp and args.device.type == "cpu":
+        args.paths = args.paths or ["naive", "fused"]  # numba has float32 alone
     settings = dict(batch=args.batch_size, size="x".join(map(str, args.size)))
     settings |= dict(rounds=args.rounds, clock=args.clock)
     settings |= dict(precision="autocast" if args.amp else "float32")

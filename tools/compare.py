@@ -29,7 +29,7 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("configs", nargs="+", help="files, or package::name; the first is the base")
     parser.add_argument("--seeds", type=positive, default=5, help="runs of each (default: 5)")
-    parser.add_argument("--first-seed", type=int, default=0, help="to confirm on unseen seeds")
+    parser.add_argument("--first-seed", type=positive, default=0, help="to confirm on unseen seeds")
     jobs = "runs at a time (default: 1, or one on each GPU)"
     parser.add_argument("--jobs", type=positive, help=jobs)
     parser.add_argument("--metric", help="e.g. coco/bbox_mAP (default: the first of the test)")

@@ -116,7 +116,7 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("option", [("--seeds", "0"), ("--jobs", "-1"), ("--jobs", "0")])
+@pytest.mark.parametrize("option", [("--seeds", "0"), ("--jobs", "-1"), ("--first-seed", "-1")])
 def test_numbers_that_mean_nothing_are_refused(option, capsys):
     with pytest.raises(SystemExit):
         cli.run(load_tool("compare").main, ["config.py", *option])
@@ -144,18 +144,18 @@ def test_a_killed_comparison_goes_on_to_the_same_figures(configs, coco_root, tmp
     tiny = ["--cfg-options", *tiny_options("rcnn", coco_root, "train_cfg.max_epochs=2")]
 
     def start(out, *configs, tool=(ROOT / "tools/compare.py",)):
-        command = [sys.executable, *tool, *configs, "--out", tmp_path / out]
+        command = [sys.executable, *tool, *configs, "--out", tmp_path / out, "--first-seed", "7"]
         command += ["--metric", "coco/AR@100", "--seeds", out, "--jobs", "2", *tiny]
         return subprocess.Popen(command, env=dict(os.environ, PYTHONPATH=str(ROOT)), cwd=tmp_path)
 
     killed = start("2", *configs[:3])
-    while not (tmp_path / "2/stem/seed_0/last_checkpoint").is_file():
+    while not (tmp_path / "2/stem/seed_7/last_checkpoint").is_file():
         time.sleep(0.1)
     killed.kill()
     assert start("2", *configs[:3]).wait() == 1
     assert start("1", *configs[:2], tool=("-m", "mrla_mm", "compare")).wait() == 0
-    files = [tmp_path / n / "stem/seed_0/result.json" for n in "21"]
+    files = [tmp_path / n / "stem/seed_7/result.json" for n in "21"]
     resumed, whole = (json.loads(file.read_text())["metrics"] for file in files)
     assert resumed == whole and "coco/AR@100" in whole
     table = (tmp_path / "2/table.md").read_text()
-    assert "| stem | 2 |" in table and "| broken | 0 |" in table and "seed_1 fails" in table
+    assert "| stem | 2 |" in table and "| broken | 0 |" in table and "seed_8 fails" in table
