@@ -115,7 +115,7 @@ def parse_args(argv):
 def measure_model(title, make_plain, make_ours, args, *, paths=None, detector=False):
     """Time and weigh the paths of one model against the plain one; return a row per path."""
     plain, ours = (Step(make(), args, detector=detector) for make in (make_plain, make_ours))
-    paths = paths or usable_paths(args.device, args.paths)
+    paths = paths or usable_paths(args)
     errors = check_paths(ours, paths)
     steps = {"plain": plain}
     if folded := fold_norms(Step(make_plain(), args, detector=detector)):
@@ -157,7 +157,7 @@ def measure_resnet(depth, kind, norm, args, **options):
 def goals(args):
     """Light on ResNet-50 with frozen and batch statistics, base and light on ResNet-101."""
     rows = measure_resnet(50, "light", "frozen", args) + measure_resnet(50, "light", "batch", args)
-    fast = usable_paths(args.device, args.paths)[-1:]
+    fast = usable_paths(args)[-1:]
     for kind in ("base", "light"):
         rows += measure_resnet(101, kind, "frozen", args, paths=fast)
     return {"Goals": rows}
@@ -165,7 +165,7 @@ def goals(args):
 
 def oom(args):
     """Reproduce the paper's memory table: MLA, base and light as the network gets deeper."""
-    rows, fast = [], usable_paths(args.device, args.paths)[-1:]
+    rows, fast = [], usable_paths(args)[-1:]
     for depth in (50, 101):
         for kind in ("mla", "base", "light"):
             rows += measure_resnet(depth, kind, "frozen", args, paths=fast)[kind != "mla" :]
@@ -202,7 +202,7 @@ def host(name, attention=False):
 def anywhere(args):
     """Light in backbones of other families, and how much of their blocks ran fused."""
     rows = []
-    fast = usable_paths(args.device, args.paths)[-1:]
+    fast = usable_paths(args)[-1:]
     init_default_scope("mmdet")
     for name in HOSTS:
         makers = partial(host, name), partial(host, name, attention=True)
@@ -238,7 +238,7 @@ def detector(args):
 
 def roi_align(args):
     """The detector of a config, RoIAlign as torchvision's operator and as sparse products."""
-    set_path(usable_paths(args.device, args.paths)[-1])
+    set_path(usable_paths(args)[-1])
     step = Step(build_detector(read_config(args.config, {}), plain=False), args, detector=True)
     limits = {
         "torchvision": ((math.inf, 0),) * 2,
@@ -271,7 +271,7 @@ def branch(args):
     bandwidth = measure.copy_bandwidth(args.device)
     dtype = torch.float16 if args.amp and args.device.type == "cuda" else torch.float32
     tolerance = 1e-2 if dtype == torch.float16 else 1e-4
-    paths, rows = usable_paths(args.device, args.paths), []
+    paths, rows = usable_paths(args), []
     for channels, stride in STAGES:
         shape = (args.batch_size, channels, args.size[0] // stride, args.size[1] // stride)
         layer = LayerAttentionResidual(dict(type="MRLALight"), channels, norm_cfg=dict(type="BN"))
@@ -336,7 +336,7 @@ def depth(args, depths=(4, 8, 16, 23)):
         found = []
         for count in depths:
             step = StageStep(Stage(kind, count, 1024), args)
-            set_path(path := usable_paths(args.device, args.paths)[-1])
+            set_path(path := usable_paths(args)[-1])
             title = f"stage of {count} {kind} layers, {path}"
             options = dict(device=args.device, clock=args.clock, title=title)
             found_seconds = measure.time_rounds({path: step}, args.rounds, **options)[path]
@@ -355,7 +355,7 @@ def depth(args, depths=(4, 8, 16, 23)):
 
 def trace(args):
     """Write Chrome traces of a step of light on ResNet-50 and base on ResNet-101."""
-    rows, path = [], usable_paths(args.device, args.paths)[-1]
+    rows, path = [], usable_paths(args)[-1]
     args.out.mkdir(parents=True, exist_ok=True)
     for depth, kind in ((50, "light"), (101, "base")):
         step = Step(build_backbone(depth, ATTENTION[kind], "frozen"), args)
@@ -390,8 +390,6 @@ SUITES = {suite.__name__: suite for suite in SUITES}
 def main(argv=None):
     """Run the suites; write the report after each, print it at the end."""
     args = parse_args(argv)
-    if args.amp and args.device.type == "cpu":
-        args.paths = args.paths or ["naive", "fused"]  # numba has float32 alone
     settings = dict(batch=args.batch_size, size="x".join(map(str, args.size)))
     settings |= dict(rounds=args.rounds, clock=args.clock)
     settings |= dict(precision="autocast" if args.amp else "float32")

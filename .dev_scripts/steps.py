@@ -31,13 +31,19 @@ def set_path(path: str) -> None:
     os.environ["MRLA_OPS"] = "naive" if path.startswith("plain") else path
 
 
-def usable_paths(device: torch.device, wanted: Sequence[str] | None = None) -> list[str]:
-    """Paths that can run on the device, or those that were asked for."""
-    if wanted:
-        return list(wanted)
+def usable_paths(args: Namespace) -> list[str]:
+    """Paths that can run on the device in the precision of the steps, or those asked for."""
+    if args.paths:
+        return args.paths
     os.environ.pop("MRLA_OPS", None)
-    default = choose_path(torch.zeros(1, 1, 1, 1, device=device)).path
+    dtype = amp_dtype(args.device) if args.amp else torch.float32
+    default = choose_path(torch.zeros(1, 1, 1, 1, dtype=dtype, device=args.device)).path
     return [path for path in PATHS if path in ("naive", "fused", default)]
+
+
+def amp_dtype(device: torch.device) -> torch.dtype:
+    """Type that autocast computes in on a device."""
+    return torch.float16 if device.type == "cuda" else torch.bfloat16
 
 
 def randomize_zero_init(model: nn.Module) -> nn.Module:
@@ -102,7 +108,8 @@ class Step:
 
     def forward(self) -> Tensor:
         """Return the loss."""
-        with torch.autocast(self.args.device.type, self.amp_dtype, enabled=self.args.amp):
+        device = self.args.device
+        with torch.autocast(device.type, amp_dtype(device), enabled=self.args.amp):
             if self.detector:
                 return self.model.parse_losses(self.call(**self.data, mode="loss"))[0]
             return sum(level.float().pow(2).mean() for level in self.call(self.data))
@@ -111,14 +118,10 @@ class Step:
         """Run a step, leaving the gradients in the parameters."""
         self.model.zero_grad(set_to_none=True)
         loss = self.forward()
-        scale = HALF_LOSS_SCALE if self.args.amp and self.amp_dtype == torch.float16 else 1
+        is_half = self.args.amp and amp_dtype(self.args.device) == torch.float16
+        scale = HALF_LOSS_SCALE if is_half else 1
         (scale * loss).backward()
         return loss.detach()
-
-    @property
-    def amp_dtype(self) -> torch.dtype:
-        """Type that autocast computes in on the step's device."""
-        return torch.float16 if self.args.device.type == "cuda" else torch.bfloat16
 
     def memory(self) -> int:
         """Bytes: on a GPU the peak of a step, on a CPU what the forward pass saves for backward."""

@@ -23,8 +23,8 @@ from .conftest import ROOT
 pytestmark = pytest.mark.slow
 MIM = Path(mmdet.__file__).parent / ".mim"
 PAGE = (ROOT / "docs/use_in_your_project.md").read_text(encoding="utf-8")
-PAGE = PAGE.partition("## Detectors of mmdet's zoo")[2].partition("\n## ")[0]
-TABLE = "".join(re.findall(r"^\|(?!.*`configs`).*", PAGE, re.MULTILINE))
+SECTION = PAGE.partition("## Detectors of mmdet's zoo")[2].partition("\n## ")[0]
+TABLE = "".join(re.findall(r"^\|(?!.*`configs`).*", SECTION, re.MULTILINE))
 FOLDERS = re.findall(r"`(.+?)`", TABLE)
 PACKAGES = dict(boxinst="skimage", lad="sklearn", paa="sklearn")  # needed with a plain ResNet too
 VIDEO = {"mask2former_vis", "masktrack_rcnn", "qdtrack"}

@@ -109,8 +109,16 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
         for members in consecutive(container, blocks):
             names = tuple(f"{name}.{member}".removeprefix(".") for member in members)
             first = blocks[container._modules[members[0]]]
-            tokens = first.layout, first.channels, first.extra_tokens
-            runs.append(Run(name, names, *tokens, first.keeps_shape, container in calls))
+            run = Run(
+                container=name,
+                blocks=names,
+                layout=first.layout,
+                channels=first.channels,
+                extra_tokens=first.extra_tokens,
+                has_shortcut=first.keeps_shape,
+                is_called=container in calls,
+            )
+            runs.append(run)
             for member in members:
                 inside.update(container._modules[member].modules())
     return runs

@@ -107,9 +107,9 @@ def dense_format(x: Tensor) -> torch.memory_format:
     """
     if x.is_contiguous():
         return torch.contiguous_format
-    last = x.is_contiguous(memory_format=torch.channels_last)
+    channels_last = x.is_contiguous(memory_format=torch.channels_last)
     patches = x.device.type != "cpu" and x.stride(1) == 1
-    return torch.channels_last if last or patches else torch.contiguous_format
+    return torch.channels_last if channels_last or patches else torch.contiguous_format
 
 
 def match_layout(tensor: Tensor, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ The environment variable MRLA_OPS forces one of the four, and InputError is rais
 cannot run. Under tracers and compilers the naive path runs: torch.compile does its own fusing.
 """
 
+import importlib
 import os
 from functools import cache
 from typing import NamedTuple
@@ -70,19 +71,7 @@ def why_not_triton(x: Tensor) -> str:
     device = x.device.type
     if device != TRITON_DEVICE and os.environ.get("TRITON_INTERPRET") != "1":
         return f"Triton does not run on {device} (TRITON_INTERPRET=1 interprets it there)"
-    return why_no_triton()
-
-
-@cache
-def why_no_triton() -> str:
-    """Return why there are no kernels, or an empty string."""
-    try:
-        import mrla_mm.ops.triton  # noqa: F401
-    except ImportError as error:
-        return f"Triton 3 is not installed ({error})"
-    except Exception as error:  # whatever a broken installation raises
-        return f"Triton cannot be imported ({describe(error)})"
-    return ""
+    return why_not_importable("triton", "Triton 3")
 
 
 def why_not_numba(x: Tensor) -> str:
@@ -93,18 +82,18 @@ def why_not_numba(x: Tensor) -> str:
         return f"a {type(x).__name__} may have no memory of its own"
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return "NUMBA_DISABLE_JIT is set"
-    return why_no_numba()
+    return why_not_importable("numba_passes", "numba")
 
 
 @cache
-def why_no_numba() -> str:
-    """Return why there are no compiled loops, or an empty string."""
+def why_not_importable(module: str, library: str) -> str:
+    """Return why a module of this folder cannot be used, or an empty string."""
     try:
-        import mrla_mm.ops.numba_passes  # noqa: F401
+        importlib.import_module(f"mrla_mm.ops.{module}")
     except ImportError as error:
-        return f"numba is not installed ({error})"
+        return f"{library} is not installed ({error})"
     except Exception as error:  # whatever a broken installation raises
-        return f"numba cannot be imported ({describe(error)})"
+        return f"{library} cannot be imported ({describe(error)})"
     return ""
 
 

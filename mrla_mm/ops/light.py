@@ -34,12 +34,12 @@ class LightFunction(torch.autograd.Function):
         layer = options.layer(parameters)
         passes = options.passes()
         has_gate = layer.weights.query is not None
-        added = shortcut if options.add_relu else None
+        summand = shortcut if options.add_relu else None
         history = shortcut if options.has_history else None
         x = torch.empty_like(c) if options.add_relu else c
         y = torch.empty_like(c)
         with disable_autocast(c):
-            pooled = passes.add_relu(c, added, out=x, pool=has_gate)
+            pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_forward(x, pooled, history, layer, out=y)
         save(ctx, saved, parameters, (x, history))
         ctx.options = options

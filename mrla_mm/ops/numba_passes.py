@@ -32,12 +32,12 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, x: Tensor) -> "Layout":
         """The layout of a map and those like it."""
-        is_last = not x.is_contiguous()
+        channels_last = not x.is_contiguous()
         threads = count_threads(x.numel())
         bands = 1
-        if is_last and threads > 1:
+        if channels_last and threads > 1:
             bands = min(math.ceil(threads * PIECES / x.shape[0]), x.shape[2])
-        return cls(x.shape, is_last, bands)
+        return cls(x.shape, channels_last, bands)
 
     def run(self, loop: str, *args: object) -> None:
         """Run a loop by its name on all threads; args are what follows its grid."""

@@ -83,15 +83,11 @@ class Reversed(nn.Sequential):
 
 
 class LastBlock(Block):
-    """Takes and returns maps (B, H, W, C)."""
-
     def forward(self, x):
         return super().forward(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class TokenBlock(Block):
-    """Takes and returns tokens, and their grid as one argument or two."""
-
     def forward(self, x, *grid, size=None):
         maps = to_map(x, size or grid)
         return to_tokens(super().forward(maps))

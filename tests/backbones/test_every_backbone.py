@@ -46,7 +46,6 @@ def names():
 
 
 def make(name, **ours):
-    """Build a host, plain or with layer attention."""
     library, _, kind = name.partition(".")
     arguments = copy.deepcopy(ARGUMENTS.get(name, {}))
     if library == "timm":

@@ -69,8 +69,6 @@ def test_a_name_without_a_number_is_written_anew(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
 def test_a_disk_that_refuses_is_told_in_one_line(tmp_path, monkeypatch, code):
-    """Room is of no use on a disk that is read only, or at a path that cannot be."""
-
     def refuse(_):
         raise OSError(code, os.strerror(code))
 

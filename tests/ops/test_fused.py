@@ -356,7 +356,7 @@ class OnGpu(torch.Tensor):
 
 def test_gpu_tensors_take_triton_or_the_naive_path(monkeypatch):
     monkeypatch.delenv("MRLA_OPS", raising=False)
-    monkeypatch.setattr(dispatch, "why_no_triton", lambda: "")
+    monkeypatch.setattr(dispatch, "why_not_importable", lambda *_: "")
     gpu = torch.zeros(1, 4, 2, 2).as_subclass(OnGpu)
     assert choose_path(gpu).path == "triton"
     assert choose_path(gpu.double()).path == "naive"
@@ -373,9 +373,9 @@ def test_gpu_tensors_without_triton(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("mrla_mm.ops.triton")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr("mrla_mm.ops.triton", raising=False)
-    dispatch.why_no_triton.cache_clear()
+    dispatch.why_not_importable.cache_clear()
     path, reason = choose_path(torch.zeros(1, 4, 2, 2).as_subclass(OnGpu))
-    dispatch.why_no_triton.cache_clear()
+    dispatch.why_not_importable.cache_clear()
     assert path == "naive" and "not installed" in reason
 
 

@@ -125,7 +125,7 @@ def test_without_numba_or_its_compiler_torch_runs(monkeypatch):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     assert choose_path(x) == ("fused", "NUMBA_DISABLE_JIT is set")
     monkeypatch.delenv("NUMBA_DISABLE_JIT")
-    monkeypatch.setattr(dispatch, "why_no_numba", lambda: "numba is not installed")
+    monkeypatch.setattr(dispatch, "why_not_importable", lambda *_: "numba is not installed")
     assert choose_path(x) == ("fused", "numba is not installed")
 
 

@@ -6,8 +6,8 @@
     weighted_sum_backward   read grad and each value, write each value's gradient
 
 BLOCK_C channels by BLOCK_S positions form a tile, with the longer side along the dense dimension.
-LAST stands for channels-last maps. The S positions of a map are passed as units of UNIT, which
-tells the compiler how many elements it may load at a time.
+The S positions of a map are passed as units of UNIT, which tells the compiler how many elements it
+may load at a time.
 """
 
 import math
@@ -26,10 +26,10 @@ MAX_VALUES = 8  # values that one launch reads; each launch after it adds to wha
 
 
 @triton.jit
-def tile_elements(sample, channels, pixels, C, S, LAST: tl.constexpr):
+def tile_elements(sample, channels, pixels, C, S, CHANNELS_LAST: tl.constexpr):
     """Element offsets of a tile of channels by positions in a map, and which of them exist."""
     inside = (channels[:, None] < C) & (pixels[None, :] < S)
-    if LAST:
+    if CHANNELS_LAST:
         within = channels[:, None] + pixels[None, :] * C
     else:
         within = channels[:, None] * S + pixels[None, :]
@@ -39,7 +39,7 @@ def tile_elements(sample, channels, pixels, C, S, LAST: tl.constexpr):
 @triton.jit(do_not_specialize=["B", "units"])
 def pool_kernel(
     x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, units, C, span,
-    UNIT: tl.constexpr, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Sum of x over a span of the grid, divided by the positions of all of it.
 
@@ -53,7 +53,7 @@ def pool_kernel(
     begin = tl.program_id(2) * span
     for start in range(begin, begin + span, BLOCK_S):
         elements, inside = tile_elements(
-            sample, channels, start + tl.arange(0, BLOCK_S), C, S, LAST
+            sample, channels, start + tl.arange(0, BLOCK_S), C, S, CHANNELS_LAST
         )
         value = tl.load(x_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         if shortcut_ptr is not None:
@@ -102,7 +102,7 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
 def weighted_sum_kernel(
     v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, offset_ptr, out_ptr,
     units, first, C, D, T,
-    COUNT: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    COUNT: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [start +] gain sum_s scores_s v_s [+ offset] [+ x].
@@ -112,7 +112,7 @@ def weighted_sum_kernel(
     sample = tl.program_id(0).to(tl.int64)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     pixels = tl.program_id(2) * BLOCK_S + tl.arange(0, BLOCK_S)
-    elements, inside = tile_elements(sample, channels, pixels, C, units * UNIT, LAST)
+    elements, inside = tile_elements(sample, channels, pixels, C, units * UNIT, CHANNELS_LAST)
     exists = channels < C
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
     if start_ptr is not None:
@@ -134,7 +134,7 @@ def weighted_sum_kernel(
 def weighted_sum_backward_kernel(
     grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
     g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units, first, C, D, T, span,
-    COUNT: tl.constexpr, OVERWRITE: tl.constexpr, UNIT: tl.constexpr, LAST: tl.constexpr,
+    COUNT: tl.constexpr, OVERWRITE: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Add weights_s grad to each value's gradient; sum grad times value, and grad, over a span."""
@@ -148,7 +148,7 @@ def weighted_sum_backward_kernel(
     begin = tl.program_id(2) * span
     for start in range(begin, begin + span, BLOCK_S):
         elements, inside = tile_elements(
-            sample, channels, start + tl.arange(0, BLOCK_S), C, S, LAST
+            sample, channels, start + tl.arange(0, BLOCK_S), C, S, CHANNELS_LAST
         )
         grad = tl.load(grad_ptr + elements, mask=inside, other=0.0).to(tl.float32)
         grad_total += grad
@@ -171,10 +171,10 @@ def weighted_sum_backward_kernel(
 
 
 @cache
-def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int, int, int]]:
-    """UNIT, LAST and the sides of a tile; and the launch grid for a map."""
+def tiling(shape: torch.Size, channels_last: bool) -> tuple[tuple, tuple[int, int, int]]:
+    """UNIT, CHANNELS_LAST and the sides of a tile; and the launch grid for a map."""
     batch, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
-    if last:
+    if channels_last:
         block_c = min(64, next_power_of_2(channels))
         block_s = min(32, next_power_of_2(pixels))
     else:
@@ -183,20 +183,20 @@ def tiling(shape: torch.Size, last: bool) -> tuple[tuple[object, ...], tuple[int
     while ceil_div(pixels, block_s) > MAX_GRID:
         block_s *= 2
     grid = (batch, ceil_div(channels, block_c), ceil_div(pixels, block_s))
-    return (math.gcd(pixels, 8), last, block_c, block_s), grid
+    return (math.gcd(pixels, 8), channels_last, block_c, block_s), grid
 
 
 @cache
-def span_tiling(shape: torch.Size, last: bool, count: int) -> tuple[int, tuple, tuple]:
+def span_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[int, tuple, tuple]:
     """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
-    blocks, (batch, rows, tiles) = tiling(shape, last)
+    blocks, (batch, rows, tiles) = tiling(shape, channels_last)
     per_program = min(tiles, max(1, tiles * batch * rows // count))
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
 
 
-def constants(shape: torch.Size, last: bool) -> tuple[int, ...]:
+def constants(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
-    (unit, _, block_c, block_s), (_, groups, tiles) = tiling(shape, last)
+    (unit, _, block_c, block_s), (_, groups, tiles) = tiling(shape, channels_last)
     return unit, block_c, block_s, min(2, groups), min(2, tiles)
 
 
@@ -221,7 +221,7 @@ def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
     depth = len(values)
     gain, _, offset = coefficients
     units = height * width // blocks[0]
-    numbers = channels, channels // scores.shape[2], depth
+    dims = channels, channels // scores.shape[2], depth
     total = None
     for first in range(0, depth, MAX_VALUES):
         some = values[first : first + MAX_VALUES]
@@ -230,7 +230,7 @@ def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
         inputs = (*pad(some), total, x if is_end else None, scores, gain,
                   offset if is_end else None)  # fmt: skip
         sizes = units, first
-        launch(weighted_sum_kernel, grid, inputs, (target,), sizes, *numbers, len(some), *blocks)
+        launch(weighted_sum_kernel, grid, inputs, (target,), sizes, *dims, len(some), *blocks)
         total = target
 
 
@@ -252,6 +252,6 @@ def weighted_sum_backward(grad, values, scores, gain, *, grad_values, overwrite,
     inputs = (grad, *pad(values), scores, gain)
     outputs = (*pad(grad_values), sums)
     sizes = batch, height * width // blocks[0], first
-    numbers = channels, channels // heads, depth, span, count, overwrite, *blocks
-    launch(weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *numbers)
+    dims = channels, channels // heads, depth, span, count, overwrite, *blocks
+    launch(weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *dims)
     return sums

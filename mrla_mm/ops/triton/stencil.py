@@ -7,9 +7,9 @@
 A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted
 by -1, 0 and 1 columns, and what the next rows need of it stays in registers: three loads an element
 in place of nine, and no division to find an element's place. No load passes a store, so a row is
-loaded before the one above it is stored. Contiguous and channels-last (LAST) maps are read as they
-lie. W is passed as units of UNIT columns, which tells the compiler how many elements of a row it
-may load at a time.
+loaded before the one above it is stored. Contiguous and channels-last maps are read as they lie.
+W is passed as units of UNIT columns, which tells the compiler how many elements of a row it may
+load at a time.
 """
 
 import math
@@ -27,7 +27,16 @@ TILE = 512  # elements of a tile, four to a thread
 
 
 @triton.jit
-def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
+def tile_of(
+    C,
+    H,
+    W,
+    tiles,
+    rows,
+    CHANNELS_LAST: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+):
     """Place of a program's tile.
 
     Returns its channels and which of them exist; which of its elements are in the map, have a left
@@ -40,7 +49,7 @@ def tile_of(C, H, W, tiles, rows, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLO
     inside = exists[:, None] & (columns < W)[None, :]
     left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
     right = exists[:, None] & (columns + 1 < W)[None, :]
-    if LAST:
+    if CHANNELS_LAST:
         elements = channels[:, None] + columns[None, :] * C
     else:
         elements = channels[:, None] * (H * W) + columns[None, :]
@@ -86,7 +95,7 @@ def load_weight(kernel, gain, exists, place: tl.constexpr, FLIP: tl.constexpr):
 def apply_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, positive_ptr, out_ptr,
     grad_history_ptr, H, units, tiles, rows, C,
-    FLIP: tl.constexpr, RESIDUAL: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
@@ -95,10 +104,10 @@ def apply_kernel(
     at NaN, and is added to grad_history.
     """
     W = units * UNIT
-    step = C if LAST else 1
+    step = C if CHANNELS_LAST else 1
     row_stride = W * step
     channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
+        C, H, W, tiles, rows, CHANNELS_LAST, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
     gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
@@ -201,15 +210,15 @@ def apply_kernel(
 @triton.jit(do_not_specialize=["B", "H", "units", "tiles", "rows"])
 def sums_kernel(
     grad_ptr, x_ptr, history_ptr, sums_ptr, B, H, units, tiles, rows, C,
-    PLACES: tl.constexpr, WITH_GRAD: tl.constexpr, LAST: tl.constexpr, UNIT: tl.constexpr,
+    PLACES: tl.constexpr, WITH_GRAD: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
-    step = C if LAST else 1
+    step = C if CHANNELS_LAST else 1
     row_stride = W * step
     channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, LAST, BLOCK_C, BLOCK_W
+        C, H, W, tiles, rows, CHANNELS_LAST, BLOCK_C, BLOCK_W
     )
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
@@ -270,10 +279,10 @@ def sums_kernel(
 
 
 @cache
-def row_tiling(shape: torch.Size, last: bool, count: int) -> tuple[tuple[int, ...], ...]:
+def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple[int, ...], ...]:
     """Arguments of a launch that follow from a map's shape and layout, and its grid."""
     batch, channels, height, width = shape
-    if last:
+    if channels_last:
         block_c = min(64, next_power_of_2(channels))
         block_w = min(TILE // block_c, next_power_of_2(width))
     else:
@@ -286,12 +295,12 @@ def row_tiling(shape: torch.Size, last: bool, count: int) -> tuple[tuple[int, ..
     rows = min(height, max(SHORTEST, 2 * ceil_div(height, 2 * spans)))
     unit = math.gcd(width, 8)
     grid = batch, groups, tiles * ceil_div(height, rows)
-    return (height, width // unit, tiles, rows), (last, unit, block_c, block_w), grid
+    return (height, width // unit, tiles, rows), (channels_last, unit, block_c, block_w), grid
 
 
-def constants(shape: torch.Size, last: bool) -> tuple[int, ...]:
+def constants(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
-    _, (_, unit, block_c, block_w), _ = row_tiling(shape, last, 1)
+    _, (_, unit, block_c, block_w), _ = row_tiling(shape, channels_last, 1)
     _, channels, height, width = shape
     sides = (channels, block_c), (width, block_w), (height, SHORTEST)
     return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
