@@ -28,15 +28,9 @@ TILE = 512  # elements of a tile, four to a thread
 
 @triton.jit
 def tile_of(
-    C,
-    H,
-    W,
-    tiles,
-    rows,
-    CHANNELS_LAST: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
+    C, H, W, tiles, rows,
+    CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
     """Place of a program's tile.
 
     Returns its channels and which of them exist; which of its elements are in the map, have a left
