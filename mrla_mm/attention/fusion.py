@@ -1,8 +1,8 @@
 """How much of a residual branch is fused, and why: decided here and nowhere else.
 
     all        the sum and ReLU before the branch, and the branch
-    branch     attention, norm with frozen statistics, drop path and residual
-    attention  the attention alone: batch statistics, or another norm
+    branch     attention, batch norm, drop path and residual
+    attention  the attention alone, before another norm
     nothing    the modules run one after the other, as their classes are written
 
 A variant is fused if its exact class is in the table `FUSED` and its parts are exactly what that
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
-from mrla_mm.ops import FrozenNorm, Weights, base_fused, choose_path, light_fused, mla_fused
+from mrla_mm.ops import BatchNorm, Weights, base_fused, choose_path, light_fused, mla_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
 
@@ -51,7 +51,7 @@ class FusedCall(NamedTuple):
     shortcut: Tensor | None
     memory: Memory
     add_relu: bool = False
-    norm: FrozenNorm | None = None
+    norm: BatchNorm | None = None
 
 
 class FusedVariant(NamedTuple):
@@ -168,6 +168,8 @@ def choose_fusion(
         return Fusion("nothing", "naive", obstacle)
     if obstacle := why_not_branch(branch, variant, x):
         return Fusion("attention", path, obstacle, variant.run)
+    if branch.norm.training:
+        return Fusion("branch", path, "the norm has the statistics of the batch", variant.run)
     if relu is None:
         return Fusion("branch", path, "no sum and ReLU come before it", variant.run)
     if type(relu) is not nn.ReLU or is_patched(relu) or is_patched(branch):
@@ -234,10 +236,15 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
-    if not is_frozen_bn(branch.norm):
-        return "the norm is not a BatchNorm2d with frozen statistics"
-    if (branch.norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):
+    norm = branch.norm
+    if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:
+        return "the norm is not a BatchNorm2d with running statistics"
+    if norm.momentum is None or norm.running_mean is None or norm.num_batches_tracked is None:
+        return "the norm has no moving average"
+    if (norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):
         return "the norm is in another precision than the map"
+    if norm.training and x[:, 0].numel() == 1:
+        return "one element a channel has no batch statistics"
     if branch.activation is not None:
         return "an activation follows the norm"
     if not variant.supports_branch(branch.attention):

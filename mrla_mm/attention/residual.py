@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from mrla_mm.attention.base import Attended, Memory
 from mrla_mm.attention.fusion import FusedCall, Fusion, choose_fusion
 from mrla_mm.errors import InputError
-from mrla_mm.ops import FrozenNorm
+from mrla_mm.ops import BatchNorm
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
@@ -104,7 +104,7 @@ class LayerAttentionResidual(BaseModule):
         """
         fusion = choose_fusion(self, x, shortcut)
         if fusion.extent == "branch":
-            norm = self.frozen_norm(x, keep)
+            norm = self.fused_norm(x, keep)
             call = FusedCall(fusion.path, x, shortcut, memory, norm=norm)
             y, memory = fusion.run(self.attention, call)
             return (y, *memory)
@@ -124,7 +124,7 @@ class LayerAttentionResidual(BaseModule):
         fusion = choose_fusion(self, c, shortcut, relu)
         if fusion.extent != "all":
             return self(relu(c + shortcut), shortcut, *memory)
-        norm = self.frozen_norm(c)
+        norm = self.fused_norm(c)
         call = FusedCall(fusion.path, c, shortcut, memory, add_relu=True, norm=norm)
         y, memory = fusion.run(self.attention, call)
         return (y, *memory)
@@ -149,12 +149,15 @@ class LayerAttentionResidual(BaseModule):
         """Run the activation of the attention, if it has one."""
         return branch if self.activation is None else self.activation(branch)
 
-    def frozen_norm(self, x: Tensor, keep: Tensor | None = None) -> FrozenNorm:
-        """The norm, and the drop-path factor of each sample (B,)."""
+    def fused_norm(self, x: Tensor, keep: Tensor | None = None) -> BatchNorm:
+        """The norm, and the drop-path factor of each sample (B,); counts a batch, as norms do."""
         norm = self.norm
         if keep is None and self.drop_path.training and isinstance(self.drop_path, DropPath):
             keep = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
         if keep is not None:
             keep = keep.flatten()
         statistics = norm.running_mean, norm.running_var
-        return FrozenNorm(norm.weight, norm.bias, *statistics, keep, norm.eps)
+        if norm.training:
+            norm.num_batches_tracked.add_(1)
+        momentum = norm.momentum if norm.training else None
+        return BatchNorm(norm.weight, norm.bias, *statistics, keep, norm.eps, momentum)

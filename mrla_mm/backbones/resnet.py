@@ -59,21 +59,10 @@ class _MRLABlock:
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
-    """Basic block of ResNet-18 and -34 with layer attention; it takes plugins, unlike mmdet's."""
+    """Basic block of ResNet-18 and -34 with layer attention; like mmdet's it takes no plugins."""
 
     num_convs = 2
-    make_block_plugins = Bottleneck.make_block_plugins
-    forward_plugin = Bottleneck.forward_plugin
-
-    def __init__(self, *args: object, plugins: list[dict] | None = None, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        self.plugins = plugins or []
-        if any(plugin["position"] == "after_conv3" for plugin in self.plugins):
-            raise InputError("position='after_conv3': basic blocks end with after_conv2, use that")
-        for position in ("after_conv1", "after_conv2", "after_conv3"):
-            chosen = [plugin["cfg"] for plugin in self.plugins if plugin["position"] == position]
-            names = self.make_block_plugins(self.conv2.out_channels, chosen)
-            setattr(self, f"{position}_plugin_names", names)
+    plugins = ()
 
 
 class MRLABottleneck(_MRLABlock, Bottleneck):
@@ -182,7 +171,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             as in `plugins`; by default all.
         contract_dilation: halve the dilation of the first block of each stage, as mmseg's
             ``ResNet`` does.
-        multi_grid: dilation of each block of the last stage, as in mmseg's ``ResNet``.
         **kwargs: those of mmdet's ``ResNet``.
 
     Example:
@@ -210,7 +198,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         stages: str = ".*",
         blocks: Sequence[int] | None = None,
         contract_dilation: bool = False,
-        multi_grid: Sequence[int] | None = None,
         **kwargs: object,
     ) -> None:
         # mmdet's constructor calls make_res_layer for each stage, which reads these.
@@ -220,7 +207,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.stages = stage_pattern(stages)
         self.blocks = blocks
         self.contract_dilation = contract_dilation
-        self.multi_grid = multi_grid
         super().__init__(depth, **kwargs)
         has_branch = any(isinstance(module, LayerAttentionResidual) for module in self.modules())
         if self.layer_attention is not None and not has_branch:
@@ -239,19 +225,11 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         name = f"layer{len(self.res_layers) + 1}"
         is_attended = self.layer_attention is not None and self.stages.fullmatch(name)
         block = self.block_classes[kwargs["block"]]
-        dilations = self.block_dilations(kwargs["num_blocks"], kwargs["dilation"])
+        dilations = [kwargs["dilation"]] * kwargs["num_blocks"]
+        if self.contract_dilation:
+            dilations[0] = max(dilations[0] // 2, 1)
         return MRLAResLayer(
             make_branch=make_branch,
             attended=self.blocks if is_attended else (),
             **{**kwargs, "block": BlocksOfDilations(block, dilations)},
         )
-
-    def block_dilations(self, depth: int, dilation: int) -> Sequence[int]:
-        """Return the dilation of each block of the stage that is built next."""
-        is_last = len(self.res_layers) == self.num_stages - 1
-        if is_last and self.multi_grid is not None:
-            if len(self.multi_grid) != depth:
-                raise InputError(f"multi_grid={self.multi_grid} must have {depth} dilations")
-            return self.multi_grid
-        first = max(dilation // 2, 1) if self.contract_dilation else dilation
-        return [first] + [dilation] * (depth - 1)

@@ -31,7 +31,7 @@ class _Gated:
 
 
 class GatedBasicBlock(_Gated, MRLABasicBlock):
-    """Basic block with a gate and plugins."""
+    """Basic block with a gate."""
 
 
 class GatedBottleneck(_Gated, MRLABottleneck):
@@ -43,7 +43,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     """mmdet's ResNet, as fast and as strict as MRLAResNet, for other attention.
 
     Args:
-        depth: 18, 34, 50, 101 or 152; `plugins` work in all of them.
+        depth: 18, 34, 50, 101 or 152; as in mmdet `plugins` need 50 or more.
         layer_attention: config of a gate with the contract of layer attention, such as
             ``dict(type="DIA")``. It gets a block's last convolution, and the block adds the
             shortcut to what it returns.

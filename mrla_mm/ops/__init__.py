@@ -9,7 +9,7 @@ from mrla_mm.ops.base import base_fused, mla_fused
 from mrla_mm.ops.dispatch import choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
-    FrozenNorm,
+    BatchNorm,
     Weights,
     at_least_float32,
     feature_map,

@@ -1,7 +1,7 @@
 """What the autograd Functions of fused layer attention share.
 
-Their options and saved tensors, the layout that maps are computed in, and which gradients a
-backward pass may add to.
+Their options and saved tensors, a batch norm in training, the layout that maps are computed in, and
+which gradients a backward pass may add to.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,15 @@ from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters,
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import SELF_CHECKS, Form, Outcome, prove
-from mrla_mm.ops.reference import without_autocast
+from mrla_mm.ops.reference import BatchNorm, without_autocast
 
 
 class Options(NamedTuple):
-    """What a Function is given besides tensors; see `light_fused` and `Layer`."""
+    """What a Function is given besides tensors; see `light_fused` and `Layer`.
+
+    A batch norm is not part of the layer that the passes compute: it comes behind their output. Its
+    weight, bias and keep are those of `Parameters`.
+    """
 
     path: str
     heads: int
@@ -29,6 +33,7 @@ class Options(NamedTuple):
     add_relu: bool
     has_history: bool = False
     is_mla: bool = False
+    batch_norm: BatchNorm | None = None
     outcome: Outcome | None = None
 
     def layer(self, parameters: Parameters) -> Layer:
@@ -82,6 +87,43 @@ def load(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
     coefficients = Coefficients(*islice(tensors, len(Coefficients._fields)))
     parameters = Parameters(*islice(tensors, len(Parameters._fields)))
     return Saved(attention, coefficients), parameters, tuple(tensors)
+
+
+def add_batch_norm(
+    x: Tensor, out: Tensor, parameters: Parameters, norm: BatchNorm | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return x + keep norm(o), mean and inverse deviation of o (C,); update running statistics.
+
+    Without a norm it is o that is returned, (B, C, H, W) as x is.
+    """
+    if norm is None:
+        return out, None, None
+    y, mean, inverse_deviation = torch.native_batch_norm(
+        out, parameters.norm_weight, parameters.norm_bias, norm.mean, norm.variance,
+        True, norm.momentum, norm.eps,
+    )  # fmt: skip
+    if parameters.keep is not None:
+        y.mul_(parameters.keep.to(y.dtype)[:, None, None, None])
+    return y.add_(x), mean, inverse_deviation
+
+
+def batch_norm_backward(
+    grad: Tensor,
+    out: Tensor,
+    parameters: Parameters,
+    norm: BatchNorm,
+    statistics: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of o (B, C, H, W) and of the norm's weight and bias (C,), given that of y.
+
+    The statistics are those that `add_batch_norm` returned.
+    """
+    if parameters.keep is not None:
+        grad = grad * parameters.keep.to(grad.dtype)[:, None, None, None]
+    return torch.ops.aten.native_batch_norm_backward(
+        grad, out, parameters.norm_weight, None, None, *statistics, True, norm.eps,
+        (True, parameters.norm_weight is not None, parameters.norm_bias is not None),
+    )  # fmt: skip
 
 
 def refuse_second_derivative() -> None:

@@ -7,7 +7,8 @@
 Of MLA the values are the maps x_s, and the convolution comes after the sum, o = dw(sum_s a_s x_s).
 
 Saved for backward are x, the values and small tensors; of MLA, whose last value is x, one map less.
-A second derivative raises.
+A batch norm in training needs o in its backward pass, which computes it again. A second derivative
+raises.
 
 The values pass through the Function, so that the gradient of each comes back as one map, to which
 every layer adds in place (`autograd` says when). Whoever looks at the gradient of a value sees
@@ -25,6 +26,8 @@ from torch import Tensor
 
 from mrla_mm.ops.autograd import (
     Options,
+    add_batch_norm,
+    batch_norm_backward,
     dense_format,
     disable_autocast,
     hand_over,
@@ -35,7 +38,7 @@ from mrla_mm.ops.autograd import (
     save,
 )
 from mrla_mm.ops.coefficients import Parameters
-from mrla_mm.ops.reference import FrozenNorm, Weights, base_layer, mla_layer
+from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
 
 class BaseFunction(torch.autograd.Function):
@@ -61,7 +64,8 @@ class BaseFunction(torch.autograd.Function):
         with disable_autocast(c):
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             saved = forward(x, pooled, values, layer, earlier_keys=earlier_keys, out=y)
-        save(ctx, saved, parameters, (x, *values))
+            y, *statistics = add_batch_norm(x, y, parameters, options.batch_norm)
+        save(ctx, saved, parameters, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # nobody asks for keys and values of a stage's last layer
         ctx.options = options
         keys_or_averages = saved.attention.pooled if options.is_mla else saved.attention.keys
@@ -72,11 +76,14 @@ class BaseFunction(torch.autograd.Function):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         refuse_second_derivative()
         options = ctx.options
-        saved, parameters, (x, *values) = load(ctx)
+        saved, parameters, (x, mean, inverse_deviation, *values) = load(ctx)
         layer = options.layer(parameters)
         passes = options.passes()
+        norm = options.batch_norm
+        output = passes.mla_output if options.is_mla else passes.base_output
         backward = passes.mla_backward if options.is_mla else passes.base_backward
         grad = torch.zeros_like(x) if grad is None else match_layout(grad, x)
+        grad_out = grad
         overwrite = all(grad_value is None for grad_value in grad_values)
         if overwrite:
             grad_values = [torch.empty_like(x) for _ in values]
@@ -85,9 +92,17 @@ class BaseFunction(torch.autograd.Function):
         grad_x = torch.empty_like(x)
         targets = dict(grad_values=grad_values, overwrite=overwrite, grad_x=grad_x)
         with disable_autocast(x):
+            if norm:
+                out = torch.empty_like(x)
+                output(x, values, layer, saved, out=out)
+                statistics = mean, inverse_deviation
+                grad_out, *of_norm = batch_norm_backward(grad, out, parameters, norm, statistics)
             gradients, grad_earlier_keys = backward(
-                grad, grad_keys_or_averages, x, values, layer, saved, **targets
+                grad_out, grad_keys_or_averages, x, values, layer, saved, **targets
             )
+            if norm:
+                grad_x.add_(grad)
+                gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
         grad_earlier_values = grad_values[:-1]
         hand_over(grad_earlier_values, ctx)
         return (
@@ -109,7 +124,7 @@ def base_fused(
     *,
     heads: int,
     add_relu: bool = False,
-    norm: FrozenNorm | None = None,
+    norm: BatchNorm | None = None,
     is_mla: bool = False,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
@@ -125,7 +140,9 @@ def base_fused(
     earlier_keys, earlier_values = earlier
     values = [match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
-    options = Options(path, heads, 0.0 if norm is None else norm.eps, add_relu, is_mla=is_mla)
+    eps = 0.0 if norm is None else norm.eps
+    batch_norm = norm if norm and norm.momentum is not None else None
+    options = Options(path, heads, eps, add_relu, is_mla=is_mla, batch_norm=batch_norm)
     options = options.prove(c, parameters, depth=len(values) + 1)
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mrla_mm.ops.reference import (
-    FrozenNorm,
+    BatchNorm,
     Weights,
     at_least_float32,
     frozen_bn_affine,
@@ -53,41 +53,38 @@ class Parameters(NamedTuple):
     keep: Tensor | None = None
 
     @classmethod
-    def pack(cls, weights: Weights, norm: FrozenNorm | None) -> "Parameters":
-        """All tensors of both."""
+    def pack(cls, weights: Weights, norm: BatchNorm | None) -> "Parameters":
+        """All tensors of both, but for the statistics of a norm in training."""
         parameters = cls(weights.query, weights.key, weights.value, weights.history_scale)
         if norm is None:
             return parameters
-        return parameters._replace(
-            norm_weight=norm.weight,
-            norm_bias=norm.bias,
-            mean=norm.mean,
-            variance=norm.variance,
-            keep=norm.keep,
+        parameters = parameters._replace(
+            norm_weight=norm.weight, norm_bias=norm.bias, keep=norm.keep
         )
+        if norm.momentum is not None:
+            return parameters
+        return parameters._replace(mean=norm.mean, variance=norm.variance)
 
     def weights(self) -> Weights:
         """The weights of the attention."""
         return Weights(self.query, self.key, self.value, self.history_scale)
 
-    def norm(self, eps: float) -> FrozenNorm | None:
-        """The norm, if there is one."""
+    def norm(self, eps: float) -> BatchNorm | None:
+        """The norm, if there is one of frozen statistics."""
         if self.mean is None:
             return None
-        return FrozenNorm(
-            self.norm_weight, self.norm_bias, self.mean, self.variance, self.keep, eps
-        )
+        return BatchNorm(self.norm_weight, self.norm_bias, self.mean, self.variance, self.keep, eps)
 
 
 class Layer(NamedTuple):
     """What a layer computes with.
 
-    Its parameters and the norm behind it; G; whether lambda p is part of it; and whether x is
-    relu(c + shortcut), so that gradients go on through that ReLU.
+    Its parameters and the frozen norm behind it; G; whether lambda p is part of it; and whether x
+    is relu(c + shortcut), so that gradients go on through that ReLU.
     """
 
     weights: Weights
-    norm: FrozenNorm | None
+    norm: BatchNorm | None
     heads: int
     has_history: bool = False
     add_relu: bool = False
@@ -154,7 +151,7 @@ def product(*factors: Tensor | None) -> Tensor | None:
 
 
 def norm_coefficients(
-    norm: FrozenNorm | None, size: torch.Size
+    norm: BatchNorm | None, size: torch.Size
 ) -> tuple[Tensor | None, Tensor | None]:
     """Factor keep s and offset keep t of a norm (B, C), at least float32; None each without one."""
     if norm is None:
@@ -333,7 +330,7 @@ def logits_backward(
 
 
 def norm_backward(
-    norm: FrozenNorm | None, grad_factor: Tensor, grad_sum: Tensor | None
+    norm: BatchNorm | None, grad_factor: Tensor, grad_sum: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of a norm's weight and bias (C,).
 

@@ -5,7 +5,8 @@
     y = x + keep norm(o)        with a norm, else y = o
 
 Saved for backward are two maps, x and the history, and small tensors; `coefficients` derives the
-gradients. A second derivative raises.
+gradients. A batch norm in training needs o in its backward pass, which computes it again. A second
+derivative raises.
 """
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from mrla_mm.ops.autograd import (
     Options,
+    add_batch_norm,
+    batch_norm_backward,
     dense_format,
     disable_autocast,
     load,
@@ -21,7 +24,7 @@ from mrla_mm.ops.autograd import (
     save,
 )
 from mrla_mm.ops.coefficients import Parameters
-from mrla_mm.ops.reference import FrozenNorm, Weights, light_layer
+from mrla_mm.ops.reference import BatchNorm, Weights, light_layer
 
 
 class LightFunction(torch.autograd.Function):
@@ -41,7 +44,8 @@ class LightFunction(torch.autograd.Function):
         with disable_autocast(c):
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_forward(x, pooled, history, layer, out=y)
-        save(ctx, saved, parameters, (x, history))
+            y, *statistics = add_batch_norm(x, y, parameters, options.batch_norm)
+        save(ctx, saved, parameters, (x, history, *statistics))
         ctx.options = options
         return y
 
@@ -49,15 +53,24 @@ class LightFunction(torch.autograd.Function):
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and the parameters."""
         refuse_second_derivative()
-        saved, parameters, (x, history) = load(ctx)
+        saved, parameters, (x, history, *statistics) = load(ctx)
         layer = ctx.options.layer(parameters)
         passes = ctx.options.passes()
-        grad = match_layout(grad, x)
+        norm = ctx.options.batch_norm
+        grad = grad_out = match_layout(grad, x)
         grad_x = torch.empty_like(x)
         grad_history = None if history is None else torch.empty_like(x)
         targets = dict(grad_x=grad_x, grad_history=grad_history)
         with disable_autocast(x):
-            gradients = passes.light_backward(grad, x, history, layer, saved, **targets)
+            if norm:
+                out = torch.empty_like(x)
+                weight = parameters.value
+                passes.apply(x, weight, saved.coefficients, history=history, out=out)
+                grad_out, *of_norm = batch_norm_backward(grad, out, parameters, norm, statistics)
+            gradients = passes.light_backward(grad_out, x, history, layer, saved, **targets)
+            if norm:
+                grad_x.add_(grad)
+                gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
         grad_shortcut = grad_history
         if layer.add_relu and history is None:
             grad_shortcut = grad_x
@@ -73,7 +86,7 @@ def light_fused(
     heads: int,
     has_history: bool,
     add_relu: bool = False,
-    norm: FrozenNorm | None = None,
+    norm: BatchNorm | None = None,
 ) -> Tensor:
     """MRLA-light by a fused path: (B, C, H, W); see the module for the equations.
 
@@ -81,13 +94,16 @@ def light_fused(
 
     c is x itself or, with add_relu, the block's output before the sum. The shortcut is the history
     and, with add_relu, what is added to c; None where there is neither. With a norm, which stands
-    for frozen norm and drop path of the branch, the residual is added.
+    for norm and drop path of the branch, the residual is added. A batch norm in training comes
+    without add_relu.
     """
     c = c.contiguous(memory_format=dense_format(c))
     shortcut = match_layout(shortcut, c) if has_history or add_relu else None
     eps = 0.0 if norm is None else norm.eps
     parameters = Parameters.pack(weights, norm)
-    options = Options(path, heads, eps, add_relu, has_history=has_history).prove(c, parameters)
+    batch_norm = norm if norm and norm.momentum is not None else None
+    options = Options(path, heads, eps, add_relu, has_history=has_history, batch_norm=batch_norm)
+    options = options.prove(c, parameters)
     if options.has_failed():
         how = dict(heads=heads, has_history=has_history, add_relu=add_relu, norm=norm)
         return light_layer(c, shortcut, weights, **how)

@@ -182,14 +182,9 @@ class Passes(abc.ABC):
     ) -> Saved:
         """Write y of MRLA-light; averages as `add_relu` returns them, None without a gate."""
         saved = self.light_coefficients(pooled, layer, x.shape)
-        self.apply(
-            x,
-            layer.weights.value,
-            saved.coefficients,
-            history=history,
-            residual=layer.norm is not None,
-            out=out,
-        )
+        has_norm = layer.norm is not None
+        weight = layer.weights.value
+        self.apply(x, weight, saved.coefficients, history=history, residual=has_norm, out=out)
         return saved
 
     def light_backward(
@@ -238,9 +233,15 @@ class Passes(abc.ABC):
         """Write y of MRLA-base and its own value, the last of T; averages as for light."""
         self.apply(x, layer.weights.value, Coefficients(), out=values[-1])
         saved = self.base_coefficients(pooled, layer, earlier_keys)
+        self.base_output(x, values, layer, saved, out=out)
+        return saved
+
+    def base_output(
+        self, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor
+    ) -> None:
+        """Write y of MRLA-base, given its coefficients and all T values."""
         residual = None if layer.norm is None else x
         self.weighted_sum(values, saved.attention.scores, saved.coefficients, x=residual, out=out)
-        return saved
 
     def base_backward(
         self,
@@ -284,13 +285,17 @@ class Passes(abc.ABC):
     def mla_forward(self, x, pooled, values, layer, *, earlier_keys, out) -> Saved:
         """Write y of MLA, whose T values are the maps, x the last; averages as for light."""
         saved = self.base_coefficients(pooled, layer, earlier_keys)
+        self.mla_output(x, values, layer, saved, out=out)
+        return saved
+
+    def mla_output(self, x, values, layer, saved, *, out) -> None:
+        """Write y of MLA, given its coefficients and all T values."""
         gain, _, offset = saved.coefficients
         total = torch.empty_like(x)
         self.weighted_sum(values, saved.attention.scores, Coefficients(gain=gain), out=total)
         residual = None if layer.norm is None else x
         coefficients = Coefficients(offset=offset)
         self.apply(total, layer.weights.value, coefficients, history=residual, out=out)
-        return saved
 
     def mla_backward(
         self, grad, grad_averages, x, values, layer, saved, *, grad_values, overwrite, grad_x

@@ -39,12 +39,13 @@ class Weights(NamedTuple):
     history_scale: Tensor | None = None
 
 
-class FrozenNorm(NamedTuple):
+class BatchNorm(NamedTuple):
     """What the residual branch does with an attention's output o: y = x + keep norm(o).
 
-    The norm is a batch norm with frozen statistics; weight and bias (C,) may be None, mean and
-    variance (C,) take no gradient. keep (B,) is the drop-path factor of each sample, or None for 1,
-    and takes none either.
+    The norm is a batch norm, by default with frozen statistics; weight and bias (C,) may be None,
+    mean and variance (C,) take no gradient. keep (B,) is the drop-path factor of each sample, or
+    None for 1, and takes none either. With a momentum the norm is in training: it takes the
+    statistics of the batch, and by the momentum updates mean and variance.
     """
 
     weight: Tensor | None
@@ -53,6 +54,7 @@ class FrozenNorm(NamedTuple):
     variance: Tensor
     keep: Tensor | None = None
     eps: float = 1e-5
+    momentum: float | None = None
 
 
 def global_average(x: Tensor) -> Tensor:
@@ -174,13 +176,18 @@ def frozen_bn_affine(
     return scale, -mean * scale if bias is None else torch.addcmul(bias, mean, scale, value=-1)
 
 
-def norm_residual(x: Tensor, out: Tensor, norm: FrozenNorm) -> Tensor:
-    """Residual branch with frozen statistics, y = x + keep norm(o).
+def norm_residual(x: Tensor, out: Tensor, norm: BatchNorm) -> Tensor:
+    """Residual branch, y = x + keep norm(o).
 
     Shapes: x and out (B, C, H, W) -> (B, C, H, W).
     """
-    scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
-    branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
+    if norm.momentum is not None:
+        statistics = norm.mean, norm.variance
+        affine = norm.weight, norm.bias
+        branch = F.batch_norm(out, *statistics, *affine, True, norm.momentum, norm.eps)
+    else:
+        scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
+        branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
     return x + (
         branch if norm.keep is None else norm.keep.to(x.dtype)[:, None, None, None] * branch
     )

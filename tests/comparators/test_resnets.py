@@ -18,7 +18,6 @@ from ..backbones.common import (
     assert_same_with_gradients,
     gradients,
     load_plain,
-    randomize,
 )
 
 
@@ -150,21 +149,6 @@ def test_arguments_of_the_networks(kind):
         build("", layer_attention=dict(type="KCLA"))
     with pytest.raises(InputError, match="depth=18"):
         build("RLA", depth=18)
-
-
-@pytest.mark.parametrize("kind", ["SE", "ECA", "CBAM", "ContextBlock", "NonLocal2d"])
-@torch.no_grad()
-def test_plugins_of_basic_blocks(kind):
-    entry = plugin(kind, cfg=dict(ratio=1 / 4) if kind == "ContextBlock" else None)
-    with pytest.raises(InputError, match="after_conv2"):
-        build("", depth=18, plugins=[entry])
-    entry["position"] = "after_conv2"
-    net = randomize(build("", depth=18, plugins=[entry])).eval()
-    x = torch.rand(2, 16, 9, 11)
-    block = net.layer1[0]
-    (name,) = block.after_conv2_plugin_names
-    out = block.norm2(block.conv2(block.norm1(block.conv1(x)).relu()))
-    torch.testing.assert_close(block(x)[0], (x + getattr(block, name)(out)).relu())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,8 +1,7 @@
 import pytest
 import torch
-from mmcv.ops import carafe, deform_conv2d, masked_conv2d, modulated_deform_conv2d
+from mmcv.ops import deform_conv2d, modulated_deform_conv2d
 from mmcv.ops import multi_scale_deform_attn as mmcv_attention
-from torch.nn.functional import conv2d, interpolate, unfold
 from torchvision.ops import deform_conv2d as torchvision_deform_conv2d
 
 from .conftest import check_op, needs_stand_in
@@ -74,30 +73,3 @@ def test_multi_scale_attention(device, dtype):
         inputs,
         atol=2e-2,
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-@pytest.mark.parametrize(("kernel", "groups", "scale"), [(3, 2, 2), (5, 1, 3), (1, 4, 1)])
-def test_carafe(device, kernel, groups, scale, dtype):
-    features = torch.randn(2, 4, 3, 5, device=device)
-    masks = torch.rand(2, groups * kernel**2, 3 * scale, 5 * scale, device=device) / kernel
-
-    def expected(features, masks):
-        patches = unfold(features, kernel, padding=kernel // 2).unflatten(2, (3, 5))
-        patches = interpolate(patches, scale_factor=scale).unflatten(1, (groups, -1, kernel**2))
-        return (patches * masks.unflatten(1, (groups, 1, -1))).sum(3).flatten(1, 2)
-
-    inputs = [tensor.to(dtype).requires_grad_() for tensor in (features, masks)]
-    check_op(lambda *tensors: carafe(*tensors, kernel, groups, scale), expected, inputs)
-
-
-@pytest.mark.parametrize("density", [0.4, 0])
-@pytest.mark.parametrize("kernel", [(3, 3), (1, 5)])
-def test_masked_convolution_is_the_convolution_inside_the_mask(device, kernel, density):
-    image = torch.randn(1, 3, 6, 7, device=device)
-    mask = torch.rand(1, 6, 7, device=device) < density
-    weight, bias = torch.randn(4, 3, *kernel, device=device), torch.randn(4, device=device)
-    padding = tuple(size // 2 for size in kernel)
-    expected = conv2d(image, weight, bias, padding=padding) * mask
-    found = masked_conv2d(image, mask, weight, bias, padding)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from mmcv.ops import nms, nms_match, roi_align, sigmoid_focal_loss, soft_nms
+from mmcv.ops import nms, roi_align, sigmoid_focal_loss, soft_nms
 from torch.nn.functional import avg_pool2d, grid_sample, max_pool2d
 from torch.testing import assert_close
 
@@ -67,18 +67,6 @@ def test_soft_nms(device, method, offset):
     assert_close(dets[:, :4], boxes[kept])
     assert_close(dets[:, 4].cpu(), torch.tensor([score for _, score in expected]))
     assert dets.device.type == device.type
-
-
-def test_nms_match_groups():
-    boxes, scores = crowd(40)
-    order, groups, corners = scores.argsort(descending=True).tolist(), [], boxes.tolist()
-    while order:
-        best = corners[order[0]]
-        groups.append([i for i in order if overlap(best, corners[i]) >= 0.4])
-        order = [i for i in order if i not in groups[-1]]
-    matched = nms_match(torch.cat([boxes, scores[:, None]], 1), 0.4)
-    assert [m.tolist() for m in matched] == groups
-    assert max(len(group) for group in groups) > 1
 
 
 @pytest.mark.parametrize("op", [nms, soft_nms])

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from mrla_mm.ops import FrozenNorm, Weights, base_fused, light_fused, mla_fused
+from mrla_mm.ops import BatchNorm, Weights, base_fused, light_fused, mla_fused
 from mrla_mm.ops.reference import base_layer, light_layer, mla_layer
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -20,7 +20,7 @@ needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is no
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 CONSTANT = {"keep", "mean", "variance"}  # takes no gradient
 HEAD_CHANNELS = 4
-EXTENTS = ("attention", "branch", "block end")
+EXTENTS = ("attention", "branch", "block end", "batch norm")
 
 
 def draw(
@@ -45,8 +45,9 @@ def draw(
     if history and learned:
         tensors["history_scale"] = torch.randn(channels)
     if extent != "attention":
-        tensors |= {name: torch.randn(channels) for name in ("weight", "bias", "mean")}
-        tensors["variance"] = torch.rand(channels) + 0.5
+        tensors |= {name: torch.randn(channels) for name in ("weight", "bias")}
+        if extent != "batch norm":
+            tensors |= dict(mean=torch.randn(channels), variance=torch.rand(channels) + 0.5)
         if keep:
             tensors["keep"] = torch.arange(batch).remainder(2).add(0.25)
     if depth:
@@ -59,7 +60,9 @@ def parts(t):
     weights = Weights(*(t.get(name) for name in Weights._fields))
     norm = None
     if "mean" in t:
-        norm = FrozenNorm(*(t.get(name) for name in FrozenNorm._fields[:-1]), eps=0.1)
+        norm = BatchNorm(*(t.get(name) for name in BatchNorm._fields[:-2]), eps=0.1)
+    elif "bias" in t:
+        norm = BatchNorm(t["weight"], t["bias"], None, None, t.get("keep"), 0.1, momentum=0.1)
     values = [t[name] for name in t if name.startswith("values")]
     return weights, norm, (t.get("keys"), values), t["c"].shape[1] // HEAD_CHANNELS
 

@@ -78,7 +78,7 @@ def assert_same(function, tensors, *, path, dtype, layout="contiguous"):
     for name, wanted in expected.items():
         if wanted is None:  # a key that nothing asks for
             continue
-        error = (computed[name].double() - wanted).norm() / wanted.norm().clamp_min(1e-3)
+        error = (computed[name].double() - wanted).norm() / wanted.norm().clamp_min(2e-2)
         assert error < TOLERANCE[dtype], f"{name}: relative error {error:.1e}"
 
 
@@ -125,7 +125,7 @@ def test_light_precisions_and_shapes(shape, extent, layout, path):
 
 @pytest.mark.parametrize("joined", [base_joined, mla_joined], ids=["base", "MLA"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("extent", EXTENTS[::2])
+@pytest.mark.parametrize("extent", EXTENTS[-2:])
 @pytest.mark.parametrize(("path", "shape"), PATHS_AND_SHAPES, ids=str)
 def test_base_precisions_and_shapes(shape, extent, layout, path, joined):
     function = functools.partial(joined, extent=extent)
@@ -269,6 +269,8 @@ def test_maps_that_are_saved():
     tensors = draw((2, 20, 9, 8), "branch")
     c, shortcut = tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()
     assert saved_maps(light, tensors, "branch")[1] == {c, shortcut}
+    del tensors["mean"]  # a batch norm in training
+    assert saved_maps(light, tensors, "batch norm")[1] == {c, shortcut}
     _, saved = saved_maps(light, tensors, "block end")  # x, which c and the shortcut made
     assert len(saved) == 2 and shortcut in saved and c not in saved
     for variant, count in ((base, 3), (mla, 2)):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import (
-    FrozenNorm,
+    BatchNorm,
     Weights,
     base_fused,
     coefficients,
@@ -272,7 +272,7 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
     for _ in range(3):
         query, key = leaf(1, 1, 3), leaf(1, 1, 3)
         value, scale = leaf(channels, 1, 3, 3), leaf(channels)
-        norm = FrozenNorm(leaf(channels), leaf(channels), *leaf(2, channels).detach())
+        norm = BatchNorm(leaf(channels), leaf(channels), *leaf(2, channels).detach())
         options = dict(heads=4, add_relu=True, norm=norm)
         if variant == "light":
             weights = Weights(query, key, value, scale)

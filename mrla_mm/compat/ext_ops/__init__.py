@@ -4,14 +4,13 @@ Arguments are tensors but for the names of numbers. Outputs are written into ten
 allocates, as mmcv does. Half precision is computed in float32 and rounded once, at the end.
 """
 
-from mrla_mm.compat.ext_ops import attention, deform, focal, nms, patches, roi
+from mrla_mm.compat.ext_ops import attention, deform, focal, nms, roi
 
 OPS = {
     function.__name__: function
     for function in (
         nms.nms,
         nms.softnms,
-        nms.nms_match,
         roi.roi_align_forward,
         roi.roi_align_backward,
         focal.sigmoid_focal_loss_forward,
@@ -23,10 +22,6 @@ OPS = {
         deform.modulated_deform_conv_backward,
         attention.ms_deform_attn_forward,
         attention.ms_deform_attn_backward,
-        patches.carafe_forward,
-        patches.carafe_backward,
-        patches.masked_im2col_forward,
-        patches.masked_col2im_forward,
     )
 }
 # What mmengine prints as mmcv's compiler and CUDA version at the start of a run.

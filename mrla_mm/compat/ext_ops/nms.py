@@ -1,4 +1,4 @@
-"""Non-maximum suppression: greedy, soft, and the groups that greedy suppression forms."""
+"""Non-maximum suppression: greedy and soft."""
 
 import numpy as np
 import torch
@@ -46,23 +46,6 @@ def softnms(boxes, scores, dets, iou_threshold, sigma, min_score, method, offset
     dets[: len(kept), :4] = boxes[kept].to(dets.dtype)
     dets[: len(kept), 4] = torch.from_numpy(score)[kept].to(dets.dtype)
     return kept
-
-
-def nms_match(dets: Tensor, iou_threshold: float) -> list[list[int]]:
-    """Return each kept box with those it suppressed (overlap >= threshold), by descending score.
-
-    ``dets``: (N, 5) as x1, y1, x2, y2, score.
-    """
-    rest = dets[:, 4].argsort(descending=True, stable=True).numpy()
-    corners = _corners(dets[:, :4])
-    groups = []
-    while rest.size:
-        best = rest[0]
-        rest = rest[1:]
-        matched = _overlaps(corners, best, rest, 0) >= iou_threshold
-        groups.append([int(best), *rest[matched].tolist()])
-        rest = rest[~matched]
-    return groups
 
 
 def _corners(boxes: Tensor) -> np.ndarray:

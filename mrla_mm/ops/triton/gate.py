@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters, Saved
-from mrla_mm.ops.reference import FrozenNorm
+from mrla_mm.ops.reference import BatchNorm
 from mrla_mm.ops.triton.launch import Unsupported, ceil_div, launch, next_power_of_2
 
 BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
@@ -284,7 +284,7 @@ def check_support(layer: Layer) -> None:
         raise Unsupported
 
 
-def norm_tensors(norm: FrozenNorm | None) -> tuple[Sequence[Tensor | None], float]:
+def norm_tensors(norm: BatchNorm | None) -> tuple[Sequence[Tensor | None], float]:
     """The five tensors of a norm, each None without one, and its eps."""
     if norm is None:
         return (None,) * 5, 0.0
