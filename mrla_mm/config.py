@@ -55,9 +55,9 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     would not reach every data set.
     """
     path = find_config(name)
-    if path.suffix in (".yaml", ".yml"):  # by tags such as !!python/object/apply
-        raise InputError(f"config {name}: mmengine executes what YAML holds: write .py or .json")
-    if path.suffix not in (".py", ".json"):
+    if path.suffix in (".yaml", ".yml", ".json"):  # YAML by tags such as !!python/object/apply
+        raise InputError(f"config {name}: YAML, as JSON's bases may be, executes code: write .py")
+    if path.suffix != ".py":
         raise InputError(f"{name} is not a config; the config comes first, then the checkpoint")
     cfg = Config.fromfile(path)
     options = dict(options)

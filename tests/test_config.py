@@ -166,14 +166,15 @@ def test_names_of_packages_are_found_without_pkg_resources(tmp_path, monkeypatch
         Config.fromfile(tmp_path / "mine.py")
 
 
-@pytest.mark.parametrize("suffix", ["yaml", "yml"])
-def test_yaml_which_mmengine_executes_is_refused(suffix, tmp_path):
-    victim, path = tmp_path / "created", tmp_path / f"evil.{suffix}"
-    path.write_text(f"model: !!python/object/apply:os.makedirs ['{victim}', 511, true]")
+@pytest.mark.parametrize("name", ["evil.yaml", "evil.yml", "harmless.json"])
+def test_yaml_which_mmengine_executes_is_refused(name, tmp_path):
+    victim, path = tmp_path / "created", tmp_path / name
+    for evil in ("evil.yaml", "evil.yml"):
+        command = f"model: !!python/object/apply:os.makedirs ['{victim}', 511, true]"
+        (tmp_path / evil).write_text(command)
+    (tmp_path / "harmless.json").write_text('{"_base_": "evil.yaml"}')
     with pytest.raises(InputError, match="YAML"):
         read_config(str(path), {})
     assert not victim.exists()
     Config.fromfile(path)
     assert victim.exists(), "the config is harmless: the case tests nothing"
-    (tmp_path / "own.json").write_text('{"model": {"type": "RetinaNet"}}')
-    assert read_config(str(tmp_path / "own.json"), {}).model.type == "RetinaNet"
