@@ -3,7 +3,9 @@
 The oldest torch that works throughout is 2.1.
 """
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,6 +20,24 @@ is_dynamo_compiling = getattr(_compiler, "is_dynamo_compiling", None) or is_comp
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 _ALLOWED: dict[str, object] = {}
+# What one thread of OpenMP calls.
+Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@cache
+def openmp_parallel() -> Callable | None:
+    """Return how the OpenMP library that torch uses runs a `Region` on its threads.
+
+    By GCC's name for it, which LLVM's and Intel's libraries have on Linux too; None where there is
+    none, as on macOS and Windows. Its arguments are region, data, number of threads, and flags.
+    """
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    parallel.argtypes = [Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
 
 
 def is_autocast_enabled(device_type: str) -> bool:

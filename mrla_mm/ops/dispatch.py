@@ -26,7 +26,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import ENVIRONMENT, Outcome, describe
 from mrla_mm.ops.torch_passes import TorchPasses
-from mrla_mm.torch_support import is_compiling, is_dynamo_compiling
+from mrla_mm.torch_support import is_compiling, is_dynamo_compiling, openmp_parallel
 
 PATHS = ("naive", "fused", "numba", "triton")
 TRITON_DEVICE = "cuda"
@@ -82,6 +82,8 @@ def why_not_numba(x: Tensor) -> str:
         return f"a {type(x).__name__} may have no memory of its own"
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return "NUMBA_DISABLE_JIT is set"
+    if torch.get_num_threads() > 1 and openmp_parallel() is None:
+        return "the loops cannot use torch's threads here; with one thread they need none"
     return why_not_importable("numba_passes", "numba")
 
 

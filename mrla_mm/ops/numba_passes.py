@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops.coefficients import GridSums, ValueSums, expand_scores, product
-from mrla_mm.ops.loops import PIECES, Threads, channels_last, contiguous, count_threads
+from mrla_mm.ops.loops import PIECES, channels_last, contiguous, count_threads, share
 from mrla_mm.ops.torch_passes import TorchPasses, sample_kernels
-
-THREADS = Threads()
 
 
 class Layout(NamedTuple):
@@ -45,7 +43,7 @@ class Layout(NamedTuple):
         module = channels_last if self.channels_last else contiguous
         units = batch * (self.bands if self.channels_last else channels)
         function = getattr(module, loop)
-        THREADS.run(function, units, self.size.numel(), (height, width, self.bands), *args)
+        share(function, units, self.size.numel(), (height, width, self.bands), *args)
 
     def maps(self, *tensors: Tensor | None) -> list[np.ndarray]:
         """Maps as arrays of the same memory; None becomes an empty one."""

@@ -69,7 +69,6 @@ def test_in_several_python_threads_and_after_a_fork(threads):
     child = os.fork()
     if not child:
         threads(1)  # OpenMP's do not survive a fork
-        loops.count_threads = lambda numel: 2
         os._exit(not torch.equal(gradient(tensors), expected))
     assert os.waitpid(child, 0)[1] == 0
 
@@ -90,14 +89,27 @@ def test_what_is_not_finite_is_as_in_torch(name, layout, bad):
         assert torch.equal(ours[ours.isinf()], wanted[wanted.isinf()]), key
 
 
-def test_where_no_thread_can_start_the_caller_does_all(monkeypatch, threads):
-    def refuse(*_):
-        raise RuntimeError("cannot schedule new futures after shutdown")
+def test_an_error_in_a_thread_is_raised(monkeypatch, threads):
+    def fail(start, *_):
+        if start:
+            raise MemoryError("no memory")
 
-    threads(3)
+    fail.signatures = ["compiled"]
+    threads(2)
+    with pytest.raises(MemoryError, match="no memory"):
+        loops.share(fail, 8, loops.MIN_SHARED)
+
+
+def test_without_torchs_threads_one_does_all(monkeypatch, threads):
+    threads(2)
     wanted = run(light, "contiguous")
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(loops, "openmp_parallel", lambda: None)
     assert_equal(run(light, "contiguous"), wanted)
+    monkeypatch.setattr(dispatch, "openmp_parallel", lambda: None)
+    monkeypatch.delenv("MRLA_OPS", raising=False)
+    assert choose_path(torch.zeros(1, 4, 2, 2)).path == "fused"
+    threads(1)
+    assert choose_path(torch.zeros(1, 4, 2, 2)).path == "numba"
 
 
 def test_self_checks_take_turns(monkeypatch):

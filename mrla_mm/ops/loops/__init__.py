@@ -1,20 +1,18 @@
-"""The passes over float32 maps as loops that numba compiles, and the threads that share them out.
+"""The passes over float32 maps as loops that numba compiles, shared out to torch's threads.
 
 `contiguous` and `channels_last` have the same five functions, each of which reads and writes a map
 once, for the units of work from start to stop: planes of a sample and channel, or bands of rows.
 """
 
 import logging
-import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import numba
 import torch
+
+from mrla_mm.torch_support import Region, openmp_parallel
 
 LOGGER = logging.getLogger("mrla_mm")
 MIN_SHARED = 2**15  # elements of a map below which sharing it costs more than it saves
@@ -33,62 +31,36 @@ def compiled(function: Callable) -> Callable:
         return numba.njit(function, **options)
 
 
-class Threads:
-    """Threads that help whoever calls, as many as torch would use.
+def share(loop: Callable, units: int, numel: int, *args: object) -> None:
+    """Call loop(start, stop, *args) for all units of a map of numel elements, on torch's threads.
 
-    A caller does every piece of work that no helper has begun, so it never waits for a thread that
-    is busy, late, or was left behind by a fork.
+    Any others would wait for processors on which torch's spin for a while after each operator.
     """
+    if not loop.signatures:
+        compile_first(loop, *args)
+    threads = min(count_threads(numel), units)
+    if threads == 1:
+        loop(0, units, *args)
+        return
+    count = min(threads * PIECES, units)
+    bounds = [units * i // count for i in range(count + 1)]
+    pieces = deque(zip(bounds[:-1], bounds[1:], strict=True))
+    errors = []
 
-    def __init__(self) -> None:
-        self.reset()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.reset)
-
-    def reset(self) -> None:
-        """Forget the threads, which a forked process does not have."""
-        self._lock = threading.Lock()
-        self._executor = None
-
-    def run(self, loop: Callable, units: int, numel: int, *args: object) -> None:
-        """Call loop(start, stop, *args) for all units of a map of numel elements."""
-        helpers = min(count_threads(numel), units) - 1
-        if not loop.signatures:
-            compile_first(loop, *args)
-        if helpers < 1:
-            loop(0, units, *args)
-            return
-        count = min((helpers + 1) * PIECES, units)
-        bounds = [units * i // count for i in range(count + 1)]
-        pieces = deque(zip(bounds[:-1], bounds[1:], strict=True))
-
-        def work():
-            while pieces:
-                try:
-                    start, stop = pieces.popleft()
-                except IndexError:
-                    return
-                loop(start, stop, *args)
-
-        futures = []
+    def work(_: object) -> None:
         try:
-            # Where no thread can start, as while the interpreter shuts down, the caller does all.
-            with suppress(RuntimeError):
-                for _ in range(helpers):
-                    futures.append(self.executor().submit(work))
-            work()
-        finally:
-            pieces.clear()  # after an error no helper may go on with memory that is freed
-            for future in futures:
-                if not future.cancel():
-                    future.result()
+            while pieces:
+                start, stop = pieces.popleft()
+                loop(start, stop, *args)
+        except IndexError:  # another thread took the last piece
+            pass
+        except BaseException as error:  # which C would drop
+            errors.append(error)
+            pieces.clear()
 
-    def executor(self) -> ThreadPoolExecutor:
-        """The threads of this process, which start when there is work for them."""
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(os.cpu_count(), "mrla_mm")
-            return self._executor
+    openmp_parallel()(Region(work), None, threads, 0)
+    if errors:
+        raise errors[0]
 
 
 def compile_first(loop: Callable, *args: object) -> None:
@@ -104,4 +76,4 @@ def compile_first(loop: Callable, *args: object) -> None:
 
 def count_threads(numel: int) -> int:
     """Number of threads for a map of numel elements."""
-    return torch.get_num_threads() if numel >= MIN_SHARED else 1
+    return torch.get_num_threads() if numel >= MIN_SHARED and openmp_parallel() else 1

@@ -19,11 +19,14 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
     for plane in range(start, stop):
         total = 0.0
         for first in range(0, pixels, BLOCK):
+            end = min(first + BLOCK, pixels)
+            a, b = c[plane, first:end], shortcut[plane, first:end]
+            y = x[plane, first:end]
             of_block = float32(0)
-            for p in range(first, min(first + BLOCK, pixels)):
-                value = c[plane, p] + shortcut[plane, p]
+            for p in range(len(y)):
+                value = a[p] + b[p]
                 value = float32(0) if value < 0 else value
-                x[plane, p] = value
+                y[p] = value
                 of_block += value
             total += of_block
         sums[plane, 0] = total
@@ -45,19 +48,14 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             y = out[plane, begin:end]
-            for p in range(len(y)):
-                y[p] = plane_offset
+            pixels = x[plane, begin:end]
             if weight.shape[1] == 1:
-                add_scaled(y, x[plane, begin:end], weight[plane, 0])
+                w = weight[plane, 0]
+                for p in range(len(y)):
+                    y[p] = plane_offset + w * pixels[p]
             else:
                 shift_rows(x[plane], begin, end, width, shifted)
-                for row in range(3):
-                    w0 = weight[plane, 3 * row]
-                    w1 = weight[plane, 3 * row + 1]
-                    w2 = weight[plane, 3 * row + 2]
-                    left, middle, right = row_of_kernel(shifted, row * width)
-                    for p in range(len(y)):
-                        y[p] += w0 * left[p] + w1 * middle[p] + w2 * right[p]
+                convolve(y, weight[plane], plane_offset, width, shifted)
             if len(extra) > 0:
                 add_scaled(y, extra[plane, begin:end], plane_factor)
             if len(positive) > 0:
@@ -66,12 +64,10 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope
                     y[p] = float32(0) if z[p] <= 0 else y[p]
             if len(scaled) > 0:
                 z = scaled[plane, begin:end]
-                pixels = x[plane, begin:end]
                 for p in range(len(y)):
                     z[p] = plane_slope * pixels[p]
                 if len(positive) > 0:
-                    for p in range(len(y)):
-                        z[p] += y[p]
+                    add_scaled(z, y, float32(1))
 
 
 @compiled
@@ -145,6 +141,22 @@ def row_of_kernel(shifted, start):
 
 
 @compiled
+def convolve(out, weight, offset, width, shifted):
+    """Write the convolution of the pixels that `shift_rows` copied, plus an offset."""
+    w0, w1, w2 = weight[0], weight[1], weight[2]
+    w3, w4, w5 = weight[3], weight[4], weight[5]
+    w6, w7, w8 = weight[6], weight[7], weight[8]
+    left0, middle0, right0 = row_of_kernel(shifted, 0)
+    left1, middle1, right1 = row_of_kernel(shifted, width)
+    left2, middle2, right2 = row_of_kernel(shifted, 2 * width)
+    for p in range(len(out)):
+        above = w0 * left0[p] + w1 * middle0[p] + w2 * right0[p]
+        at = w3 * left1[p] + w4 * middle1[p] + w5 * right1[p]
+        below = w6 * left2[p] + w7 * middle2[p] + w8 * right2[p]
+        out[p] = offset + above + at + below
+
+
+@compiled
 def add_nine_sums(grad, width, shifted, totals):
     """Add the sums of a gradient times what is at each place of the kernel."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = s8 = float32(0)
@@ -209,8 +221,9 @@ def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overw
             sums[plane, s] = total
         total = 0.0
         for first in range(0, pixels, BLOCK):
+            g = grad[plane, first : min(first + BLOCK, pixels)]
             of_block = float32(0)
-            for p in range(first, min(first + BLOCK, pixels)):
-                of_block += grad[plane, p]
+            for p in range(len(g)):
+                of_block += g[p]
             total += of_block
         sums[plane, len(values)] = total
