@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 import numba
 import torch
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
 
 from mrla_mm.torch_support import Region, openmp_parallel
 
@@ -29,6 +32,23 @@ def compiled(function: Callable) -> Callable:
         return numba.njit(function, cache=True, **options)
     except RuntimeError:  # no such place
         return numba.njit(function, **options)
+
+
+@intrinsic
+def as_pointer(typing_context, address):
+    """Pointer to float32 at an address."""
+    signature = types.CPointer(types.float32)(types.int64)
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], ir.FloatType().as_pointer())
+
+    return signature, generate
+
+
+@compiled
+def map_at(address, shape):
+    """The float32 map of a shape at an address: for maps, whose number is not compiled in."""
+    return carray(as_pointer(address), shape)
 
 
 def share(loop: Callable, units: int, numel: int, *args: object) -> None:

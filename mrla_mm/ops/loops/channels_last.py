@@ -7,8 +7,7 @@ summed over a band is summed row by row first, so that rounding errors stay smal
 import numpy as np
 from numba import float32
 
-from mrla_mm.ops.loops import compiled
-from mrla_mm.ops.loops.pointers import map_at
+from mrla_mm.ops.loops import compiled, map_at
 
 
 @compiled

@@ -6,8 +6,7 @@ A coefficient is one value for each plane. A map that is absent has no planes.
 import numpy as np
 from numba import float32
 
-from mrla_mm.ops.loops import compiled
-from mrla_mm.ops.loops.pointers import map_at
+from mrla_mm.ops.loops import compiled, map_at
 
 BLOCK = 1024  # pixels that stay in a core's first cache from one loop to the next
 
