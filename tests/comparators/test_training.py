@@ -62,6 +62,7 @@ def test_train_kill_resume_test(kind, tmp_path, run_tool):
     if "rtmdet" in kind:
         options = [option for option in options if "pipeline.2" not in option]
         options += ["custom_hooks.1.switch_epoch=1", "train_dataloader.batch_size=2"]
+        options.append("optim_wrapper.optimizer.lr=1e-4")  # at its own it may detect nothing
     for phase, images in (("train", 4), ("val", 2), ("test", 2)):
         options.append(f"{phase}_dataloader.dataset.indices={images}")
     train = [config, "--work-dir", tmp_path / "run", "--cfg-options", *options]
