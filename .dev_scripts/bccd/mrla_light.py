@@ -1,4 +1,4 @@
-"""The recipe of the five-seed table in docs/results.md, tested after the last epoch."""
+"""The recipe of the Faster R-CNN tables in docs/results.md, tested after the last epoch."""
 
 _base_ = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
 data_root = "data/bccd/"

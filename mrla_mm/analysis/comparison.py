@@ -117,9 +117,8 @@ def make_table(
     return text + sign_test_remark(found.values())
 
 
-def draw(values: Mapping[str, BySeed], metric: str) -> Figure:
-    """Plot differences to the first config: a dot for each seed, mean and 95 % interval below."""
-    found = gains(values)
+def draw(found: Mapping[str, Gain], label: str) -> Figure:
+    """Plot gains, each in a row of its name: a dot for each seed, mean and 95 % interval below."""
     figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(found)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="black", lw=0.8)
@@ -129,6 +128,5 @@ def draw(values: Mapping[str, BySeed], metric: str) -> Figure:
         axes.errorbar(each.mean, row + 0.2, xerr=radius, fmt="D", color="C3", ms=4, capsize=4)
     axes.set_yticks(range(len(found)), [*found])
     axes.set_ylim(len(found) - 0.5, -0.5)
-    label = f"{metric} less that of {next(iter(values))}:\nevery seed, mean, 95 % interval"
-    figure.supxlabel(label, fontsize=10)
+    figure.supxlabel(f"{label}:\nevery seed, mean, 95 % interval", fontsize=10)
     return figure

@@ -5,7 +5,7 @@ import json
 import math
 from collections import defaultdict
 
-from mrla_mm.analysis.comparison import draw, make_table
+from mrla_mm.analysis.comparison import draw, gains, make_table
 from mrla_mm.compare.plan import RESULT, Plan
 from mrla_mm.engine.checkpointing import write_atomically
 
@@ -34,7 +34,7 @@ def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[st
         text = make_table(values, metric, costs)
         write_csv(plan, results)
         if len(values) > 1:
-            figure = draw(values, metric)
+            figure = draw(gains(values), f"{metric} less that of {next(iter(values))}")
             for suffix in ("svg", "png"):
                 figure.savefig(plan.out / f"differences.{suffix}", dpi=150)
     text += "".join(f"\n{line}\n" for line in (*plan.remarks, *faults))

@@ -57,7 +57,7 @@ def test_the_table():
 
 def test_the_plot_shows_every_difference_and_the_interval():
     values = {"plain": FIRST, "light": above(1, 2, 3, 4, 5), "eca": above(1)}
-    (axes,) = comparison.draw(values, "AP").axes
+    (axes,) = comparison.draw(comparison.gains(values), "AP").axes
     dots = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 5]
     (start, end), *_ = axes.collections[0].get_segments()
     assert list(dots[0]) == pytest.approx([1, 2, 3, 4, 5])
