@@ -97,6 +97,8 @@ def parse_args(argv):
     add("--rounds", type=int, default=7, help="timed repeats")
     add("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
     add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    add("--inference", action="store_true", help="the forward pass alone, in evaluation mode")
+    add("--channels-last", action="store_true", help="with the memory layout of that name")
     add("--clock", choices=measure.CLOCKS, default="wall", help="cpu: processor seconds")
     add("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for the report")
     args = parser.parse_args(argv)

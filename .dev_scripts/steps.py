@@ -83,7 +83,7 @@ class Step:
 
     Args:
         model: backbone or detector.
-        args: device, amp, batch_size and size (H, W).
+        args: device, amp, batch_size, size (H, W); inference, channels_last: see benchmark.py.
         detector: the model is a detector, which gets boxes, masks and labels too.
         compiled: run it under torch.compile.
     """
@@ -91,8 +91,10 @@ class Step:
     def __init__(
         self, model: nn.Module, args: Namespace, *, detector: bool = False, compiled: bool = False
     ) -> None:
-        self.model = model.to(args.device)
-        self.model.train()  # not chained: mmdet's ResNet returns nothing from it
+        layout = torch.channels_last if args.channels_last else torch.preserve_format
+        self.model = model.to(args.device, memory_format=layout)
+        self.model.train(not args.inference)  # not chained: mmdet's ResNet returns nothing from it
+        self.layout = layout
         self.args, self.detector = args, detector
         self.call = torch.compile(self.model) if compiled else self.model
         self.data = self.draw(args.batch_size, *args.size)
@@ -104,7 +106,8 @@ class Step:
             packed = demo_mm_inputs(batch, shapes, num_classes=2, with_mask=True)
             return self.model.data_preprocessor(packed, True)
         generator = torch.Generator().manual_seed(0)
-        return torch.randn(batch, 3, height, width, generator=generator).to(self.args.device)
+        images = torch.randn(batch, 3, height, width, generator=generator)
+        return images.to(self.args.device, memory_format=self.layout)
 
     def forward(self) -> Tensor:
         """Return the loss."""
@@ -115,7 +118,10 @@ class Step:
             return sum(level.float().pow(2).mean() for level in self.call(self.data))
 
     def __call__(self) -> Tensor:
-        """Run a step, leaving the gradients in the parameters."""
+        """Run a step, leaving the gradients in the parameters; or the inference alone."""
+        if self.args.inference:
+            with torch.no_grad():
+                return self.forward()
         self.model.zero_grad(set_to_none=True)
         loss = self.forward()
         is_half = self.args.amp and amp_dtype(self.args.device) == torch.float16
