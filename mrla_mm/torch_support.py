@@ -26,10 +26,9 @@ Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def openmp_parallel() -> Callable | None:
-    """Return how the OpenMP library that torch uses runs a `Region` on its threads.
+    """Return what runs a `Region` on torch's threads, given also data, their number and flags.
 
-    By GCC's name for it, which LLVM's and Intel's libraries have on Linux too; None where there is
-    none, as on macOS and Windows. Its arguments are region, data, number of threads, and flags.
+    None where the library has no function of GCC's name for it, as on macOS and Windows.
     """
     try:
         parallel = ctypes.CDLL(None).GOMP_parallel

@@ -9,10 +9,11 @@ from torch.nn.modules import module as nn_module
 
 from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, split_heads, without_autocast
+from mrla_mm.torch_support import is_dynamo_compiling
 
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 METHODS = {}  # of classes, see `methods_of`
 
 
@@ -189,11 +190,22 @@ def is_patched(module: nn.Module) -> bool:
 
     That is: it has hooks, its own or those of all modules, or attributes in place of methods.
     """
-    own = module.__dict__  # of which Dynamo knows `in` alone
-    return (
-        any(name in own for name in methods_of(type(module)))
-        or any(getattr(module, hooks) for hooks in HOOKS)
-        or any(getattr(nn_module, f"_global{hooks}") for hooks in HOOKS)
+    own = module.__dict__
+    methods = methods_of(type(module))
+    if is_dynamo_compiling():  # which knows no operation on it but `in`
+        is_shadowed = any(name in own for name in methods)
+    else:
+        is_shadowed = not methods.isdisjoint(own)
+    return bool(
+        is_shadowed
+        or module._forward_pre_hooks
+        or module._forward_hooks
+        or module._backward_pre_hooks
+        or module._backward_hooks
+        or nn_module._global_forward_pre_hooks
+        or nn_module._global_forward_hooks
+        or nn_module._global_backward_pre_hooks
+        or nn_module._global_backward_hooks
     )
 
 

@@ -159,11 +159,11 @@ def choose_fusion(
     variant = FUSED.get(type(attention))
     if variant is None:
         return Fusion("nothing", "naive", f"{type(attention).__name__} has no fused path")
-    if obstacle := variant.obstacle(attention) or why_not_as_built(attention):
-        return Fusion("nothing", "naive", obstacle)
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
+    if obstacle := variant.obstacle(attention) or why_not_as_built(attention):
+        return Fusion("nothing", "naive", obstacle)
     if obstacle := why_not_maps(attention, x, shortcut):
         return Fusion("nothing", "naive", obstacle)
     if obstacle := why_not_branch(branch, variant, x):
@@ -254,8 +254,3 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     if is_patched(branch.norm) or is_patched(branch.drop_path):
         return "norm or drop path has a hook, or a method was replaced"
     return ""
-
-
-def is_frozen_bn(norm: nn.Module) -> bool:
-    """Whether a norm is a batch norm that uses its running statistics, affine in each channel."""
-    return type(norm) is nn.BatchNorm2d and not norm.training and norm.running_mean is not None

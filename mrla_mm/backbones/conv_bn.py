@@ -9,7 +9,7 @@ from those of s W and t (You et al., Efficient ConvBN Blocks for Transfer Learni
 import torch
 from torch import Tensor, nn
 
-from mrla_mm.attention.fusion import is_frozen_bn, is_patched
+from mrla_mm.attention.base import is_patched
 from mrla_mm.ops import choose_path, frozen_bn_affine, why_not_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
@@ -56,11 +56,8 @@ class AddedBias(torch.autograd.Function):
 
 
 def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
-    """Whether the norm can go into the convolution's weights, and saves something there.
-
-    It saves nothing where the output has fewer elements than the weights.
-    """
-    if type(conv) is not nn.Conv2d or why_not_fused(x):
+    """Whether the norm can go into the weights, of which the output has more elements."""
+    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d or why_not_fused(x):
         return False
     rows, columns = conv.stride
     batch, _, height, width = x.shape
@@ -68,7 +65,9 @@ def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
     minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
     if numel < max(minimum, conv.weight.numel()) or is_patched(conv) or is_patched(norm):
         return False
-    return is_frozen_bn(norm) and choose_path(x).path != "naive"
+    if norm.training or norm.running_mean is None:
+        return False
+    return choose_path(x).path != "naive"
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:

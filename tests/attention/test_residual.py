@@ -124,7 +124,12 @@ def test_the_scale_learns_whatever_the_config_says(kind, norm):
 
 @pytest.mark.parametrize(
     ("variant", "norm"),
-    [("light", "frozen"), ("base (a)", "frozen"), ("light", "batch statistics")],
+    [
+        ("light", "frozen"),
+        ("base (a)", "frozen"),
+        ("MLA (a)", "frozen"),
+        ("light", "batch statistics"),
+    ],
 )
 def test_compilers_and_function_transforms_see_plain_operators(variant, norm, monkeypatch):
     torch.compiler.reset()

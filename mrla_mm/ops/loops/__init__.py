@@ -89,9 +89,8 @@ def compile_first(loop: Callable, *args: object) -> None:
     loop(0, 0, *args)
     seconds = time.perf_counter() - start
     if seconds > 1:
-        name = f"{loop.__module__}.{loop.__name__}"
         place = loop.stats.cache_path or "no place to keep it was found"
-        LOGGER.warning("numba compiled %s in %.1f s (%s)", name, seconds, place)
+        LOGGER.warning("numba compiled %s in %.1f s (%s)", loop.__name__, seconds, place)
 
 
 def count_threads(numel: int) -> int:
