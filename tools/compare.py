@@ -56,15 +56,15 @@ def main(argv=None):
         finished = len(plan.run_folders()) - len(missing)
         print(f"{finished} runs finished, {len(missing)} to do, {begun} of them begun", flush=True)
         faults = []
-        begin = time.monotonic()
+        start = time.monotonic()
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as runs:
             for number, (folder, fault) in enumerate(runs, 1):
-                end = f"{folder} fails: {fault}" if fault else f"{folder} is finished"
+                outcome = f"{folder} fails: {fault}" if fault else f"{folder} is finished"
                 left = len(missing) - number
-                rest = timedelta(seconds=round(left * (time.monotonic() - begin) / number))
-                print(f"{end}; {left} left, about {rest}", flush=True)
+                rest = timedelta(seconds=round(left * (time.monotonic() - start) / number))
+                print(f"{outcome}; {left} left, about {rest}", flush=True)
                 if fault:
-                    faults.append(end)
+                    faults.append(outcome)
                 compare.write_results(plan, args.metric, faults)
         table, faults = compare.write_results(plan, args.metric, faults)
         print(table, end="")

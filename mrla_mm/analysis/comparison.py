@@ -87,13 +87,13 @@ def describe(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
 
 
-def describe_gain(found: Gain) -> list[str]:
-    """Return the cells of a table: mean and interval, and p."""
-    if math.isnan(found.p):
-        return [f"{found.mean:+.4g}" if found.differences else "", ""]
-    digits = digits_of(found.high - found.mean)
-    mean, low, high = (f"{x:+.{digits}f}" for x in (found.mean, found.low, found.high))
-    return [f"{mean} ({low} to {high})", f"{found.p:.2g}"]
+def describe_gain(gained: Gain) -> list[str]:
+    """Return the cells of a table's row: mean and interval, and p; empty for no differences."""
+    if math.isnan(gained.p):
+        return [f"{gained.mean:+.4g}" if gained.differences else "", ""]
+    digits = digits_of(gained.high - gained.mean)
+    mean, low, high = (f"{x:+.{digits}f}" for x in (gained.mean, gained.low, gained.high))
+    return [f"{mean} ({low} to {high})", f"{gained.p:.2g}"]
 
 
 def make_table(
@@ -103,18 +103,18 @@ def make_table(
 
     `costs` has what each run of a config cost, by what is counted.
     """
-    found = gains(values)
-    counted = list(dict.fromkeys(key for own in costs.values() for key in own))
+    gained = gains(values)
+    cost_names = list(dict.fromkeys(key for of_config in costs.values() for key in of_config))
     over = f"over {next(iter(values))} (95 % interval)"
-    head = ["config", "runs", metric, over, "corrected p", *counted]
+    head = ["config", "runs", metric, over, "corrected p", *cost_names]
     lines = [head, ["---"] * len(head)]
-    for name, own in values.items():
-        compared = describe_gain(found[name]) if name in found else ["", ""]
-        medians = [statistics.median(costs[name].get(key) or [math.nan]) for key in counted]
+    for name, by_seed in values.items():
+        gain_cells = describe_gain(gained.get(name, Gain([])))
+        medians = [statistics.median(costs[name].get(key) or [math.nan]) for key in cost_names]
         cells = [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in medians]
-        lines.append([name, str(len(own)), describe([*own.values()]), *compared, *cells])
+        lines.append([name, str(len(by_seed)), describe([*by_seed.values()]), *gain_cells, *cells])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines).replace(" nan ", " ")
-    return text + sign_test_remark(found.values())
+    return text + sign_test_remark(gained.values())
 
 
 def draw(found: Mapping[str, Gain], label: str) -> Figure:

@@ -31,8 +31,8 @@ from mrla_mm.backbones.runs import Run, Size, find_runs, grid_of
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
-# of published files, see mrla_mm.weights
-LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
+# How published files name the keys of a class; see mrla_mm.weights.
+KEY_LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
 PACKAGES = dict(mmseg="mmsegmentation")  # what to install for a scope, where names differ
 
 
@@ -83,7 +83,7 @@ class CarriesBranch(Combined):
     """Mixin of a block that carries its residual branch as `mrla`."""
 
     def attend(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
-        """Return y, of what the block returns and took, and the new memory."""
+        """Run the branch on what the block returned for x and arguments; return y and memory."""
         branch = self.mrla
         inputs = [out, x if branch.has_shortcut else None]
         if isinstance(branch, TokenAttentionResidual):
@@ -104,7 +104,7 @@ class MemoryBlock(CarriesBranch):
     """Mixin of a block whose variant has a memory, which its container passes on."""
 
     def forward(self, x: Tensor, args: tuple | None = None, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run the block with its own further arguments, then the branch; return y and memory."""
+        """Run the block with args, its own behind x, then the branch; return y and memory."""
         if args is None:
             raise InputError(
                 f"a {type(self).__name__} was called without a memory: call the nn.Sequential that "
@@ -160,15 +160,15 @@ class AnyBackbone(Combined, PretrainedBackbone):
 
     @property
     def optional_parts(self) -> list[str]:
-        """Norms of the outputs, which files of classifiers lack; batch norms are of the stem."""
+        """Norms of the outputs, which classifiers' files lack; a batch norm is the stem's norm1."""
         kinds = nn.LayerNorm, nn.GroupNorm
         names = [f"norm{index}" for index in range(4)]
         return [name for name in names if isinstance(getattr(self, name, None), kinds)]
 
     @property
     def key_layout(self) -> str | None:
-        """Name of the layout of published files."""
-        return next((name for host, name in LAYOUTS.items() if isinstance(self, host)), None)
+        """How published files of the host name their keys, in terms of `mrla_mm.weights`."""
+        return next((name for host, name in KEY_LAYOUTS.items() if isinstance(self, host)), None)
 
 
 @MODELS.register_module(force=True)
@@ -287,8 +287,8 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
         options = options | dict(norm_cfg=None, extra_tokens=run.extra_tokens)
     blocks = [model.get_submodule(name) for name in run.blocks]
     for block in blocks:
-        starts = block is blocks[0]
-        place = dict(first_in_stage=starts, has_shortcut=run.has_shortcut or not starts)
+        is_first = block is blocks[0]
+        place = dict(first_in_stage=is_first, has_shortcut=run.has_shortcut or not is_first)
         block.mrla = BRANCHES[run.layout](attention, run.channels, **place, **options)
         if isinstance(block, nn.Sequential):
             add_mixin(block, HiddenBranch)
@@ -300,18 +300,17 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
 
 
 def pass_memory_on(model: nn.Module, run: Run, attention: dict) -> None:
-    """Replace what calls the blocks of a run by what hands memory from one to the next."""
-    name = run.container
-    container = model.get_submodule(name)
-    is_called = run.is_called
+    """Let the module that calls a run's blocks pass the memory on; InputError if it cannot."""
+    container = model.get_submodule(run.container)
+    is_caller = run.called_as_whole
     if isinstance(container, nn.ModuleList):  # the module that holds the list calls its blocks
-        name = name.rpartition(".")[0]
-        container = model.get_submodule(name)
-        is_called = True
+        container = model.get_submodule(run.container.rpartition(".")[0])
+        is_caller = True
     for kind, mixin in CONTAINERS.items():
         if isinstance(container, mixin):  # for another run in it
             return
-        if is_called and isinstance(container, kind) and type(container).forward is kind.forward:
+        runs_as_kind = isinstance(container, kind) and type(container).forward is kind.forward
+        if is_caller and runs_as_kind:
             add_mixin(container, mixin)
             return
     raise InputError(

@@ -68,7 +68,7 @@ class Run(NamedTuple):
         blocks: their names in the backbone.
         layout: see `Block`, as for channels and extra_tokens.
         has_shortcut: whether the first block keeps the shape of what it takes.
-        is_called: whether the container is called as a whole, not its blocks one by one.
+        called_as_whole: whether the container is called, not its blocks one by one from outside.
     """
 
     container: str
@@ -77,7 +77,7 @@ class Run(NamedTuple):
     channels: int
     extra_tokens: int
     has_shortcut: bool
-    is_called: bool
+    called_as_whole: bool
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     for name, container in probe.named_modules():
         if container in inside:
             continue
-        for members in consecutive(container, blocks):
+        for members in consecutive(container, blocks):  # anew, without the stages
             names = tuple(f"{name}.{member}".removeprefix(".") for member in members)
             first = blocks[container._modules[members[0]]]
             run = Run(
@@ -116,7 +116,7 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
                 channels=first.channels,
                 extra_tokens=first.extra_tokens,
                 has_shortcut=first.keeps_shape,
-                is_called=container in calls,
+                called_as_whole=container in calls,
             )
             runs.append(run)
             for member in members:
@@ -131,7 +131,7 @@ def consecutive(container: nn.Module, blocks: dict[nn.Module, Block | None]) -> 
     for name, module in container._modules.items():
         block = blocks.get(module)
         if block and not isinstance(container, nn.Sequential) and is_layer(module):
-            block = None
+            block = None  # as conv1 and conv2 inside a block, which follow each other as well
         if block and previous and block.follows(previous):
             groups[-1].append(name)
         elif block:
@@ -141,7 +141,7 @@ def consecutive(container: nn.Module, blocks: dict[nn.Module, Block | None]) -> 
 
 
 def as_block(module: nn.Module, calls: Sequence[Call]) -> Block | None:
-    """Return a module as a block, or None if it is a plain layer or called repeatedly."""
+    """Return a module as a block; None for a layer, repeated calls or an object's own forward."""
     images = {call.image for call in calls}
     if len(calls) > len(images) or not module._modules or "forward" in vars(module):
         return None
@@ -187,7 +187,7 @@ def record_calls(
     """Return the calls of each module of a backbone, on which the hooks stay."""
     calls = defaultdict(list)
     origins = WeakTensorKeyDictionary()  # the modules that returned a tensor
-    image = None
+    image = None  # the size of what runs below, which `record` notes
 
     def record(module: nn.Module, args: tuple, kwargs: dict, returned: object) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(returned, Tensor):

@@ -81,17 +81,18 @@ def make_plan(
         models[name] = settings_of(model)
     remarks = find_remarks(configs, models)
     files = {name: out / name / f"{name}.py" for name in configs}
-    first = next(iter(configs))
+    first = next(iter(configs))  # `check_unchanged` tells another one by its model's digest
     digest = hashlib.sha256(repr(configs[first].model).encode()).hexdigest()
     for name, cfg in configs.items():
-        own = {"randomness.seed": 0}
-        own["train_dataloader.persistent_workers"] = False  # a resumed one draws other numbers
-        own["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
-        own["default_hooks.checkpoint.max_keep_ckpts"] = 1
+        overrides = {"randomness.seed": 0}  # each run reads the file with its own
+        # Their random state would go on from epoch to epoch, but not into a resumed run.
+        overrides["train_dataloader.persistent_workers"] = False
+        overrides["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
+        overrides["default_hooks.checkpoint.max_keep_ckpts"] = 1
         if share_weights:
-            own["compare.weights_shared_with"] = str(files[first])
-            own["compare.its_model"] = None if name == first else digest
-        cfg.merge_from_dict(own)
+            overrides["compare.weights_shared_with"] = str(files[first])
+            overrides["compare.its_model"] = None if name == first else digest
+        cfg.merge_from_dict(overrides)
         check_unchanged(files[name], cfg)
     for name, cfg in configs.items():
         write_atomically(files[name], cfg.pretty_text.encode())

@@ -46,9 +46,9 @@ def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]
 
 
 def shared_weights(cfg: Config, first: Config, seed: int) -> dict[str, Tensor]:
-    """Return a model's initial weights; what it and the first config's model draw is the first's.
+    """Return a model's initial weights, of which those that both models draw are the first's.
 
-    What is constant or pretrained in either stays as the config says.
+    Weights that are constant or pretrained in either model stay as its own config says.
     """
     weights, drawn = initial_weights(cfg, seed)
     of_first, drawn_by_first = initial_weights(first, seed)
@@ -82,7 +82,7 @@ class ComparedRunHook(Hook):
         seed_iteration(runner.seed, runner.iter)
 
     def after_train_iter(self, runner: Runner, *_: object, **__: object) -> None:
-        """Seed the next iteration: models that draw unequally often see the same images."""
+        """Seed the next iteration: all models see the same images, however much they draw."""
         seed_iteration(runner.seed, runner.iter + 1)
 
     def after_train(self, runner: Runner) -> None:

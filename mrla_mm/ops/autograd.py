@@ -23,8 +23,8 @@ from mrla_mm.ops.reference import BatchNorm, without_autocast
 class Options(NamedTuple):
     """What a Function is given besides tensors; see `light_fused` and `Layer`.
 
-    A batch norm is not part of the layer that the passes compute: it comes behind their output. Its
-    weight, bias and keep are those of `Parameters`.
+    `batch_norm` is a norm in training, which is applied to what the passes write; a frozen one is
+    part of the `Layer` that they compute. The weight, bias and keep of both are in `Parameters`.
     """
 
     path: str
@@ -163,26 +163,26 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
     return tensor.to(x.dtype).contiguous(memory_format=dense_format(x))
 
 
-# Ownership of gradients. Every layer of a stage adds to the gradients of all earlier values, in
-# place: T values cost T maps, not T^2. A node may do so only to a map that nobody else holds. A
-# layer's backward pass therefore names, on each gradient that it returns, the node that receives
-# it. Autograd passes that very tensor on only if it is all of that value's gradient: a sum with
-# what others send is another tensor, without a name; and a node in between, which may hand one
-# tensor to several inputs (as an addition does), was itself the receiver. So a gradient that names
-# this node came straight from a later layer, for this layer alone.
+# Every layer of a stage adds in place to the gradients of all earlier values: T values cost T maps,
+# not T^2. A node may write only to a map that nobody else holds. So a layer's backward pass labels
+# each gradient that it returns with the node that autograd hands it to, its `receiver`. A gradient
+# that arrives at a node with that node's label came straight from a later layer, for it alone:
+#   - if others use the value too, what arrives is the sum of their gradients, a new tensor;
+#   - a node between two layers, which might hand one tensor to several inputs as an addition does,
+#     is the receiver in the label.
 
 
-def hand_over(gradients: Sequence[Tensor], ctx) -> None:
-    """Name the receivers of gradients that a node returns for its last inputs."""
+def label_receivers(gradients: Sequence[Tensor], ctx) -> None:
+    """Label the gradients that a node returns for its last inputs with the nodes that get them."""
     receivers = reversed(ctx.next_functions)
     for gradient, (receiver, _) in zip(reversed(gradients), receivers, strict=False):
         gradient.receiver = receiver
 
 
-def own_gradient(gradient: Tensor | None, x: Tensor, ctx) -> Tensor:
-    """Gradient of a value that this node may add to: one handed over to it, or a copy."""
+def writable_gradient(gradient: Tensor | None, x: Tensor, ctx) -> Tensor:
+    """Gradient of a value, which node ctx may add to: as it came with ctx's label, else a copy."""
     if gradient is None:
         return torch.zeros_like(x)
     matched = match_layout(gradient, x)
-    is_own = matched is not gradient or getattr(gradient, "receiver", None) is ctx
-    return matched if is_own else matched.clone()
+    is_writable = matched is not gradient or getattr(gradient, "receiver", None) is ctx
+    return matched if is_writable else matched.clone()

@@ -10,12 +10,11 @@ Saved for backward are x, the values and small tensors; of MLA, whose last value
 A batch norm in training needs o in its backward pass, which computes it again. A second derivative
 raises.
 
-The values pass through the Function, so that the gradient of each comes back as one map, to which
-every layer adds in place (`autograd` says when). Whoever looks at the gradient of a value sees
-
-    torch.autograd.grad   all of it
-    retain_grad           the later layers' share, without the layer's own
-    a hook                a map that is complete once the backward pass is over
+A layer returns the earlier values too, and the next one takes them from there: so the gradient of
+each comes back as one map, to which layer after layer adds in place (see `label_receivers`). Hooks
+of a value and torch.autograd.grad get that very map, which is complete once the backward pass has
+gone through the layer that computed the value: if asked for values alone, torch.autograd.grad ends
+before that. retain_grad copies the map before the layer that returned the tensor adds to it.
 """
 
 from collections.abc import Sequence
@@ -30,12 +29,12 @@ from mrla_mm.ops.autograd import (
     batch_norm_backward,
     dense_format,
     disable_autocast,
-    hand_over,
+    label_receivers,
     load,
     match_layout,
-    own_gradient,
     refuse_second_derivative,
     save,
+    writable_gradient,
 )
 from mrla_mm.ops.coefficients import Parameters
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
@@ -88,7 +87,7 @@ class BaseFunction(torch.autograd.Function):
         if overwrite:
             grad_values = [torch.empty_like(x) for _ in values]
         else:
-            grad_values = [own_gradient(grad_value, x, ctx) for grad_value in grad_values]
+            grad_values = [writable_gradient(grad_value, x, ctx) for grad_value in grad_values]
         grad_x = torch.empty_like(x)
         targets = dict(grad_values=grad_values, overwrite=overwrite, grad_x=grad_x)
         with disable_autocast(x):
@@ -101,10 +100,10 @@ class BaseFunction(torch.autograd.Function):
                 grad_out, grad_keys_or_averages, x, values, layer, saved, **targets
             )
             if norm:
-                grad_x.add_(grad)
+                grad_x.add_(grad)  # of the residual, which the passes add for a frozen norm alone
                 gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
         grad_earlier_values = grad_values[:-1]
-        hand_over(grad_earlier_values, ctx)
+        label_receivers(grad_earlier_values, ctx)
         return (
             None,
             grad_x,

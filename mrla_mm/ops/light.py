@@ -69,7 +69,7 @@ class LightFunction(torch.autograd.Function):
                 grad_out, *of_norm = batch_norm_backward(grad, out, parameters, norm, statistics)
             gradients = passes.light_backward(grad_out, x, history, layer, saved, **targets)
             if norm:
-                grad_x.add_(grad)
+                grad_x.add_(grad)  # of the residual, which the passes add for a frozen norm alone
                 gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
         grad_shortcut = grad_history
         if layer.add_relu and history is None:

@@ -14,10 +14,11 @@ maps, and those that compute coefficients from small tensors. An implementation 
 them to do in one launch what takes several here.
 
 Shapes are those of `mrla_mm.ops`: maps (B, C, H, W) of one dtype and one dense layout, coefficients
-(B, C), keys (B, T, C). Maps are read alone, but for arguments called out, grad_x, grad_history and
-grad_values, which exist and are written, each element once, and which share memory with no other
-argument unless it says so. What `add_relu`, `grid_sums` and `weighted_sum_backward` return is
-read by the same object's methods for coefficients only, so each implementation chooses its form.
+(B, C), keys (B, T, C). Maps are read-only but for the arguments out, grad_x, grad_history and
+grad_values: the caller allocates these, a pass writes each element once, and none shares memory
+with another argument unless the method says so. Only the same object's methods for coefficients
+read what `add_relu`, `grid_sums` and `weighted_sum_backward` return, so an implementation may
+return partial sums in a form of its own, whatever the annotation says.
 """
 
 import abc
@@ -35,11 +36,11 @@ class Passes(abc.ABC):
     """Passes over maps; the module has what all methods share."""
 
     def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
-        """What of a map's shape is compiled into the code: equal constants run the same code."""
+        """What compiled code depends on of a map's shape: equal constants run the same code."""
         return ()
 
     def few_programs(self) -> AbstractContextManager:
-        """Share small maps out as large ones are, several parts to a program: for self-checks."""
+        """For self-checks: launch few programs, so that each has many tiles of a small map too."""
         return nullcontext()
 
     @abc.abstractmethod
@@ -89,10 +90,10 @@ class Passes(abc.ABC):
             grad: gradient of what `apply` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C).
             extra_grad: map that is added to the gradient of x; not together with grad_history.
-            positive: x = relu(c + shortcut), through which the gradient goes on to c.
-            grad_x: gradient of x, or with `positive` of c.
-            grad_history: slope times grad; with `positive`, where the history is the shortcut, plus
-                the gradient of c.
+            positive: x = relu(c + shortcut), if grad_x is to be that of c: all that makes up the
+                gradient of x, extra_grad too, becomes zero where x <= 0.
+            grad_history: slope times grad; with `positive` the history is the shortcut, and grad_x
+                is added.
         """
 
     @abc.abstractmethod
@@ -294,7 +295,7 @@ class Passes(abc.ABC):
         total = torch.empty_like(x)
         self.weighted_sum(values, saved.attention.scores, Coefficients(gain=gain), out=total)
         residual = None if layer.norm is None else x
-        coefficients = Coefficients(offset=offset)
+        coefficients = Coefficients(offset=offset)  # no slope: the history is added as it is
         self.apply(total, layer.weights.value, coefficients, history=residual, out=out)
 
     def mla_backward(

@@ -219,6 +219,14 @@ def test_hosts_that_checkpoint_block_by_block_compute_the_same(name):
     torch.testing.assert_close(gradients(backbone, image), expected)
 
 
+def test_with_cp_of_a_block_computes_its_branch_again_too():
+    backbone = build("mmdet.ResNet", depth=18, base_channels=8, with_cp=True).train()
+    calls = []
+    branches(backbone)[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    backbone(IMAGE)[-1].sum().backward()
+    assert len(calls) == 2
+
+
 class Steps(Sequential):
     """A backbone that is itself an nn.Sequential."""
 

@@ -59,6 +59,22 @@ def test_what_either_model_does_not_draw_stays_its_own(configs):
     assert torch.equal(shared_weights(drawn, fixed, 3)[key], own[key]), "the second draws it alone"
 
 
+def test_an_iteration_draws_the_same_however_much_others_drew_and_after_a_resume():
+    def draw(iterations, others):
+        hook, drawn = ComparedRunHook(), []
+        for index in iterations:
+            runner = SimpleNamespace(seed=3, iter=index)
+            if index % 2 == 0:
+                hook.before_train_epoch(runner)
+            drawn.append(torch.rand(1).item())
+            torch.rand(others)
+            hook.after_train_iter(runner)
+        return drawn
+
+    whole = draw(range(4), others=0)
+    assert len({*whole}) == 4 and draw(range(2, 4), others=5) == whole[2:]
+
+
 def test_the_plan_says_which_models_are_the_same_and_which_schedules_differ(configs, tmp_path):
     _, stem, _, longer, same = configs
     plan = plan_of([LIGHT, stem, longer, same], tmp_path)
