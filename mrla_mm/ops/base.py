@@ -23,19 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.autograd import (
-    Options,
-    add_batch_norm,
-    batch_norm_backward,
-    dense_format,
-    disable_autocast,
-    label_receivers,
-    load,
-    match_layout,
-    refuse_second_derivative,
-    save,
-    writable_gradient,
-)
+from mrla_mm.ops import autograd
 from mrla_mm.ops.coefficients import Parameters
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
@@ -60,11 +48,11 @@ class BaseFunction(torch.autograd.Function):
         own_value = x if options.is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
         y = torch.empty_like(c)
-        with disable_autocast(c):
+        with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             saved = forward(x, pooled, values, layer, earlier_keys=earlier_keys, out=y)
-            y, *statistics = add_batch_norm(x, y, parameters, options.batch_norm)
-        save(ctx, saved, parameters, (x, *statistics, *values))
+            y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
+        autograd.save(ctx, saved, parameters, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # nobody asks for keys and values of a stage's last layer
         ctx.options = options
         keys_or_averages = saved.attention.pooled if options.is_mla else saved.attention.keys
@@ -73,29 +61,33 @@ class BaseFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad, grad_keys_or_averages, *grad_values):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
-        refuse_second_derivative()
+        autograd.refuse_second_derivative()
         options = ctx.options
-        saved, parameters, (x, mean, inverse_deviation, *values) = load(ctx)
+        saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load(ctx)
         layer = options.layer(parameters)
         passes = options.passes()
         norm = options.batch_norm
         output = passes.mla_output if options.is_mla else passes.base_output
         backward = passes.mla_backward if options.is_mla else passes.base_backward
-        grad = torch.zeros_like(x) if grad is None else match_layout(grad, x)
+        grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_out = grad
         overwrite = all(grad_value is None for grad_value in grad_values)
         if overwrite:
             grad_values = [torch.empty_like(x) for _ in values]
         else:
-            grad_values = [writable_gradient(grad_value, x, ctx) for grad_value in grad_values]
+            grad_values = [
+                autograd.writable_gradient(grad_value, x, ctx) for grad_value in grad_values
+            ]
         grad_x = torch.empty_like(x)
         targets = dict(grad_values=grad_values, overwrite=overwrite, grad_x=grad_x)
-        with disable_autocast(x):
+        with autograd.disable_autocast(x):
             if norm:
                 out = torch.empty_like(x)
                 output(x, values, layer, saved, out=out)
                 statistics = mean, inverse_deviation
-                grad_out, *of_norm = batch_norm_backward(grad, out, parameters, norm, statistics)
+                grad_out, *of_norm = autograd.batch_norm_backward(
+                    grad, out, parameters, norm, statistics
+                )
             gradients, grad_earlier_keys = backward(
                 grad_out, grad_keys_or_averages, x, values, layer, saved, **targets
             )
@@ -103,7 +95,7 @@ class BaseFunction(torch.autograd.Function):
                 grad_x.add_(grad)  # of the residual, which the passes add for a frozen norm alone
                 gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
         grad_earlier_values = grad_values[:-1]
-        label_receivers(grad_earlier_values, ctx)
+        autograd.label_receivers(grad_earlier_values, ctx)
         return (
             None,
             grad_x,
@@ -134,14 +126,14 @@ def base_fused(
     Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, C) and values
     (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
     """
-    c = c.contiguous(memory_format=dense_format(c))
-    shortcut = match_layout(shortcut, c) if add_relu else None
+    c = c.contiguous(memory_format=autograd.dense_format(c))
+    shortcut = autograd.match_layout(shortcut, c) if add_relu else None
     earlier_keys, earlier_values = earlier
-    values = [match_layout(value, c) for value in earlier_values]
+    values = [autograd.match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
     eps = 0.0 if norm is None else norm.eps
     batch_norm = norm if norm and norm.momentum is not None else None
-    options = Options(path, heads, eps, add_relu, is_mla=is_mla, batch_norm=batch_norm)
+    options = autograd.Options(path, heads, eps, add_relu, is_mla=is_mla, batch_norm=batch_norm)
     options = options.prove(c, parameters, depth=len(values) + 1)
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer

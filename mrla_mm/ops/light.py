@@ -12,17 +12,7 @@ derivative raises.
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.autograd import (
-    Options,
-    add_batch_norm,
-    batch_norm_backward,
-    dense_format,
-    disable_autocast,
-    load,
-    match_layout,
-    refuse_second_derivative,
-    save,
-)
+from mrla_mm.ops import autograd
 from mrla_mm.ops.coefficients import Parameters
 from mrla_mm.ops.reference import BatchNorm, Weights, light_layer
 
@@ -41,32 +31,34 @@ class LightFunction(torch.autograd.Function):
         history = shortcut if options.has_history else None
         x = torch.empty_like(c) if options.add_relu else c
         y = torch.empty_like(c)
-        with disable_autocast(c):
+        with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_forward(x, pooled, history, layer, out=y)
-            y, *statistics = add_batch_norm(x, y, parameters, options.batch_norm)
-        save(ctx, saved, parameters, (x, history, *statistics))
+            y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
+        autograd.save(ctx, saved, parameters, (x, history, *statistics))
         ctx.options = options
         return y
 
     @staticmethod
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and the parameters."""
-        refuse_second_derivative()
-        saved, parameters, (x, history, *statistics) = load(ctx)
+        autograd.refuse_second_derivative()
+        saved, parameters, (x, history, *statistics) = autograd.load(ctx)
         layer = ctx.options.layer(parameters)
         passes = ctx.options.passes()
         norm = ctx.options.batch_norm
-        grad = grad_out = match_layout(grad, x)
+        grad = grad_out = autograd.match_layout(grad, x)
         grad_x = torch.empty_like(x)
         grad_history = None if history is None else torch.empty_like(x)
         targets = dict(grad_x=grad_x, grad_history=grad_history)
-        with disable_autocast(x):
+        with autograd.disable_autocast(x):
             if norm:
                 out = torch.empty_like(x)
                 weight = parameters.value
                 passes.apply(x, weight, saved.coefficients, history=history, out=out)
-                grad_out, *of_norm = batch_norm_backward(grad, out, parameters, norm, statistics)
+                grad_out, *of_norm = autograd.batch_norm_backward(
+                    grad, out, parameters, norm, statistics
+                )
             gradients = passes.light_backward(grad_out, x, history, layer, saved, **targets)
             if norm:
                 grad_x.add_(grad)  # of the residual, which the passes add for a frozen norm alone
@@ -97,12 +89,14 @@ def light_fused(
     for norm and drop path of the branch, the residual is added. A batch norm in training comes
     without add_relu.
     """
-    c = c.contiguous(memory_format=dense_format(c))
-    shortcut = match_layout(shortcut, c) if has_history or add_relu else None
+    c = c.contiguous(memory_format=autograd.dense_format(c))
+    shortcut = autograd.match_layout(shortcut, c) if has_history or add_relu else None
     eps = 0.0 if norm is None else norm.eps
     parameters = Parameters.pack(weights, norm)
     batch_norm = norm if norm and norm.momentum is not None else None
-    options = Options(path, heads, eps, add_relu, has_history=has_history, batch_norm=batch_norm)
+    options = autograd.Options(
+        path, heads, eps, add_relu, has_history=has_history, batch_norm=batch_norm
+    )
     options = options.prove(c, parameters)
     if options.has_failed():
         how = dict(heads=heads, has_history=has_history, add_relu=add_relu, norm=norm)
