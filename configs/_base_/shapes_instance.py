@@ -43,7 +43,7 @@ val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")
 optim_wrapper = dict(
     type="OptimWrapper",
-    optimizer=dict(type="AdamW", lr=7e-4, weight_decay=0.01),
+    optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.01),
     clip_grad=dict(max_norm=10.0),
 )
 param_scheduler = [

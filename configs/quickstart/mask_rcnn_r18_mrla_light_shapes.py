@@ -31,13 +31,23 @@ model = dict(
         norm_cfg=dict(type="BN"),
     ),
     rpn_head=dict(
-        in_channels=64, feat_channels=64, anchor_generator=dict(scales=[2, 3], strides=[8, 16, 32])
+        in_channels=64,
+        feat_channels=64,
+        anchor_generator=dict(scales=[2, 3], strides=[8, 16, 32]),
+        # Averaged over 256 anchors, of which a few per picture are positive.
+        loss_bbox=dict(loss_weight=5.0),
     ),
     roi_head=dict(
         bbox_roi_extractor=dict(out_channels=64, featmap_strides=[8, 16, 32], finest_scale=32),
         bbox_head=dict(in_channels=64, fc_out_channels=256, num_classes=6),
         mask_roi_extractor=dict(out_channels=64, featmap_strides=[8, 16, 32], finest_scale=32),
-        mask_head=dict(in_channels=64, num_convs=2, conv_out_channels=32, num_classes=6),
+        mask_head=dict(
+            in_channels=64,
+            num_convs=2,
+            conv_out_channels=32,
+            norm_cfg=dict(type="BN"),
+            num_classes=6,
+        ),
     ),
     train_cfg=dict(
         rpn_proposal=dict(nms_pre=200, max_per_img=100),

@@ -1,6 +1,6 @@
 """The generated data of the quick start: shapes on a textured ground, in COCO's format with masks.
 
-The colour of a shape is independent of its class: only the outline tells the classes apart.
+Shapes are light and the ground is dark. The outline tells the classes apart, the colour does not.
 """
 
 import json
@@ -63,7 +63,7 @@ def draw_scene(size: tuple[int, int], rng: np.random.Generator) -> tuple[np.ndar
 
     Shapes are painted from large to small; one that would hide too much of another is left out.
     """
-    canvas = rng.uniform(50, 205, 3) + texture(rng, size, 35)
+    canvas = rng.uniform(20, 120, 3) + texture(rng, size, 35)
     labels = []
     sizes = []
     visible = []
@@ -77,9 +77,9 @@ def draw_scene(size: tuple[int, int], rng: np.random.Generator) -> tuple[np.ndar
         needed = np.maximum(MIN_PIXELS, MIN_VISIBLE * np.array([*sizes, mask.sum()]))
         if np.any(np.sum(rest, axis=(1, 2)) < needed):
             continue
-        colour = rng.uniform(20, 235, 3)
+        colour = rng.uniform(90, 250, 3)
         while np.linalg.norm(colour - canvas[mask].mean(0)) < MIN_CONTRAST:
-            colour = rng.uniform(20, 235, 3)
+            colour = rng.uniform(90, 250, 3)
         canvas[mask] = (colour + texture(rng, size, 15))[mask]
         visible = rest
         sizes.append(mask.sum())
@@ -98,7 +98,7 @@ def generate_shapes(
     Raises InputError if `root` holds something that this function did not write.
     """
     root = Path(root).absolute()
-    manifest = json.dumps(dict(num_train=num_train, num_val=num_val, size=size, seed=seed))
+    manifest = json.dumps(dict(seed=seed, size=size, num_train=num_train, num_val=num_val))
     written = root / MANIFEST
     if written.is_file() and written.read_text() == manifest:
         return False

@@ -36,7 +36,7 @@ def test_images_masks_and_annotations_agree(tmp_path):
                 assert each["area"] >= 0.6 * MIN_PIXELS
                 union += mask
                 labels.add(each["category_id"])
-            assert union.max() == 1
+            assert union.max() == 1 and picture[union == 1].mean() > picture[union == 0].mean()
         ids += [*coco.imgs, *coco.anns]
     assert labels == set(range(1, len(CLASSES) + 1))
     assert len(set(ids)) == len(ids)
