@@ -245,7 +245,7 @@ def find_host(backbone: str | type) -> tuple[type, str]:
     if not (isinstance(host, type) and issubclass(host, BaseModule)):
         raise InputError(
             f"backbone={backbone!r} is unknown or not a plain backbone derived from BaseModule; "
-            'those of other packages have their scope before the name, as "mmpretrain.ConvNeXt"'
+            'outside a config, its name needs its scope: "mmdet.CSPNeXt" or "mmpretrain.ConvNeXt"'
         )
     return host, scope
 
