@@ -26,9 +26,9 @@ Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @cache
 def openmp_parallel() -> Callable | None:
-    """Return what runs a `Region` on torch's threads, given also data, their number and flags.
+    """Return the function of OpenMP that runs a `Region` on torch's threads; None without it.
 
-    None where the library has no function of GCC's name for it, as on macOS and Windows.
+    Its arguments are region, data, number of threads and flags. macOS and Windows lack it.
     """
     try:
         parallel = ctypes.CDLL(None).GOMP_parallel

@@ -13,7 +13,6 @@ from mrla_mm.torch_support import is_dynamo_compiling
 
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
-
 METHODS = {}  # of classes, see `methods_of`
 
 

@@ -56,7 +56,7 @@ class AddedBias(torch.autograd.Function):
 
 
 def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
-    """Whether the norm can go into the weights, of which the output has more elements."""
+    """Whether the norm can be folded, and pays: there are more outputs than weights."""
     if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d or why_not_fused(x):
         return False
     rows, columns = conv.stride

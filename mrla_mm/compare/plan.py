@@ -81,10 +81,10 @@ def make_plan(
         models[name] = settings_of(model)
     remarks = find_remarks(configs, models)
     files = {name: out / name / f"{name}.py" for name in configs}
-    first = next(iter(configs))  # `check_unchanged` tells another one by its model's digest
+    first = next(iter(configs))  # `check_unchanged` notices another one by its digest
     digest = hashlib.sha256(repr(configs[first].model).encode()).hexdigest()
     for name, cfg in configs.items():
-        overrides = {"randomness.seed": 0}  # each run reads the file with its own
+        overrides = {"randomness.seed": 0}  # each run sets its own
         # Their random state would go on from epoch to epoch, but not into a resumed run.
         overrides["train_dataloader.persistent_workers"] = False
         overrides["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"

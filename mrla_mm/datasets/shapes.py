@@ -98,6 +98,7 @@ def generate_shapes(
     Raises InputError if `root` holds something that this function did not write.
     """
     root = Path(root).absolute()
+    # In this order since shapes are light: pictures of earlier versions are drawn anew.
     manifest = json.dumps(dict(seed=seed, size=size, num_train=num_train, num_val=num_val))
     written = root / MANIFEST
     if written.is_file() and written.read_text() == manifest:

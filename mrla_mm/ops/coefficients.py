@@ -177,7 +177,7 @@ def windows(per_channel: Tensor, size: int) -> Tensor:
 
 
 def project_both(pooled: Tensor, weights: Weights) -> Sequence[Tensor]:
-    """Query and key (B, C) of averages (B, C): small products, faster than a convolution."""
+    """Query and key (B, C) of averages (B, C): as products, faster on a CPU than a convolution."""
     both = torch.cat((weights.query, weights.key)).squeeze(1).to(pooled.dtype)  # (2, k)
     return (both @ windows(pooled, both.shape[1])).unbind(1)
 

@@ -89,7 +89,7 @@ def test_what_is_not_finite_is_as_in_torch(name, layout, bad):
         assert torch.equal(ours[ours.isinf()], wanted[wanted.isinf()]), key
 
 
-def test_an_error_in_a_thread_is_raised(monkeypatch, threads):
+def test_an_error_in_a_thread_is_raised(threads):
     def fail(start, *_):
         if start:
             raise MemoryError("no memory")

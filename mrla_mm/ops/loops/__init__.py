@@ -47,14 +47,14 @@ def as_pointer(typing_context, address):
 
 @compiled
 def map_at(address, shape):
-    """The float32 map of a shape at an address: for maps, whose number is not compiled in."""
+    """The float32 map of a shape at an address; a loop takes any number of addresses."""
     return carray(as_pointer(address), shape)
 
 
 def share(loop: Callable, units: int, numel: int, *args: object) -> None:
     """Call loop(start, stop, *args) for all units of a map of numel elements, on torch's threads.
 
-    Any others would wait for processors on which torch's spin for a while after each operator.
+    Other threads would compete with torch's, which spin for a while after each operator.
     """
     if not loop.signatures:
         compile_first(loop, *args)
