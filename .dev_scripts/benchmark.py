@@ -10,9 +10,7 @@ Suites (default: goals, oom, branch, depth):
   compiled  the same under torch.compile
   anywhere  backbones of mmdet and mmpretrain through WithLayerAttention over plain ones
   detector  the detector that --config names, at 800 x 1344
-  roi_align the same detector, RoIAlign through torchvision's operator and as sparse products
   comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
-  trace     Chrome traces of a step of light on ResNet-50 and base on ResNet-101
 
 Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions,
 as MRLAResNet folds its own); naive, fused, numba and triton. Before a path is timed, its loss and
@@ -22,7 +20,6 @@ step beyond what was allocated before; on a CPU, the bytes of all tensors saved 
 
 import argparse
 import collections
-import math
 import statistics
 import sys
 from functools import partial
@@ -42,7 +39,6 @@ from mrla_mm import cli
 from mrla_mm.analysis.complexity import OperationCounter
 from mrla_mm.attention import LayerAttentionResidual, residual, tokens
 from mrla_mm.attention.fusion import choose_fusion
-from mrla_mm.compat.ext_ops import roi
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from steps import (
@@ -53,7 +49,6 @@ from steps import (
     check_paths,
     fold_norms,
     randomize_zero_init,
-    results,
     set_path,
     usable_paths,
 )
@@ -87,7 +82,7 @@ def parse_args(argv):
     parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, formatter_class=raw)
     add = parser.add_argument
     add("suites", nargs="*", metavar="SUITE", help="what to measure, see above")
-    add("--config", help="suites detector and roi_align: config file, or package::name")
+    add("--config", help="suite detector: config file, or package::name")
     add("--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth")
     add("--attention", choices=ATTENTION, default="light", help="likewise: variant")
     add("--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics")
@@ -105,8 +100,8 @@ def parse_args(argv):
     args.suites = args.suites or ["goals", "oom", "branch", "depth"]
     if unknown := [suite for suite in args.suites if suite not in SUITES]:
         raise InputError(f"suite {unknown[0]!r} is unknown; use some of {', '.join(SUITES)}")
-    if {"detector", "roi_align"} & {*args.suites} and not args.config:
-        raise InputError("the suites detector and roi_align need --config")
+    if "detector" in args.suites and not args.config:
+        raise InputError("the suite detector needs --config")
     args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     backbone_images = 64 if args.device.type == "cuda" else 8
     args.batch_size = args.batch_size or (2 if args.config else backbone_images)
@@ -238,36 +233,6 @@ def detector(args):
     return {"Detector": measure_model(Path(args.config).stem, *makers, args, detector=True)}
 
 
-def roi_align(args):
-    """The detector of a config, RoIAlign as torchvision's operator and as sparse products."""
-    set_path(usable_paths(args)[-1])
-    step = Step(build_detector(read_config(args.config, {}), plain=False), args, detector=True)
-    limits = {
-        "torchvision": ((math.inf, 0),) * 2,
-        "sparse": (roi.FORWARD, roi.BACKWARD),
-    }
-
-    def run(name, what=step):
-        roi.FORWARD, roi.BACKWARD = limits[name]
-        torch.manual_seed(0)  # the same RoIs in each step
-        return what()
-
-    found, expected = (run(name, lambda: results(step)) for name in ("sparse", "torchvision"))
-    error = measure.check_parity("sparse", [found], [expected], 0.1 if args.amp else 1e-3)
-    options = dict(device=args.device, clock=args.clock, title=Path(args.config).stem)
-    seconds = measure.time_rounds(
-        {name: partial(run, name) for name in limits}, args.rounds, **options
-    )
-    rows = []
-    for name in limits:
-        ratios = measure.ratios(seconds[name], seconds["torchvision"])
-        median = statistics.median(seconds[name])
-        row = {"model": options["title"], "RoIAlign": name, "ms": 1e3 * median}
-        row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
-        rows.append(row | {"error": error if name == "sparse" else ""})
-    return {"RoIAlign": rows}
-
-
 def branch(args):
     """Compare the light branch with the maps that the kernels move: 4 forward, 6 backward."""
     bandwidth = measure.copy_bandwidth(args.device)
@@ -355,24 +320,6 @@ def depth(args, depths=(4, 8, 16, 23)):
     return {"Growth with the depth of a stage": rows}
 
 
-def trace(args):
-    """Write Chrome traces of a step of light on ResNet-50 and base on ResNet-101."""
-    rows, path = [], usable_paths(args)[-1]
-    args.out.mkdir(parents=True, exist_ok=True)
-    for depth, kind in ((50, "light"), (101, "base")):
-        step = Step(build_backbone(depth, ATTENTION[kind], "frozen"), args)
-        set_path(path)
-        title = f"R{depth} {kind}, {path}"
-        options = dict(device=args.device, clock=args.clock, warm_up=3, title=title)
-        seconds = statistics.median(measure.time_rounds({path: step}, args.rounds, **options)[path])
-        with torch.profiler.profile() as profile:
-            step()
-            measure.synchronize(args.device)
-        profile.export_chrome_trace(str(args.out / f"r{depth}_{kind}.json"))
-        rows.append({"model": title, "ms": 1e3 * seconds, "trace": f"r{depth}_{kind}.json"})
-    return {"Traces": rows}
-
-
 SUITES = (
     goals,
     oom,
@@ -382,9 +329,7 @@ SUITES = (
     compiled,
     anywhere,
     detector,
-    roi_align,
     comparators,
-    trace,
 )
 SUITES = {suite.__name__: suite for suite in SUITES}
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Draw what detectors of blood cells learnt: detections, layer attention and lambda.
+"""Draw what detectors of blood cells learnt: layer attention and lambda.
 
 `python .dev_scripts/look_inside.py --data-root bccd` runs the checkpoints that tools/compare.py
 left of .dev_scripts/bccd over the test images, prints the figures of docs/analysis.md and writes
-detections.jpg, layer_attention.png and inside.png of docs/_static.
+layer_attention.png and inside.png of docs/_static.
 """
 
 import argparse
@@ -11,11 +11,9 @@ import itertools
 import sys
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from mmdet.registry import VISUALIZERS
 from mmengine.runner import find_latest_checkpoint
 from pycocotools.coco import COCO
 
@@ -118,30 +116,12 @@ def draw_beside(image, stages, file):
     figure.savefig(file, dpi=110)
 
 
-def draw_detections(loaded, images, file):
-    """Draw what a detector finds, image beside image."""
-    pen = VISUALIZERS.build(dict(type="DetLocalVisualizer", name="strip", line_width=4))
-    palette = [(31, 119, 180), (44, 160, 44), (255, 127, 14)]
-    pen.dataset_meta = dict(classes=loaded.classes, palette=palette)
-    gap = np.full((300, 8, 3), 255, "u1")
-    row = []
-    for path in images:
-        image = loaded.prepare(path)
-        with torch.no_grad():
-            (found,) = loaded.model.predict(image.inputs, [image.sample])
-        picture = cv2.imread(str(path))[..., ::-1]
-        pen.add_datasample("", picture, found, draw_gt=False, pred_score_thr=0.5)
-        row += [cv2.resize(pen.get_image(), (400, 300), interpolation=cv2.INTER_AREA), gap]
-    cv2.imwrite(str(file), np.hstack(row[:-1])[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 80])
-
-
 def main(argv=None):
     """Draw the pictures and print the figures."""
     args = parse_args(argv)
     dataset = COCO(args.data_root / "annotations/test.json").dataset
     images = [args.data_root / "JPEGImages" / image["file_name"] for image in dataset["images"]]
     models = {kind: [load(kind, seed, args) for seed in range(args.seeds)] for kind in KINDS}
-    draw_detections(models["mrla_light"][0], images[:3], args.out / "detections.jpg")
     base = models["mrla_base"][0]
     draw_beside(base.prepare(images[0]), record(base, images[:1]), args.out / "layer_attention.png")
 

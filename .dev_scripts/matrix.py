@@ -3,9 +3,9 @@
 
 `python .dev_scripts/matrix.py` makes the environments with uv below OUT, one after the other, runs
 the tests there and removes each again: 6 GB of disk at a time. Results go to OUT/<stack>.json,
-output to OUT/<stack>.log, and the table of all results in OUT is printed. `--list` shows what each
-stack is. What has to be compiled, for 10 to 50 minutes on two cores, stays as a wheel in
-OUT/wheels-<stack>; a wheel put there before is used.
+output to OUT/<stack>.log, and the table of all results in OUT is printed. What has to be compiled,
+for 10 to 50 minutes on two cores, stays as a wheel in OUT/wheels-<stack>; a wheel put there before
+is used.
 """
 
 import argparse
@@ -80,7 +80,6 @@ def parse_args(argv):
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="matrix.py", description=__doc__, formatter_class=raw)
     parser.add_argument("stacks", nargs="*", metavar="STACK", help="stacks to run (default: all)")
-    parser.add_argument("--list", action="store_true", help="show what each stack is and stop")
     parser.add_argument("--out", type=Path, default=Path("work_dirs/matrix"))
     args = parser.parse_args(argv)
     if unknown := [name for name in args.stacks if name not in STACKS]:
@@ -177,12 +176,6 @@ def main(argv=None):
         InputError: a stack did not install, or a test failed on it.
     """
     args = parse_args(argv)
-    if args.list:
-        for name, stack in STACKS.items():
-            compiled = f", {stack.compiled} compiled" if stack.compiled else ""
-            print(f"{name}: Python {stack.python}, {' '.join(stack.packages)}{compiled}")
-        print(f"tests: {' '.join(TESTS)}")
-        return
     failed = [name for name in args.stacks or STACKS if not run_stack(name, args)]
     print(table(args.out))
     if failed:

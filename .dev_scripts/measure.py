@@ -17,7 +17,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
-from mmengine.utils import ProgressBar
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
@@ -54,7 +53,7 @@ def time_rounds(
         warm_up: rounds run before, not timed.
         queued: on a GPU, time several repeats by the GPU's clock without waiting for the host, so
             that the time to launch kernels does not count.
-        title: printed above the progress bar.
+        title: printed first.
 
     Returns:
         dict: seconds by step, one number per round.
@@ -81,12 +80,9 @@ def time_rounds(
     time_step = time_queued if queued and device.type == "cuda" else time_one
     seconds = {name: [] for name in steps}
     sys.stderr.write(f"{title}\n")
-    bar = ProgressBar((warm_up + rounds) * len(steps), bar_width=30, file=sys.stderr)
     for _ in range(warm_up + rounds):
         for name, step in steps.items():
             seconds[name].append(time_step(step))
-            bar.update()
-    sys.stderr.write("\n")
     return {name: found[warm_up:] for name, found in seconds.items()}
 
 

@@ -5,7 +5,6 @@
 #   goals_amp goals_fp32   step and memory of light R50 and base R101 beside plain and naive, 2 x 800 x 1344
 #   memory detector        the paper's memory table; a whole RetinaNet
 #   compiled               torch.compile
-#   profile                Chrome traces of one step of light R50 and of base R101
 #   nccl                   one process with NCCL, batch norms converted to SyncBN
 #   retinanet faster_rcnn mask_rcnn   R50 plain, light and base from scratch, batches of 8 at full size, 300 iterations,
 #                          float32 and float16: the logs have losses, seconds an iteration and memory
@@ -15,7 +14,7 @@ set -euo pipefail
 python=${PYTHON:-python} out=${OUT:-work_dirs/gpu} data=${DATA_ROOT:-data/coco}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 "$python" -c 'import torch; torch.cuda.is_available() or exit("no GPU: torch.cuda.is_available() is False")'
-[[ $# -gt 0 ]] || set -- tests bandwidth goals_amp goals_fp32 memory detector compiled profile nccl \
+[[ $# -gt 0 ]] || set -- tests bandwidth goals_amp goals_fp32 memory detector compiled nccl \
     retinanet faster_rcnn mask_rcnn
 
 benchmark() {
@@ -31,7 +30,6 @@ for stage in "$@"; do
     memory) benchmark oom ;;
     detector) benchmark detector --amp --config configs/retinanet_r50_mrla_light_1x.py ;;
     compiled) benchmark compiled --amp "${full[@]}" ;;
-    profile) benchmark trace --amp "${full[@]}" ;;
     nccl)
         PYTHON=$python tools/dist_train.sh configs/faster_rcnn_r50_mrla_light_1x.py 1 --work-dir "$out/nccl" \
             --cfg-options "data_root=$data" train_cfg.max_epochs=1 model.backbone.norm_cfg.type=SyncBN \
