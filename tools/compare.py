@@ -11,16 +11,17 @@ import sys
 import time
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from mrla_mm import cli
 from mrla_mm.engine.stopping import TERMINATED
 
 
-def positive(text):
-    """Return a number of at least 1, or let argparse refuse it."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
+def at_least(least, text):
+    """Return a whole number, or let argparse refuse the text."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
     return int(text)
 
 
@@ -28,8 +29,10 @@ def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("configs", nargs="+", help="files, or package::name; the first is the base")
+    positive = partial(at_least, 1)
     parser.add_argument("--seeds", type=positive, default=5, help="runs of each (default: 5)")
-    parser.add_argument("--first-seed", type=positive, default=0, help="to confirm on unseen seeds")
+    first_seed = dict(type=partial(at_least, 0), default=0, help="to confirm on unseen seeds")
+    parser.add_argument("--first-seed", **first_seed)
     jobs = "runs at a time (default: 1, or one on each GPU)"
     parser.add_argument("--jobs", type=positive, help=jobs)
     parser.add_argument("--metric", help="e.g. coco/bbox_mAP (default: the first of the test)")

@@ -9,6 +9,6 @@ model = dict(
         zero_init_attention=True,
         frozen_stages=1,
         norm_eval=True,
-        init_cfg=dict(type="Pretrained", checkpoint=plain),
+        init_cfg=dict(_delete_=True, type="Pretrained", checkpoint=plain),
     )
 )

@@ -6,27 +6,25 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from mmengine.config import Config, ConfigDict
-from torch import nn
+from mmengine.config import Config
 
 from mrla_mm.config import read_config
 from mrla_mm.engine.checkpointing import write_atomically
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-# Parts of a config that decide how a model is trained.
+# Parts of a config that decide how a model is trained, and on what it is tested.
 SCHEDULE = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler")
-SCHEDULE += ("custom_hooks", "load_from")
-SETTING = bool | int | float | str | tuple | list | ConfigDict | None
+SCHEDULE += ("auto_scale_lr", "custom_hooks", "load_from")
+TEST = ("test_dataloader", "test_evaluator")
 RESULT = "result.json"  # in the folder of a run that is finished
 
 
 class Plan(NamedTuple):
-    """Files of the configs by name, the first of which is the base, and what to know of them."""
+    """Configs to run by name, of which the first is the baseline, seeds, remarks for the table."""
 
     out: Path
     files: dict[str, Path]
@@ -71,17 +69,15 @@ def make_plan(
     folder has runs of another config.
     """
     configs = {}
-    models = {}
     for given in names:
-        cfg, model = read_and_build(given, options)
+        cfg = read_and_build(given, options)
         name = Path(cfg.filename).stem
         if name in configs:
             raise InputError(f"there are two configs {name}, and one folder {out / name}")
         configs[name] = cfg
-        models[name] = settings_of(model)
-    remarks = find_remarks(configs, models)
+    remarks = find_remarks(configs)
     files = {name: out / name / f"{name}.py" for name in configs}
-    first = next(iter(configs))  # `check_unchanged` notices another one by its digest
+    first = next(iter(configs))
     digest = hashlib.sha256(repr(configs[first].model).encode()).hexdigest()
     for name, cfg in configs.items():
         overrides = {"randomness.seed": 0}  # each run sets its own
@@ -89,9 +85,11 @@ def make_plan(
         overrides["train_dataloader.persistent_workers"] = False
         overrides["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
         overrides["default_hooks.checkpoint.max_keep_ckpts"] = 1
+        overrides["default_hooks.checkpoint.out_dir"] = None  # all configs would share it
         if share_weights:
-            overrides["compare.weights_shared_with"] = str(files[first])
-            overrides["compare.its_model"] = None if name == first else digest
+            overrides["compare.weights_shared_with"] = first
+            # Not read: a config is another one for `check_unchanged` if the first one's model is.
+            overrides["compare.first_model_sha256"] = None if name == first else digest
         cfg.merge_from_dict(overrides)
         check_unchanged(files[name], cfg)
     for name, cfg in configs.items():
@@ -99,47 +97,38 @@ def make_plan(
     return Plan(out, files, seeds, remarks)
 
 
-def read_and_build(name: str, options: Mapping[str, object]) -> tuple[Config, nn.Module]:
-    """Read a config and build its model."""
+def read_and_build(name: str, options: Mapping[str, object]) -> Config:
+    """Read a config, and see whether its model can be built."""
     try:
         cfg = read_config(name, options)
-        return cfg, build_model(cfg)
+        build_model(cfg)
+        return cfg
     except InputError:
         raise
     except Exception as error:  # whatever a config does
         raise InputError(f"config {name}: {type(error).__name__}: {error}") from error
 
 
-def settings_of(model: nn.Module) -> list[tuple[str, str, str]]:
-    """Return name, class, settings and shapes of every module; equal for the same model."""
-    found = []
-    for name, module in model.named_modules():
-        pairs = vars(module).items()
-        settings = {key: value for key, value in pairs if isinstance(value, SETTING)}
-        settings["shapes"] = [tuple(each.shape) for each in module.parameters(recurse=False)]
-        found.append((name, str(type(module)), repr(settings)))
-    return found
-
-
-def find_remarks(configs: Mapping[str, Config], models: Mapping[str, Sequence]) -> list[str]:
-    """Say which configs build the same model, and which train by another schedule."""
+def find_remarks(configs: Mapping[str, Config]) -> list[str]:
+    """Say which configs train by another schedule than the first, or are tested otherwise."""
     remarks = []
-    for earlier, name in combinations(configs, 2):
-        if models[earlier] == models[name]:
-            remarks.append(f"{name} builds the same model as {earlier}.")
     first, *others = configs
     for name in others:
         own, base = configs[name], configs[first]
-        changed = [key for key in SCHEDULE if own.get(key) != base.get(key)]
-        if changed:
-            keys = ", ".join(changed)
-            remarks.append(f"{name} trains by another schedule than {first}: {keys} differ.")
+        for what, keys in {
+            "trains by another schedule": SCHEDULE,
+            "is tested otherwise": TEST,
+        }.items():
+            changed = [key for key in keys if own.get(key) != base.get(key)]
+            if changed:
+                remarks.append(f"{name} {what} than {first}: {', '.join(changed)} differ.")
     return remarks
 
 
 def check_unchanged(file: Path, cfg: Config) -> None:
     """Raise InputError if there are runs of another config beside a config's file."""
-    begun = any(file.parent.glob("seed_*/last_checkpoint"))
+    runs = file.parent
+    begun = any(runs.glob("seed_*/last_checkpoint")) or any(runs.glob(f"seed_*/{RESULT}"))
     if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
         return
     old = Config.fromfile(file).to_dict()

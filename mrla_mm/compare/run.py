@@ -46,7 +46,7 @@ def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]
 
 
 def shared_weights(cfg: Config, first: Config, seed: int) -> dict[str, Tensor]:
-    """Return a model's initial weights, of which those that both models draw are the first's.
+    """Return a model's initial weights, with the first model's random tensors where both have them.
 
     Weights that are constant or pretrained in either model stay as its own config says.
     """
@@ -64,11 +64,15 @@ class ComparedRunHook(Hook):
     priority = "VERY_HIGH"
 
     def before_run(self, runner: Runner) -> None:
-        """Let a new run draw the weights of the first config; `load_from` comes later and wins."""
+        """Let a new run start from the first config's random weights.
+
+        mmengine calls init_weights after this, and loads `load_from` after that.
+        """
         compare = runner.cfg.get("compare")
         if compare is None or runner.cfg.resume:
             return
-        first = read_config(compare.weights_shared_with, {})
+        name = compare.weights_shared_with
+        first = read_config(str(Path(runner.work_dir).parents[1] / name / f"{name}.py"), {})
         weights = shared_weights(runner.cfg, first, runner.seed)
         model = runner.model
         model.init_weights = lambda: model.load_state_dict(weights)
@@ -78,8 +82,9 @@ class ComparedRunHook(Hook):
         runner.train_dataloader.worker_init_fn = None
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Seed the epoch."""
-        seed_iteration(runner.seed, runner.iter)
+        """Seed the epoch, by its first iteration even where it is resumed at another."""
+        per_epoch = len(runner.train_dataloader)
+        seed_iteration(runner.seed, runner.iter - runner.iter % per_epoch)
 
     def after_train_iter(self, runner: Runner, *_: object, **__: object) -> None:
         """Seed the next iteration: all models see the same images, however much they draw."""
@@ -171,7 +176,9 @@ def find_slots(jobs: int | None) -> list[dict[str, str]]:
     gpus = torch.cuda.device_count()
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[: jobs or gpus]]
+        if jobs and jobs > gpus:
+            raise InputError(f"--jobs {jobs}: there are {gpus} GPUs, each for one run at a time")
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[:jobs]]
     jobs = jobs or 1
     threads = max(1, (os.cpu_count() or 1) // jobs)
     return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * jobs
@@ -189,7 +196,8 @@ def fault_of(process: multiprocessing.Process, folder: Path) -> str:
 def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Path, str]]:
     """Run all, as many at a time as there are slots; yield each that ends, with its fault.
 
-    To close the generator kills what is running; the next call continues from the last checkpoint.
+    Closing the generator kills running processes; the next call resumes them from their last
+    checkpoint.
     """
     waiting = list(folders)
     free = list(slots)

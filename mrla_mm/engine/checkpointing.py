@@ -9,7 +9,7 @@ from mmengine.dist import get_world_size, is_main_process
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.registry import HOOKS
-from mmengine.runner import BaseLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 
 from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
 from mrla_mm.errors import InputError
@@ -66,7 +66,8 @@ class AtomicCheckpointHook(CheckpointHook):
     * Files on a local disk are written aside, forced to the disk and renamed. Only then are
       outdated checkpoints removed, so the disk needs room for one more.
     * SIGTERM saves `interrupted.pth` after the iteration in progress (with several processes, after
-      at most five) and ends the process with code 143. The next regular checkpoint replaces it.
+      at most five) and ends the process with code 143. A run that resumes from it goes on after
+      the batches that its epoch has seen; the next regular checkpoint replaces it.
       Loaders' workers live through the signal, except those that a loop by iterations has started
       before any hook runs.
     """
@@ -94,6 +95,22 @@ class AtomicCheckpointHook(CheckpointHook):
             if is_main_process():
                 for path in Path(self.out_dir).glob(f"*.pth{PART}"):  # of a run that was killed
                     path.unlink(missing_ok=True)
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        """Skip the batches that an interrupted epoch has seen; mmengine would repeat them."""
+        loop = runner.train_loop
+        vars(loop).pop("run_iter", None)  # set here in the epoch before
+        resumed = runner.message_hub.runtime_info.get(INTERRUPTED)
+        if not resumed or not isinstance(loop, EpochBasedTrainLoop):
+            return
+        seen = runner.iter - runner.epoch * len(loop.dataloader)
+        run_iter = loop.run_iter
+
+        def run_unseen(index: int, batch: object) -> None:
+            if index >= seen:
+                run_iter(index, batch)
+
+        loop.run_iter = run_unseen
 
     def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
         """Save if it is time to, or if the run is asked to stop."""
@@ -124,6 +141,7 @@ class AtomicCheckpointHook(CheckpointHook):
         self.saved_iter = meta["iter"]
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
+        runner.message_hub.update_info(INTERRUPTED, name == INTERRUPTED)
         own = "save_optimizer save_param_scheduler by_epoch backend_args file_client_args"
         options = {key: getattr(self, key) for key in own.split()}
         runner.save_checkpoint(self.out_dir, name, meta=meta, **options, **self.args)

@@ -114,7 +114,10 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path, loop, every):
     assert torch.equal(weights(saved["state_dict"]), weights(stopped.model.state_dict()))
     resumed = build(tmp_path, loop=loop, resume=True, **every)
     resumed.train()
-    assert resumed.epoch == 3 if loop is EPOCHS else resumed.iter == 10
+    whole = build(tmp_path / "whole", loop=loop, **every)
+    whole.train()
+    assert resumed.iter == whole.iter and resumed.epoch == whole.epoch
+    assert torch.equal(*[weights(runner.model.state_dict()) for runner in (resumed, whole)])
     assert "interrupted.pth" not in names(tmp_path)
 
 

@@ -24,7 +24,7 @@ PARTS = {
     "stem": "model = dict(backbone=dict(stem_channels=8))",
     "broken": "model = dict(neck=None)",
     "longer": "train_cfg = dict(max_epochs=11)",
-    "same": "model = dict(backbone=dict(layer_attention=dict(type='MRLALight')))",
+    "other_test": "test_evaluator = dict(metric='proposal')",
 }
 
 
@@ -39,10 +39,12 @@ def plan_of(names, out, **options):
     return compare.make_plan(names, out / "out", range(2), {}, **options)
 
 
-def test_what_both_models_draw_at_random_starts_the_same(configs):
-    first, second = (read_config(config, {}) for config in configs[:2])
-    second.update(compare=dict(weights_shared_with=configs[0]), resume=False)
-    runner = SimpleNamespace(cfg=second, model=build_model(second), seed=3)
+def test_what_both_models_draw_at_random_starts_the_same(configs, tmp_path):
+    plan = plan_of(configs[:2], tmp_path)
+    first, second = (read_config(str(file), {}) for file in plan.files.values())
+    second.resume = False
+    work_dir = plan.missing()[1]
+    runner = SimpleNamespace(cfg=second, model=build_model(second), seed=3, work_dir=work_dir)
     ComparedRunHook().before_run(runner)
     runner.model.init_weights()
     found, (drawn, keys) = runner.model.state_dict(), initial_weights(first, 3)
@@ -63,7 +65,7 @@ def test_an_iteration_draws_the_same_however_much_others_drew_and_after_a_resume
     def draw(iterations, others):
         hook, drawn = ComparedRunHook(), []
         for index in iterations:
-            runner = SimpleNamespace(seed=3, iter=index)
+            runner = SimpleNamespace(seed=3, iter=index, train_dataloader=range(2))
             if index % 2 == 0:
                 hook.before_train_epoch(runner)
             drawn.append(torch.rand(1).item())
@@ -75,14 +77,15 @@ def test_an_iteration_draws_the_same_however_much_others_drew_and_after_a_resume
     assert len({*whole}) == 4 and draw(range(2, 4), others=5) == whole[2:]
 
 
-def test_the_plan_says_which_models_are_the_same_and_which_schedules_differ(configs, tmp_path):
-    _, stem, _, longer, same = configs
-    plan = plan_of([LIGHT, stem, longer, same], tmp_path)
+def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
+    _, stem, _, longer, other_test = configs
+    plan = plan_of([LIGHT, stem, longer, other_test], tmp_path)
     first = "faster_rcnn_r50_quarter_mrla_light"
-    remarks = "\n".join(plan.remarks)
-    assert f"longer trains by another schedule than {first}: train_cfg" in remarks
-    assert f"same builds the same model as {first}" in remarks and "stem" not in remarks
-    assert remarks.count(" same model ") == 3, "every pair of these, longer with both"
+    assert [remark.split(": ")[1].split()[0] for remark in plan.remarks] == [
+        "train_cfg",
+        "test_evaluator",
+    ]
+    assert "longer" in plan.remarks[0] and "other_test" in plan.remarks[1]
     assert len(plan.run_folders()) == 8 and plan.files[first].is_file()
     plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path, share_weights=False)
     ((name, file),) = plan.files.items()
