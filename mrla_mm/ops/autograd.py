@@ -4,7 +4,7 @@ Their options and saved tensors, a batch norm in training, the layout that maps 
 which gradients a backward pass may add to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
@@ -21,50 +21,51 @@ from mrla_mm.ops.reference import BatchNorm, without_autocast
 
 
 class Options(NamedTuple):
-    """What a Function is given besides tensors; see `light_fused` and `Layer`.
+    """What a Function is given besides tensors.
 
-    `batch_norm` is a norm in training, which is applied to what the passes write; a frozen one is
-    part of the `Layer` that they compute. The weight, bias and keep of both are in `Parameters`.
+    Attributes:
+        form: of the layer.
+        eps: of its norm.
+        batch_norm: a norm in training, which is applied to what the passes write; a frozen one is
+            part of the `Layer` that they compute. Weight, bias and keep of both are parameters.
+        outcome: of the path's proof, None if it needs none.
     """
 
-    path: str
-    heads: int
+    form: Form
     eps: float
-    add_relu: bool
-    has_history: bool = False
-    is_mla: bool = False
-    batch_norm: BatchNorm | None = None
-    outcome: Outcome | None = None
+    batch_norm: BatchNorm | None
+    outcome: Outcome | None
 
-    def layer(self, parameters: Parameters) -> Layer:
-        """The layer with these options and parameters."""
-        return Layer(
-            parameters.weights(),
-            parameters.norm(self.eps),
-            self.heads,
-            has_history=self.has_history,
-            add_relu=self.add_relu,
-        )
-
-    def prove(self, c: Tensor, parameters: Parameters, depth: int = 0) -> "Options":
-        """Options with the outcome of the path's proof, if it needs one, for a layer on map c."""
-        if self.path not in SELF_CHECKS:
-            return self
+    @classmethod
+    def of(
+        cls, path: str, c: Tensor, parameters: Parameters, norm: BatchNorm | None, **layer: object
+    ) -> "Options":
+        """Options for a map c (B, C, H, W); `layer` are the other fields of its `Form`."""
         form = Form(
-            path=self.path,
+            path=path,
             device=c.device,
             dtype=c.dtype,
             channels_last=not c.is_contiguous(),
             shape=c.shape,
-            heads=self.heads,
-            add_relu=self.add_relu,
-            has_history=self.has_history,
-            is_mla=self.is_mla,
-            depth=depth,
             kernel_size=0 if parameters.query is None else parameters.query.shape[-1],
             dtypes=tuple([None if tensor is None else tensor.dtype for tensor in parameters]),
+            **layer,
         )
-        return self._replace(outcome=prove(form, self.passes()))
+        outcome = prove(form, passes_of(path)) if path in SELF_CHECKS else None
+        eps = 0.0 if norm is None else norm.eps
+        batch_norm = norm if norm is not None and norm.momentum is not None else None
+        return cls(form, eps, batch_norm, outcome)
+
+    def layer(self, parameters: Parameters) -> Layer:
+        """The layer with these options and parameters."""
+        form = self.form
+        return Layer(
+            parameters.weights(),
+            parameters.norm(self.eps),
+            form.heads,
+            has_history=form.has_history,
+            add_relu=form.add_relu,
+        )
 
     def has_failed(self) -> bool:
         """Whether the path did not prove itself, or failed since."""
@@ -72,7 +73,7 @@ class Options(NamedTuple):
 
     def passes(self) -> Passes:
         """The passes over maps that the layer runs."""
-        return passes_of(self.path, self.outcome)
+        return passes_of(self.form.path, self.outcome)
 
 
 def save(ctx, saved: Saved, parameters: Parameters, maps: Sequence[Tensor | None]) -> None:
@@ -109,21 +110,29 @@ def add_batch_norm(
 
 def batch_norm_backward(
     grad: Tensor,
-    out: Tensor,
+    x: Tensor,
     parameters: Parameters,
-    norm: BatchNorm,
-    statistics: Sequence[Tensor],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of o (B, C, H, W) and of the norm's weight and bias (C,), given that of y.
+    norm: BatchNorm | None,
+    statistics: Sequence[Tensor | None],
+    recompute: Callable[..., object],
+) -> tuple[Tensor, dict[str, Tensor | None]]:
+    """Gradient of o (B, C, H, W), given that of y; and gradients of the norm's parameters by name.
 
-    The statistics are those that `add_batch_norm` returned.
+    Without a norm y is o. The statistics are what `add_batch_norm` returned beside y, and
+    `recompute` writes o to its argument out, a map like x.
     """
+    if norm is None:
+        return grad, {}
+    out = torch.empty_like(x)
+    recompute(out=out)
     if parameters.keep is not None:
         grad = grad * parameters.keep.to(grad.dtype)[:, None, None, None]
-    return torch.ops.aten.native_batch_norm_backward(
+    has_weight, has_bias = parameters.norm_weight is not None, parameters.norm_bias is not None
+    grad_out, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
         grad, out, parameters.norm_weight, None, None, *statistics, True, norm.eps,
-        (True, parameters.norm_weight is not None, parameters.norm_bias is not None),
+        (True, has_weight, has_bias),
     )  # fmt: skip
+    return grad_out, dict(norm_weight=grad_weight, norm_bias=grad_bias)
 
 
 def refuse_second_derivative() -> None:
@@ -180,7 +189,10 @@ def label_receivers(gradients: Sequence[Tensor], ctx) -> None:
 
 
 def writable_gradient(gradient: Tensor | None, x: Tensor, ctx) -> Tensor:
-    """Gradient of a value, which node ctx may add to: as it came with ctx's label, else a copy."""
+    """Gradient of a value, which node ctx may add to: as it came with ctx's label, else a copy.
+
+    Zeros where later layers have none.
+    """
     if gradient is None:
         return torch.zeros_like(x)
     matched = match_layout(gradient, x)

@@ -1,4 +1,4 @@
-"""MRLA-base and MLA as an autograd Function, with or without sum, ReLU, norm, residual around it.
+"""MRLA-base and MLA as one autograd Function; sum and ReLU before it, norm and residual after it.
 
     x = relu(c + shortcut)                       with add_relu, else x = c
     o = sum_s softmax_s(q . k_s / sqrt(D)) v_s   Eq. 6, over the stage's layers; the last v is dw(x)
@@ -6,15 +6,14 @@
 
 Of MLA the values are the maps x_s, and the convolution comes after the sum, o = dw(sum_s a_s x_s).
 
-Saved for backward are x, the values and small tensors; of MLA, whose last value is x, one map less.
-A batch norm in training needs o in its backward pass, which computes it again. A second derivative
+Backward saves x, the T values and small tensors. MLA saves T maps only: its last value is x. A
+batch norm in training needs o in its backward pass, which computes it again. A second derivative
 raises.
 
-A layer returns the earlier values too, and the next one takes them from there: so the gradient of
-each comes back as one map, to which layer after layer adds in place (see `label_receivers`). Hooks
-of a value and torch.autograd.grad get that very map, which is complete once the backward pass has
-gone through the layer that computed the value: if asked for values alone, torch.autograd.grad ends
-before that. retain_grad copies the map before the layer that returned the tensor adds to it.
+Each layer returns the earlier values as outputs, and the next layer takes them from there. So each
+value's gradient is one map, to which the layers add in place (see `label_receivers`). A layer's own
+share is added inside its node: tensor hooks on a value, and torch.autograd.grad of one, get what
+later layers contribute, and that same map.
 """
 
 from collections.abc import Sequence
@@ -41,22 +40,22 @@ class BaseFunction(torch.autograd.Function):
         count = len(Parameters._fields)
         parameters = Parameters(*tensors[:count])
         earlier_keys, *earlier_values = tensors[count:]
+        is_mla = options.form.is_mla
         layer = options.layer(parameters)
         passes = options.passes()
-        forward = passes.mla_forward if options.is_mla else passes.base_forward
-        x = torch.empty_like(c) if options.add_relu else c
-        own_value = x if options.is_mla else torch.empty_like(c)
+        layer_forward = passes.mla_forward if is_mla else passes.base_forward
+        x = torch.empty_like(c) if layer.add_relu else c
+        own_value = x if is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
         y = torch.empty_like(c)
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
-            saved = forward(x, pooled, values, layer, earlier_keys=earlier_keys, out=y)
+            saved = layer_forward(x, pooled, values, layer, earlier_keys=earlier_keys, out=y)
             y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
         autograd.save(ctx, saved, parameters, (x, *statistics, *values))
-        ctx.set_materialize_grads(False)  # nobody asks for keys and values of a stage's last layer
+        ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
         ctx.options = options
-        keys_or_averages = saved.attention.pooled if options.is_mla else saved.attention.keys
-        return y, keys_or_averages, *values
+        return y, saved.attention.pooled if is_mla else saved.attention.keys, *values
 
     @staticmethod
     def backward(ctx, grad, grad_keys_or_averages, *grad_values):
@@ -67,43 +66,30 @@ class BaseFunction(torch.autograd.Function):
         layer = options.layer(parameters)
         passes = options.passes()
         norm = options.batch_norm
-        output = passes.mla_output if options.is_mla else passes.base_output
-        backward = passes.mla_backward if options.is_mla else passes.base_backward
+        layer_output, layer_backward = passes.base_output, passes.base_backward
+        if options.form.is_mla:
+            layer_output, layer_backward = passes.mla_output, passes.mla_backward
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
-        grad_out = grad
-        overwrite = all(grad_value is None for grad_value in grad_values)
-        if overwrite:
-            grad_values = [torch.empty_like(x) for _ in values]
-        else:
-            grad_values = [
-                autograd.writable_gradient(grad_value, x, ctx) for grad_value in grad_values
-            ]
+        grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
         grad_x = torch.empty_like(x)
-        targets = dict(grad_values=grad_values, overwrite=overwrite, grad_x=grad_x)
+        output = partial(layer_output, x, values, layer, saved)
         with autograd.disable_autocast(x):
-            if norm:
-                out = torch.empty_like(x)
-                output(x, values, layer, saved, out=out)
-                statistics = mean, inverse_deviation
-                grad_out, *of_norm = autograd.batch_norm_backward(
-                    grad, out, parameters, norm, statistics
-                )
-            gradients, grad_earlier_keys = backward(
-                grad_out, grad_keys_or_averages, x, values, layer, saved, **targets
+            grad_out, norm_grads = autograd.batch_norm_backward(
+                grad, x, parameters, norm, (mean, inverse_deviation), output
             )
-            if norm:
-                grad_x.add_(grad)  # of the residual, which the passes add for a frozen norm alone
-                gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
+            arguments = grad_out, grad_keys_or_averages, x, values, layer, saved
+            gradients, grad_earlier_keys = layer_backward(
+                *arguments, grad_values=grad_values, grad_x=grad_x
+            )
+            if norm is not None:
+                grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
+        gradients = gradients._replace(**norm_grads)
         grad_earlier_values = grad_values[:-1]
         autograd.label_receivers(grad_earlier_values, ctx)
+        grad_shortcut = grad_x if layer.add_relu else None
         return (
-            None,
-            grad_x,
-            grad_x if layer.add_relu else None,
-            *gradients,
-            grad_earlier_keys,
-            *grad_earlier_values,
-        )
+            None, grad_x, grad_shortcut, *gradients, grad_earlier_keys, *grad_earlier_values
+        )  # fmt: skip
 
 
 def base_fused(
@@ -120,8 +106,9 @@ def base_fused(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
 
-    Args as for `light_fused`, but earlier are the keys (B, T - 1, C), None for T = 1, and values
-    (B, C, H, W) of the stage's earlier layers; of MLA those keys are by this layer's f_K.
+    Arguments are those of `light_fused`, and `earlier`: the keys (B, T - 1, C) of the stage's
+    earlier layers, None at T = 1, and their values, T - 1 maps (B, C, H, W). Keys of MLA are by
+    this layer's f_K.
 
     Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, C) and values
     (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
@@ -131,14 +118,12 @@ def base_fused(
     earlier_keys, earlier_values = earlier
     values = [autograd.match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
-    eps = 0.0 if norm is None else norm.eps
-    batch_norm = norm if norm and norm.momentum is not None else None
-    options = autograd.Options(path, heads, eps, add_relu, is_mla=is_mla, batch_norm=batch_norm)
-    options = options.prove(c, parameters, depth=len(values) + 1)
+    how = dict(heads=heads, add_relu=add_relu)
+    form = dict(how, has_history=False, is_mla=is_mla, depth=len(values) + 1)
+    options = autograd.Options.of(path, c, parameters, norm, **form)
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
-        how = dict(heads=heads, add_relu=add_relu, norm=norm)
-        return layer(c, shortcut, weights, (earlier_keys, values), **how)
+        return layer(c, shortcut, weights, (earlier_keys, values), **how, norm=norm)
     y, keys_or_averages, *values = BaseFunction.apply(
         options, c, shortcut, *parameters, earlier_keys, *values
     )

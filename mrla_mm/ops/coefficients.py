@@ -89,6 +89,11 @@ class Layer(NamedTuple):
     has_history: bool = False
     add_relu: bool = False
 
+    @property
+    def adds_residual(self) -> bool:
+        """Whether y has the residual x: behind a frozen norm; one in training adds it itself."""
+        return self.norm is not None
+
 
 class Attention(NamedTuple):
     """Scores of a layer and what they are computed from; None each for a layer without a gate.

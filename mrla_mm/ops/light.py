@@ -9,6 +9,8 @@ gradients. A batch norm in training needs o in its backward pass, which computes
 derivative raises.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -27,9 +29,9 @@ class LightFunction(torch.autograd.Function):
         layer = options.layer(parameters)
         passes = options.passes()
         has_gate = layer.weights.query is not None
-        summand = shortcut if options.add_relu else None
-        history = shortcut if options.has_history else None
-        x = torch.empty_like(c) if options.add_relu else c
+        summand = shortcut if layer.add_relu else None
+        history = shortcut if layer.has_history else None
+        x = torch.empty_like(c) if layer.add_relu else c
         y = torch.empty_like(c)
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
@@ -47,22 +49,20 @@ class LightFunction(torch.autograd.Function):
         layer = ctx.options.layer(parameters)
         passes = ctx.options.passes()
         norm = ctx.options.batch_norm
-        grad = grad_out = autograd.match_layout(grad, x)
+        grad = autograd.match_layout(grad, x)
         grad_x = torch.empty_like(x)
         grad_history = None if history is None else torch.empty_like(x)
-        targets = dict(grad_x=grad_x, grad_history=grad_history)
+        output = partial(passes.apply, x, parameters.value, saved.coefficients, history=history)
         with autograd.disable_autocast(x):
-            if norm:
-                out = torch.empty_like(x)
-                weight = parameters.value
-                passes.apply(x, weight, saved.coefficients, history=history, out=out)
-                grad_out, *of_norm = autograd.batch_norm_backward(
-                    grad, out, parameters, norm, statistics
-                )
-            gradients = passes.light_backward(grad_out, x, history, layer, saved, **targets)
-            if norm:
-                grad_x.add_(grad)  # of the residual, which the passes add for a frozen norm alone
-                gradients = gradients._replace(norm_weight=of_norm[0], norm_bias=of_norm[1])
+            grad_out, norm_grads = autograd.batch_norm_backward(
+                grad, x, parameters, norm, statistics, output
+            )
+            gradients = passes.light_backward(
+                grad_out, x, history, layer, saved, grad_x=grad_x, grad_history=grad_history
+            )
+            if norm is not None:
+                grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
+        gradients = gradients._replace(**norm_grads)
         grad_shortcut = grad_history
         if layer.add_relu and history is None:
             grad_shortcut = grad_x
@@ -91,14 +91,9 @@ def light_fused(
     """
     c = c.contiguous(memory_format=autograd.dense_format(c))
     shortcut = autograd.match_layout(shortcut, c) if has_history or add_relu else None
-    eps = 0.0 if norm is None else norm.eps
     parameters = Parameters.pack(weights, norm)
-    batch_norm = norm if norm and norm.momentum is not None else None
-    options = autograd.Options(
-        path, heads, eps, add_relu, has_history=has_history, batch_norm=batch_norm
-    )
-    options = options.prove(c, parameters)
+    how = dict(heads=heads, has_history=has_history, add_relu=add_relu)
+    options = autograd.Options.of(path, c, parameters, norm, **how, is_mla=False, depth=0)
     if options.has_failed():
-        how = dict(heads=heads, has_history=has_history, add_relu=add_relu, norm=norm)
-        return light_layer(c, shortcut, weights, **how)
+        return light_layer(c, shortcut, weights, **how, norm=norm)
     return LightFunction.apply(options, c, shortcut, *parameters)

@@ -118,7 +118,7 @@ class NumbaPasses(TorchPasses):
 
     def apply_backward(
         self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
-        positive=None, grad_x, grad_history=None,
+        relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the loop of `apply` with the kernel turned round."""
         layout = Layout.of(grad)
@@ -127,9 +127,11 @@ class NumbaPasses(TorchPasses):
         offset = layout.per_map(grad_pixel, 0)
         slope = layout.per_map(coefficients.slope, 1)
         factor = layout.per_map(None, 1)
-        grad, extra_grad, positive = layout.maps(grad, extra_grad, positive)
+        grad, extra_grad, relu_output = layout.maps(grad, extra_grad, relu_output)
         outputs = layout.maps(grad_x, grad_history)
-        layout.run("stencil", grad, kernels, offset, extra_grad, factor, positive, slope, *outputs)
+        layout.run(
+            "stencil", grad, kernels, offset, extra_grad, factor, relu_output, slope, *outputs
+        )
 
     def grid_sums(self, grad, x, *, history=None, convolved, with_grad) -> GridSums:
         """Sum everything in one loop."""
@@ -152,14 +154,14 @@ class NumbaPasses(TorchPasses):
         layout.run("weighted_sum", x, addresses(values), weights, offset, out)
 
     def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
+        self, grad, values, scores, gain, *, grad_values, with_grad
     ) -> ValueSums:
         """Read and write all maps in one loop."""
         layout = Layout.of(grad)
         weights = layout.coefficients(value_weights(scores, gain, grad))
         sums = layout.new_sums(len(values) + 1)
         maps = addresses(values), weights, addresses(grad_values)
-        layout.run("weighted_sum_backward", *layout.maps(grad), *maps, overwrite, sums)
+        layout.run("weighted_sum_backward", *layout.maps(grad), *maps, sums)
         sums = layout.collect(sums).transpose(1, 2)  # (B, T + 1, C)
         return ValueSums(sums[:, :-1], sums[:, -1] if with_grad else None)
 

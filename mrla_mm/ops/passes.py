@@ -10,15 +10,14 @@ A layer runs `add_relu` and then its forward method, and later its backward meth
     light_backward, base_backward, mla_backward    sums over the grid -> gradients
 
 These six are written here in terms of the other methods: the abstract ones, which read and write
-maps, and those that compute coefficients from small tensors. An implementation may override any of
-them to do in one launch what takes several here.
+maps, and those that compute coefficients from small tensors.
 
 Shapes are those of `mrla_mm.ops`: maps (B, C, H, W) of one dtype and one dense layout, coefficients
 (B, C), keys (B, T, C). Maps are read-only but for the arguments out, grad_x, grad_history and
-grad_values: the caller allocates these, a pass writes each element once, and none shares memory
-with another argument unless the method says so. Only the same object's methods for coefficients
-read what `add_relu`, `grid_sums` and `weighted_sum_backward` return, so an implementation may
-return partial sums in a form of its own, whatever the annotation says.
+grad_values: the caller allocates these, a pass writes every element, and none shares memory with
+another argument unless the method says so. Results of `add_relu`, `grid_sums` and
+`weighted_sum_backward` are opaque: only the same object's methods for coefficients may read them.
+So an implementation may return partial sums in a form of its own, whatever the annotation says.
 """
 
 import abc
@@ -28,7 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from mrla_mm.ops import coefficients as plain
+from mrla_mm.ops import coefficients as torch_coefficients
 from mrla_mm.ops.coefficients import Coefficients, GridSums, Layer, Parameters, Saved, ValueSums
 
 
@@ -49,8 +48,8 @@ class Passes(abc.ABC):
     ) -> Tensor | None:
         """Write x = relu(c + shortcut); return its averages over the grid if `pool`, else None.
 
-        Without a shortcut x is c, out is c itself, and nothing is written. The averages are those
-        of x as it is rounded to its dtype.
+        The averages are those of x as it is rounded to its dtype. Without a shortcut it only pools:
+        x and out are c itself.
         """
 
     @abc.abstractmethod
@@ -80,7 +79,7 @@ class Passes(abc.ABC):
         grad_pixel: Tensor | None = None,
         extra_grad: Tensor | None = None,
         residual: bool = False,
-        positive: Tensor | None = None,
+        relu_output: Tensor | None = None,
         grad_x: Tensor,
         grad_history: Tensor | None = None,
     ) -> None:
@@ -90,10 +89,10 @@ class Passes(abc.ABC):
             grad: gradient of what `apply` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C).
             extra_grad: map that is added to the gradient of x; not together with grad_history.
-            positive: x = relu(c + shortcut), if grad_x is to be that of c: all that makes up the
-                gradient of x, extra_grad too, becomes zero where x <= 0.
-            grad_history: slope times grad; with `positive` the history is the shortcut, and grad_x
-                is added.
+            relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
+                where x is 0, extra_grad included.
+            grad_history: receives slope times grad. With `relu_output` the history is the shortcut,
+                so grad_x is added.
         """
 
     @abc.abstractmethod
@@ -136,56 +135,33 @@ class Passes(abc.ABC):
         gain: Tensor | None,
         *,
         grad_values: Sequence[Tensor],
-        overwrite: bool,
         with_grad: bool,
     ) -> ValueSums:
         """Add gain scores_s grad to each of T grad_values; return sums as `grid_sums` does.
 
-        They are of grad times each value and, `with_grad`, of grad. With `overwrite` grad_values
-        are written, whatever they were before.
+        They are of grad times each value and, `with_grad`, of grad.
         """
 
-    def light_coefficients(self, pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
-        """See `coefficients.light_coefficients`; averages as `add_relu` returns them."""
-        return plain.light_coefficients(pooled, layer, size)
-
-    def base_coefficients(self, pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
-        """See `coefficients.base_coefficients`; averages as `add_relu` returns them."""
-        return plain.base_coefficients(pooled, layer, earlier_keys)
-
-    def light_coefficients_backward(
-        self, saved: Saved, layer: Layer, size: torch.Size, sums: GridSums
-    ) -> tuple[Tensor | None, Parameters]:
-        """See `coefficients.light_coefficients_backward`; sums as `grid_sums` returns them."""
-        return plain.light_coefficients_backward(saved, layer, size, sums)
-
-    def base_coefficients_backward(
-        self,
-        saved: Saved,
-        layer: Layer,
-        size: torch.Size,
-        sums: GridSums,
-        value_sums: ValueSums,
-        grad_keys: Tensor | None,
-    ) -> tuple[Tensor, Parameters, Tensor | None]:
-        """See `coefficients.base_coefficients_backward`; sums as the passes return them."""
-        return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
+    # Triton overrides these: its averages and sums are partial.
+    light_coefficients = staticmethod(torch_coefficients.light_coefficients)
+    base_coefficients = staticmethod(torch_coefficients.base_coefficients)
+    light_coefficients_backward = staticmethod(torch_coefficients.light_coefficients_backward)
+    base_coefficients_backward = staticmethod(torch_coefficients.base_coefficients_backward)
 
     def mla_coefficients_backward(
         self, saved: Saved, layer: Layer, size: torch.Size, sums: GridSums, value_sums: ValueSums
     ) -> tuple[Tensor, Parameters, Tensor | None]:
         """As of base, but the sum of the output's gradient is among `sums`."""
         value_sums = value_sums._replace(grad=sums.grad)
-        return plain.base_coefficients_backward(saved, layer, size, sums, value_sums, None)
+        return self.base_coefficients_backward(saved, layer, size, sums, value_sums, None)
 
     def light_forward(
         self, x: Tensor, pooled: Tensor | None, history: Tensor | None, layer: Layer, *, out: Tensor
     ) -> Saved:
         """Write y of MRLA-light; averages as `add_relu` returns them, None without a gate."""
         saved = self.light_coefficients(pooled, layer, x.shape)
-        has_norm = layer.norm is not None
-        weight = layer.weights.value
-        self.apply(x, weight, saved.coefficients, history=history, residual=has_norm, out=out)
+        options = dict(history=history, residual=layer.adds_residual)
+        self.apply(x, layer.weights.value, saved.coefficients, **options, out=out)
         return saved
 
     def light_backward(
@@ -203,19 +179,17 @@ class Passes(abc.ABC):
 
         With a layer's add_relu, grad_x is the gradient of c, and grad_history that of the shortcut.
         """
-        has_norm = layer.norm is not None
         weight = layer.weights.value
-        sums = self.grid_sums(
-            grad, x, history=history, convolved=weight is not None, with_grad=has_norm
-        )
+        options = dict(convolved=weight is not None, with_grad=layer.norm is not None)
+        sums = self.grid_sums(grad, x, history=history, **options)
         grad_pixel, gradients = self.light_coefficients_backward(saved, layer, x.shape, sums)
         self.apply_backward(
             grad,
             weight,
             saved.coefficients,
             grad_pixel=grad_pixel,
-            residual=has_norm,
-            positive=x if layer.add_relu else None,
+            residual=layer.adds_residual,
+            relu_output=x if layer.add_relu else None,
             grad_x=grad_x,
             grad_history=grad_history,
         )
@@ -241,7 +215,7 @@ class Passes(abc.ABC):
         self, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor
     ) -> None:
         """Write y of MRLA-base, given its coefficients and all T values."""
-        residual = None if layer.norm is None else x
+        residual = x if layer.adds_residual else None
         self.weighted_sum(values, saved.attention.scores, saved.coefficients, x=residual, out=out)
 
     def base_backward(
@@ -254,78 +228,98 @@ class Passes(abc.ABC):
         saved: Saved,
         *,
         grad_values: Sequence[Tensor],
-        overwrite: bool,
         grad_x: Tensor,
     ) -> tuple[Parameters, Tensor | None]:
         """Write grad_x and add to grad_values; return the gradients of parameters, earlier keys.
 
-        grad is that of y; grad_keys (B, T, C), and grad_values unless `overwrite`, are what later
-        layers make of keys and values. With a layer's add_relu, grad_x is the gradient of c.
+        grad is that of y; grad_keys (B, T, C) and grad_values come with what later layers make of
+        keys and values. With a layer's add_relu, grad_x is the gradient of c.
         """
-        has_norm = layer.norm is not None
         scores, gain = saved.attention.scores, saved.coefficients.gain
-        targets = dict(grad_values=grad_values, overwrite=overwrite)
-        value_sums = self.weighted_sum_backward(
-            grad, values, scores, gain, with_grad=has_norm, **targets
-        )
+        options = dict(grad_values=grad_values, with_grad=layer.norm is not None)
+        value_sums = self.weighted_sum_backward(grad, values, scores, gain, **options)
         sums = self.grid_sums(grad_values[-1], x, convolved=True, with_grad=False)
         grad_pixel, gradients, grad_earlier_keys = self.base_coefficients_backward(
             saved, layer, x.shape, sums, value_sums, grad_keys
         )
-        self.apply_backward(
-            grad_values[-1],
-            layer.weights.value,
-            Coefficients(),
-            grad_pixel=grad_pixel,
-            extra_grad=grad if has_norm else None,
-            positive=x if layer.add_relu else None,
-            grad_x=grad_x,
-        )
+        weight = layer.weights.value
+        self.own_value_backward(grad, grad_values[-1], x, layer, weight, grad_pixel, grad_x=grad_x)
         return gradients, grad_earlier_keys
 
-    def mla_forward(self, x, pooled, values, layer, *, earlier_keys, out) -> Saved:
+    def own_value_backward(
+        self,
+        grad: Tensor,
+        grad_value: Tensor,
+        x: Tensor,
+        layer: Layer,
+        weight: Tensor | None,
+        grad_pixel: Tensor,
+        *,
+        grad_x: Tensor,
+    ) -> None:
+        """Write grad_x, given the gradients of y and of the layer's own value dw(x; weight)."""
+        self.apply_backward(
+            grad_value,
+            weight,
+            Coefficients(),
+            grad_pixel=grad_pixel,
+            extra_grad=grad if layer.adds_residual else None,
+            relu_output=x if layer.add_relu else None,
+            grad_x=grad_x,
+        )
+
+    def mla_forward(
+        self,
+        x: Tensor,
+        pooled: Tensor,
+        values: Sequence[Tensor],
+        layer: Layer,
+        *,
+        earlier_keys: Tensor | None,
+        out: Tensor,
+    ) -> Saved:
         """Write y of MLA, whose T values are the maps, x the last; averages as for light."""
         saved = self.base_coefficients(pooled, layer, earlier_keys)
         self.mla_output(x, values, layer, saved, out=out)
         return saved
 
-    def mla_output(self, x, values, layer, saved, *, out) -> None:
+    def mla_output(
+        self, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor
+    ) -> None:
         """Write y of MLA, given its coefficients and all T values."""
         gain, _, offset = saved.coefficients
         total = torch.empty_like(x)
         self.weighted_sum(values, saved.attention.scores, Coefficients(gain=gain), out=total)
-        residual = None if layer.norm is None else x
-        coefficients = Coefficients(offset=offset)  # no slope: the history is added as it is
-        self.apply(total, layer.weights.value, coefficients, history=residual, out=out)
+        residual = x if layer.adds_residual else None
+        # `apply` adds a history without a slope as it is; here it is the residual.
+        weight = layer.weights.value
+        self.apply(total, weight, Coefficients(offset=offset), history=residual, out=out)
 
     def mla_backward(
-        self, grad, grad_averages, x, values, layer, saved, *, grad_values, overwrite, grad_x
+        self,
+        grad: Tensor,
+        grad_averages: Tensor | None,
+        x: Tensor,
+        values: Sequence[Tensor],
+        layer: Layer,
+        saved: Saved,
+        *,
+        grad_values: Sequence[Tensor],
+        grad_x: Tensor,
     ) -> tuple[Parameters, Tensor | None]:
         """As `base_backward`, but later layers use the averages of x (B, C) in place of a key."""
-        has_norm = layer.norm is not None
-        weight = layer.weights.value
         scores, gain = saved.attention.scores, saved.coefficients.gain
         total = torch.empty_like(x)
         self.weighted_sum(values, scores, Coefficients(gain=gain), out=total)
-        sums = self.grid_sums(grad, total, convolved=True, with_grad=has_norm)
+        sums = self.grid_sums(grad, total, convolved=True, with_grad=layer.norm is not None)
         grad_total = total  # whose elements nothing needs any more
-        self.apply_backward(grad, weight, Coefficients(), grad_x=grad_total)
-        targets = dict(grad_values=grad_values, overwrite=overwrite)
-        value_sums = self.weighted_sum_backward(
-            grad_total, values, scores, gain, with_grad=False, **targets
-        )
+        self.apply_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
+        options = dict(grad_values=grad_values, with_grad=False)
+        value_sums = self.weighted_sum_backward(grad_total, values, scores, gain, **options)
         grad_pixel, gradients, grad_earlier_keys = self.mla_coefficients_backward(
             saved, layer, x.shape, sums, value_sums
         )
         if grad_averages is not None:
             grad_pixel = grad_pixel + grad_averages / (x.shape[2] * x.shape[3])
-        self.apply_backward(
-            grad_values[-1],
-            None,
-            Coefficients(),
-            grad_pixel=grad_pixel,
-            extra_grad=grad if has_norm else None,
-            positive=x if layer.add_relu else None,
-            grad_x=grad_x,
-        )
+        self.own_value_backward(grad, grad_values[-1], x, layer, None, grad_pixel, grad_x=grad_x)
         return gradients, grad_earlier_keys

@@ -31,7 +31,7 @@ class TorchPasses(Passes):
 
     def apply_backward(
         self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
-        positive=None, grad_x, grad_history=None,
+        relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the convolution with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
@@ -40,13 +40,13 @@ class TorchPasses(Passes):
         slope = torch.ones_like(grad[:1, :, :1, :1])
         if coefficients.slope is not None:
             slope = on_grid(coefficients.slope, grad)
-        if positive is None:
+        if relu_output is None:
             convolve(grad, flipped, transposed, out=grad_x, **options)
             if grad_history is not None:
                 torch.mul(grad, slope, out=grad_history)
             return
         grad_sum = convolve(grad, flipped, transposed, **options)
-        torch.ops.aten.threshold_backward.grad_input(grad_sum, positive, 0, grad_input=grad_x)
+        torch.ops.aten.threshold_backward.grad_input(grad_sum, relu_output, 0, grad_input=grad_x)
         if grad_history is not None:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
 
@@ -88,7 +88,7 @@ class TorchPasses(Passes):
             out.add_(x)
 
     def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
+        self, grad, values, scores, gain, *, grad_values, with_grad
     ) -> ValueSums:
         """Return the sums of each sample."""
         batch, channels = grad.shape[:2]
@@ -97,10 +97,7 @@ class TorchPasses(Passes):
         weights = value_weights(scores, gain, grad)
         for index, value in enumerate(values):
             sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
-            if overwrite:
-                torch.mul(grad, weights[index], out=grad_values[index])
-            else:
-                grad_values[index].addcmul_(grad, weights[index])
+            grad_values[index].addcmul_(grad, weights[index])
         return ValueSums(sums, grid_sum(grad) if with_grad else None)
 
 

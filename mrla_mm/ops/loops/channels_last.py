@@ -54,7 +54,7 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope, out, scaled):
+def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, slope, out, scaled):
     """Write what the function of this name over contiguous maps does."""
     height, width, _ = grid
     zeros = np.zeros(x.shape[2], np.float32)
@@ -87,8 +87,8 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope
                         y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
                 if len(extra) > 0:
                     add_scaled(y, extra[sample, pixel], sample_factor)
-                if len(positive) > 0:
-                    z = positive[sample, pixel]
+                if len(relu_output) > 0:
+                    z = relu_output[sample, pixel]
                     for i in range(len(y)):
                         y[i] = float32(0) if z[i] <= 0 else y[i]
                 if len(scaled) > 0:
@@ -96,7 +96,7 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope
                     middle = x[sample, pixel]
                     for i in range(len(y)):
                         z[i] = sample_slope[i] * middle[i]
-                    if len(positive) > 0:
+                    if len(relu_output) > 0:
                         for i in range(len(y)):
                             z[i] += y[i]
 
@@ -145,7 +145,7 @@ def weighted_sum(start, stop, grid, x, values, weights, offset, out):
 
 
 @compiled
-def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overwrite, sums):
+def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums):
     """Add weights_s grad to each gradient; write the sums of grad times each value, and times 1."""
     width = grid[1]
     of_row = np.zeros(sums.shape[1:], np.float32)
@@ -158,9 +158,6 @@ def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overw
                     value = map_at(values[s], grad.shape)
                     add_scaled(of_row[s], value[sample, pixel], g)
                     of_value = map_at(grads[s], grad.shape)[sample, pixel]
-                    if overwrite:
-                        for i in range(len(g)):
-                            of_value[i] = 0
                     add_scaled(of_value, g, weights[sample, s])
                 total = of_row[len(values)]
                 for i in range(len(g)):

@@ -32,10 +32,10 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope, out, scaled):
-    """Write out = dw(x; weight) + offset + factor extra, and 0 where positive is not.
+def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, slope, out, scaled):
+    """Write out = dw(x; weight) + offset + factor extra, and 0 where relu_output is not.
 
-    If asked for, write scaled = slope x too, plus out where there is a `positive`.
+    If asked for, write scaled = slope x too, plus out where there is a `relu_output`.
     """
     height, width, _ = grid
     rows = min(height, max(BLOCK // width, 1))
@@ -57,15 +57,15 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, positive, slope
                 convolve(y, weight[plane], plane_offset, width, shifted)
             if len(extra) > 0:
                 add_scaled(y, extra[plane, begin:end], plane_factor)
-            if len(positive) > 0:
-                z = positive[plane, begin:end]
+            if len(relu_output) > 0:
+                z = relu_output[plane, begin:end]
                 for p in range(len(y)):
                     y[p] = float32(0) if z[p] <= 0 else y[p]
             if len(scaled) > 0:
                 z = scaled[plane, begin:end]
                 for p in range(len(y)):
                     z[p] = plane_slope * pixels[p]
-                if len(positive) > 0:
+                if len(relu_output) > 0:
                     add_scaled(z, y, float32(1))
 
 
@@ -196,7 +196,7 @@ def weighted_sum(start, stop, grid, x, values, weights, offset, out):
 
 
 @compiled
-def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overwrite, sums):
+def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums):
     """Add weights_s grad to each gradient; write the sums of grad times each value, and times 1."""
     pixels = grad.shape[1]
     for plane in range(start, stop):
@@ -213,9 +213,6 @@ def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, overw
                 for p in range(len(g)):
                     of_block += g[p] * v[p]
                 total += of_block
-                if overwrite:
-                    for p in range(len(g)):
-                        of_value[p] = 0
                 add_scaled(of_value, g, w)
             sums[plane, s] = total
         total = 0.0

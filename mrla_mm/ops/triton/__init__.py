@@ -127,7 +127,7 @@ class TritonPasses(Passes):
         return *of_maps, gate.constants(shape, heads)
 
     def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, overwrite, with_grad
+        self, grad, values, scores, gain, *, grad_values, with_grad
     ) -> Tensor:
         """Sums are of each span of the grid (spans, B, T + 1, C), the last of them of grad.
 
@@ -136,7 +136,7 @@ class TritonPasses(Passes):
         parts = []
         for first in range(0, len(values), reduce.MAX_VALUES):
             some = slice(first, first + reduce.MAX_VALUES)
-            options = dict(grad_values=grad_values[some], overwrite=overwrite, first=first)
+            options = dict(grad_values=grad_values[some], first=first)
             parts.append(self.some_values_backward(grad, values[some], scores, gain, **options))
         if len(parts) == 1:
             return parts[0]

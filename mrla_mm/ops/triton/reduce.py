@@ -134,7 +134,7 @@ def weighted_sum_kernel(
 def weighted_sum_backward_kernel(
     grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
     g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units, first, C, D, T, span,
-    COUNT: tl.constexpr, OVERWRITE: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    COUNT: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Add weights_s grad to each value's gradient; sum grad times value, and grad, over a span."""
@@ -160,9 +160,8 @@ def weighted_sum_backward_kernel(
             target = pick(index, g0, g1, g2, g3, g4, g5, g6, g7)
             s = first + index
             weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, s, C, D, T)
-            grad_value = weight * grad
-            if not OVERWRITE:
-                grad_value += tl.load(target + elements, mask=inside, other=0.0).to(tl.float32)
+            grad_value = tl.load(target + elements, mask=inside, other=0.0).to(tl.float32)
+            grad_value += weight * grad
             tl.store(target + elements, grad_value.to(target.dtype.element_ty), mask=inside)
     place = (tl.program_id(2) * B + sample) * (COUNT + 1) * C + channels
     planes = place[:, None] + lanes[None, :] * C
@@ -239,7 +238,7 @@ def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
-def weighted_sum_backward(grad, values, scores, gain, *, grad_values, overwrite, first=0) -> Tensor:
+def weighted_sum_backward(grad, values, scores, gain, *, grad_values, first=0) -> Tensor:
     """See `Passes.weighted_sum_backward`; sums are of each span of the grid (spans, B, n + 1, C).
 
     These are at most MAX_VALUES of the T values, from `first` on. The last sum is always of grad.
@@ -252,6 +251,6 @@ def weighted_sum_backward(grad, values, scores, gain, *, grad_values, overwrite,
     inputs = (grad, *pad(values), scores, gain)
     outputs = (*pad(grad_values), sums)
     sizes = batch, height * width // blocks[0], first
-    dims = channels, channels // heads, depth, span, count, overwrite, *blocks
+    dims = channels, channels // heads, depth, span, count, *blocks
     launch(weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *dims)
     return sums

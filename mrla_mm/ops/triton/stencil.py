@@ -87,14 +87,14 @@ def load_weight(kernel, gain, exists, place: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["H", "units", "tiles", "rows"])
 def apply_kernel(
-    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, positive_ptr, out_ptr,
+    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr, out_ptr,
     grad_history_ptr, H, units, tiles, rows, C,
     FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
-    If asked, also grad_history = slope x. With `positive`, out is 0 where that is 0 or less, not
+    If asked, also grad_history = slope x. With `relu_output`, out is 0 where that is 0 or less, not
     at NaN, and is added to grad_history.
     """
     W = units * UNIT
@@ -144,17 +144,17 @@ def apply_kernel(
     place = elements + begin * row_stride
     if history_ptr is not None:
         history = load(history_ptr + start + place, inside, begin, begin, end)
-    if positive_ptr is not None:
-        positive = load(positive_ptr + start + place, inside, begin, begin, end)
+    if relu_output_ptr is not None:
+        relu_output = load(relu_output_ptr + start + place, inside, begin, begin, end)
     for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
         for second in tl.static_range(2):
             row = pair + second
             place = elements + row * row_stride
             total = offset
-            if positive_ptr is not None:
-                is_blocked = positive <= 0
-                positive = load(
-                    positive_ptr + start + place + row_stride, inside, row + 1, begin, end
+            if relu_output_ptr is not None:
+                is_blocked = relu_output <= 0
+                relu_output = load(
+                    relu_output_ptr + start + place + row_stride, inside, row + 1, begin, end
                 )
             if weight_ptr is not None:
                 below_left, below, below_right = to_float32(next_left, next_at, next_right)
@@ -186,13 +186,13 @@ def apply_kernel(
                 history = load(
                     history_ptr + start + place + row_stride, inside, row + 1, begin, end
                 )
-            if positive_ptr is not None:
+            if relu_output_ptr is not None:
                 total = tl.where(is_blocked, 0.0, total)
             exists_here = (inside & (row < end)) != 0
             tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
             if grad_history_ptr is not None:
                 scaled = slope * centre
-                if positive_ptr is not None:
+                if relu_output_ptr is not None:
                     scaled += total
                 tl.store(
                     grad_history_ptr + start + place,
@@ -324,13 +324,13 @@ def grid_sums(grad, x, *, history=None, convolved, with_grad) -> Tensor:
 
 
 def apply_backward(
-    grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False, positive=None,
-    grad_x, grad_history=None,
+    grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
+    relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
     """See `Passes.apply_backward`."""
     sizes, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     gain, slope, _ = coefficients
     slope = None if grad_history is None else slope
-    inputs = (grad, extra_grad, weight, gain, slope, grad_pixel, positive)
+    inputs = (grad, extra_grad, weight, gain, slope, grad_pixel, relu_output)
     outputs = (grad_x, grad_history)
     launch(apply_kernel, grid, inputs, outputs, sizes, grad.shape[1], True, residual, *blocks)
