@@ -23,6 +23,8 @@ from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import BatchNorm, Weights, base_fused, choose_path, light_fused, mla_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
+PLAIN = (nn.Parameter, Tensor)  # classes of weights; another one may compute anything
+
 
 class Fusion(NamedTuple):
     """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and why."""
@@ -147,7 +149,7 @@ def choose_fusion(
     """Choose how much of a branch is fused.
 
     Args:
-        branch: module with `attention`, `norm` and `drop_path`.
+        branch: `LayerAttentionResidual`.
         x: map (B, C, H, W) that enters the attention or, with relu, the sum before it.
         shortcut: the branch's shortcut; where there is a relu, what the sum adds.
         relu: activation between the sum and the attention, to be fused too.
@@ -172,7 +174,8 @@ def choose_fusion(
         return Fusion("branch", path, "the norm has the statistics of the batch", variant.run)
     if relu is None:
         return Fusion("branch", path, "no sum and ReLU come before it", variant.run)
-    if type(relu) is not nn.ReLU or is_patched(relu) or is_patched(branch):
+    is_replaced = is_patched(branch) or branch.replaces("forward")
+    if type(relu) is not nn.ReLU or is_patched(relu) or is_replaced:
         return Fusion("branch", path, "the ReLU or the branch was changed or hooked", variant.run)
     if x.dtype != shortcut.dtype:
         return Fusion("branch", path, "the sum is of two dtypes", variant.run)
@@ -206,6 +209,7 @@ def is_depthwise(part: nn.Module) -> bool:
         and part.padding_mode == "zeros"
         and part.groups == part.in_channels == part.out_channels
         and part.bias is None
+        and type(part.weight) in PLAIN
     )
 
 
@@ -213,10 +217,12 @@ def is_projection(part: nn.Module) -> bool:
     """Whether a module is the query or key convolution that the fused paths compute."""
     return (
         type(part) is nn.Conv1d
-        and part.kernel_size[0] == 2 * part.padding[0] + 1
+        and part.kernel_size[0] % 2 == 1
+        and part.padding == (part.kernel_size[0] // 2,)
         and part.stride == part.dilation == (1,)
         and part.padding_mode == "zeros"
         and part.bias is None
+        and type(part.weight) in PLAIN
     )
 
 
@@ -236,6 +242,8 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
+    if branch.replaces("attend", "activate"):
+        return "the branch has methods of its own"
     norm = branch.norm
     if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:
         return "the norm is not a BatchNorm2d with running statistics"

@@ -92,6 +92,14 @@ class LayerAttentionResidual(BaseModule):
         super().init_weights()
         self.reset_zero_init()
 
+    def replaces(self, *methods: str) -> bool:
+        """Whether a subclass or this instance has methods of its own in place of these."""
+        return any(
+            name in vars(self)
+            or getattr(type(self), name) is not vars(LayerAttentionResidual)[name]
+            for name in methods
+        )
+
     def forward(
         self, x: Tensor, shortcut: Tensor | None, *memory: Tensor, keep: Tensor | None = None
     ) -> tuple[Tensor, ...]:

@@ -37,7 +37,10 @@ PACKAGES = dict(mmseg="mmsegmentation")  # what to install for a scope, where na
 
 
 class Combined:
-    """Mixin of the classes that `combine` makes, which pickle cannot find by a name."""
+    """Mixin of the classes that `combine` makes.
+
+    They have no importable name: `__reduce__` makes them anew from their bases.
+    """
 
     def __reduce__(self) -> tuple:
         return new_object, type(self).__bases__, self.__dict__
@@ -100,15 +103,19 @@ class AttendedBlock(CarriesBranch):
         return self.attend(out, x, (*args, *kwargs.values()))[0]
 
 
+class HostArguments(tuple):
+    """What a block takes behind x, from a container that passes a memory on."""
+
+
 class MemoryBlock(CarriesBranch):
     """Mixin of a block whose variant has a memory, which its container passes on."""
 
-    def forward(self, x: Tensor, args: tuple | None = None, *memory: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, args: object = None, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run the block with args, its own behind x, then the branch; return y and memory."""
-        if args is None:
+        if not isinstance(args, HostArguments):
             raise InputError(
-                f"a {type(self).__name__} was called without a memory: call the nn.Sequential that "
-                "holds it as a whole, or take an MRLALight that has none"
+                f"a {type(self).__name__} was called without a memory: call its container as a "
+                "whole, or take an MRLALight that has none"
             )
         return self.attend(super().forward(x, *args), x, args, *memory)
 
@@ -133,7 +140,7 @@ class SequentialRuns(Combined):
             if isinstance(block, MemoryBlock):
                 if block.mrla.first_in_stage:
                     memory = ()
-                x, *memory = block(x, (), *memory)
+                x, *memory = block(x, HostArguments(), *memory)
             else:
                 x = block(x)
         return x
@@ -146,7 +153,7 @@ class SwinRun(Combined):
         """Run the blocks with their layer attention, then merge patches as the host does."""
         memory = ()
         for block in self.blocks:
-            x, *memory = block(x, (hw_shape,), *memory)
+            x, *memory = block(x, HostArguments((hw_shape,)), *memory)
         if self.downsample is None:
             return x, hw_shape, x, hw_shape
         return *self.downsample(x, hw_shape), x, hw_shape
@@ -157,6 +164,8 @@ CONTAINERS = {nn.Sequential: SequentialRuns, SwinBlockSequence: SwinRun}  # that
 
 class AnyBackbone(Combined, PretrainedBackbone):
     """Mixin of a backbone that `WithLayerAttention` builds: strict pretrained weights."""
+
+    freezes_from = 1  # ViTs freeze in their constructor alone, and their embedding even at -1
 
     @property
     def optional_parts(self) -> list[str]:
@@ -224,7 +233,8 @@ def WithLayerAttention(  # a function, by the name that configs know
     if any(isinstance(module, LayerAttentionResidual) for module in model.modules()):
         raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
     options = dict(norm_cfg=norm_cfg, drop_path=attention_drop_path, zero_init=zero_init_attention)
-    runs = find_runs(model, kwargs.get("in_channels", 3), probe_size)
+    has_channels, in_channels = argument(host, kwargs, "in_channels")
+    runs = find_runs(model, in_channels if has_channels else 3, probe_size)
     with MODELS.switch_scope_and_registry(scope or None):
         for run in choose_runs(host, runs, pattern):
             add_branches(model, run, attention, options)
@@ -250,14 +260,19 @@ def find_host(backbone: str | type) -> tuple[type, str]:
     return host, scope
 
 
-def branch_norm(host: type, kwargs: dict) -> dict:
-    """Return the norm of branches over maps: the backbone's own, else the one that they take."""
+def argument(host: type, kwargs: dict, name: str) -> tuple[bool, object]:
+    """Return whether a host has an argument, and its value: what is given, or its default."""
     for base in host.__mro__:
         parameters = inspect.signature(base.__init__).parameters
-        if "norm_cfg" in parameters:
-            norm_cfg = kwargs.get("norm_cfg", parameters["norm_cfg"].default)
-            break
-    else:
+        if name in parameters:
+            return True, kwargs.get(name, parameters[name].default)
+    return False, None
+
+
+def branch_norm(host: type, kwargs: dict) -> dict:
+    """Return the norm of branches over maps: the backbone's own, else the one that they take."""
+    is_own, norm_cfg = argument(host, kwargs, "norm_cfg")
+    if not is_own:
         norm_cfg = kwargs.pop("norm_cfg", None)
     is_for_maps = isinstance(norm_cfg, dict) and norm_cfg.get("type") != "LN"
     return norm_cfg if is_for_maps else dict(type="BN")
@@ -288,8 +303,8 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
     blocks = [model.get_submodule(name) for name in run.blocks]
     for block in blocks:
         is_first = block is blocks[0]
-        place = dict(first_in_stage=is_first, has_shortcut=run.has_shortcut or not is_first)
-        block.mrla = BRANCHES[run.layout](attention, run.channels, **place, **options)
+        position = dict(first_in_stage=is_first, has_shortcut=run.has_shortcut or not is_first)
+        block.mrla = BRANCHES[run.layout](attention, run.channels, **position, **options)
         if isinstance(block, nn.Sequential):
             add_mixin(block, HiddenBranch)
     has_memory = getattr(blocks[0].mrla.attention, "has_memory", True)  # the same in all blocks

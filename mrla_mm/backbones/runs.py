@@ -27,9 +27,9 @@ class Call(NamedTuple):
     """A call of a module that takes a tensor first and returns one."""
 
     image: Size
-    taken: torch.Size
-    returned: torch.Size
-    sources: tuple[nn.Module, ...]  # that have returned the very tensor that it takes
+    input_shape: torch.Size
+    output_shape: torch.Size
+    producers: tuple[nn.Module, ...]  # modules that returned exactly this input tensor
     grid: Size | None  # of the tokens that it returns
 
 
@@ -52,11 +52,11 @@ class Block(NamedTuple):
     @property
     def keeps_shape(self) -> bool:
         """Whether it returns the shape that it takes."""
-        return all(call.taken == call.returned for call in self.calls)
+        return all(call.input_shape == call.output_shape for call in self.calls)
 
     def follows(self, other: "Block") -> bool:
         """Whether it takes what another block of its class returns, and keeps its shape."""
-        is_next = all(other.module in call.sources for call in self.calls)
+        is_next = all(other.module in call.producers for call in self.calls)
         return is_next and self.keeps_shape and type(self.module) is type(other.module)
 
 
@@ -86,7 +86,7 @@ class Run(NamedTuple):
 
 
 def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = None) -> list[Run]:
-    """Find the runs of a backbone, of nested ones the outer; nothing of it changes.
+    """Find the runs of a backbone, of nested ones the outermost; the backbone is not modified.
 
     `size` is the height and width of images that it takes; by default some are tried.
 
@@ -96,7 +96,7 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     probe = copy.deepcopy(backbone)
     nn.Module.train(probe, False)  # a host's own train would also freeze stages
     calls = record_calls(probe, in_channels, size)
-    blocks = {module: as_block(module, found) for module, found in calls.items()}
+    blocks = {module: as_block(module, own_calls) for module, own_calls in calls.items()}
     containers = {module for module in probe.modules() if consecutive(module, blocks)}
     for module in list(blocks):
         if isinstance(module, nn.Sequential) and containers.intersection(module.modules()):
@@ -145,14 +145,14 @@ def as_block(module: nn.Module, calls: Sequence[Call]) -> Block | None:
     images = {call.image for call in calls}
     if len(calls) > len(images) or not module._modules or "forward" in vars(module):
         return None
-    shape = calls[0].returned
+    shape = calls[0].output_shape
     rank = len(shape)
     if rank == 3 and all(call.grid and is_grid(call.grid, call.image) for call in calls):
         rows, columns = calls[0].grid
         return Block(module, "tokens", shape[2], shape[1] - rows * columns, tuple(calls))
     if rank == 4:
-        channels_first = all(is_grid(call.returned[2:], call.image) for call in calls)
-        channels_last = all(is_grid(call.returned[1:3], call.image) for call in calls)
+        channels_first = all(is_grid(call.output_shape[2:], call.image) for call in calls)
+        channels_last = all(is_grid(call.output_shape[1:3], call.image) for call in calls)
         if channels_first and not channels_last:
             return Block(module, "maps", shape[1], 0, tuple(calls))
         if channels_last and not channels_first:
@@ -192,8 +192,8 @@ def record_calls(
     def record(module: nn.Module, args: tuple, kwargs: dict, returned: object) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(returned, Tensor):
             grid = grid_of(returned, (*args[1:], *kwargs.values())) if returned.dim() == 3 else None
-            sources = tuple(origins.get(args[0], ()))
-            calls[module].append(Call(image, args[0].shape, returned.shape, sources, grid))
+            producers = tuple(origins.get(args[0], ()))
+            calls[module].append(Call(image, args[0].shape, returned.shape, producers, grid))
             origins.setdefault(returned, []).append(module)
 
     for module in backbone.modules():

@@ -24,7 +24,12 @@ class PretrainedBackbone(WeightDeclarations):
     State dicts in the layout of published files (torchvision's, timm's, the authors') are renamed
     as they are loaded, whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint``
     or torch's ``load_state_dict``.
+
+    Attributes:
+        freezes_from: the least `frozen_stages` for which `_freeze_stages` may be called.
     """
+
+    freezes_from = 0
 
     def init_random(self) -> None:
         """Initialise as the host does where no file is named; subclasses add to it."""
@@ -66,7 +71,7 @@ class PretrainedBackbone(WeightDeclarations):
     def train(self, mode: bool = True) -> "PretrainedBackbone":
         """Switch mode, except for what is frozen; some of mmdet's modules do not return self."""
         super().train(mode)
-        if hasattr(self, "_freeze_stages"):
+        if getattr(self, "frozen_stages", -1) >= self.freezes_from:
             self._freeze_stages()
         return self
 

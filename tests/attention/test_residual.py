@@ -350,6 +350,36 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
+@pytest.mark.parametrize("change", [dict(forward=3), dict(attend=2), dict(activate=1)])
+def test_a_branch_with_methods_of_its_own_runs_as_it_is(change, monkeypatch):
+    stage = make_stage()
+    for branch in stage:
+        ((name, factor),) = change.items()
+        original = getattr(LayerAttentionResidual, name)
+
+        def scaled(self, *args, original=original, factor=factor):
+            out = original(self, *args)
+            return (factor * out[0], *out[1:]) if isinstance(out, tuple) else out.sin()
+
+        branch.__class__ = type("Own", (LayerAttentionResidual,), {name: scaled})
+    expected, found = (gradients(stage, path, monkeypatch) for path in ("naive", "fused"))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)"])
+@pytest.mark.parametrize("path", ["fused", "numba"])
+def test_odd_strides_of_a_single_column_change_no_gradient(path, variant, monkeypatch):
+    branch = make_stage(variant, "batch statistics", depth=1)[0].float()
+    found = []
+    for own in ("naive", path):
+        monkeypatch.setenv("MRLA_OPS", own)
+        torch.manual_seed(1)
+        x = torch.randn(4, 50, 12).mT.unsqueeze(-1).requires_grad_()  # a sequence as a column
+        y, *_ = branch(x, x * 0.5)
+        found.append(torch.autograd.grad((y * torch.randn(y.shape)).sum(), x))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("grid", [(1, 1), (1, 6)])
 def test_a_shortcut_of_another_shape_is_one_to_all_paths(grid, monkeypatch):
     branch, outputs = make_stage(depth=1)[0], []

@@ -111,6 +111,10 @@ def prove(name, folder):
         assert_equal(levels(other, images[0]), levels(ours, images[0]))
         assert_equal(levels(ours, images[0]), compose(plain, ours, images[0]))
     ours.train()
+    trained = [
+        {key for key, p in model.named_parameters() if p.requires_grad} for model in (ours, plain)
+    ]
+    assert {key for key in trained[0] if ".mrla." not in key} == trained[1]
     found = levels(ours, torch.cat([images[-1], images[-1].flip(3)]))
     sum(level.float().square().mean() for level in found if level.requires_grad).backward()
     for key, parameter in ours.named_parameters():
@@ -145,7 +149,7 @@ def compose(plain, ours, image):
     return found
 
 
-QUICK = ("mmdet.CSPNeXt", "mmdet.SwinTransformer", "mmpretrain.VAN", "mmpretrain.ConvNeXt")
+QUICK = ("mmdet.CSPNeXt", "mmdet.SwinTransformer", "mmpretrain.VAN", "mmpretrain.ViTSAM")
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in names() if name not in QUICK]
 
 
