@@ -115,6 +115,7 @@ def load_weights(
     prefix: str | None = None,
     entry: str | None = None,
     strict: bool = True,
+    checkpoint: Mapping | None = None,
 ) -> LoadReport:
     """Load a weight file into a backbone or a whole model: all that should match, or nothing.
 
@@ -127,11 +128,12 @@ def load_weights(
         prefix: prefix of the module's keys in the file; see `find_state`.
         entry: entry of the file to take; see `find_state`.
         strict: refuse a file of which something does not match; else load what does.
+        checkpoint: what the file holds, if it has been read.
 
     Raises:
         InputError: the file cannot be used; names the first keys that do not match.
     """
-    checkpoint = read_checkpoint(location)
+    checkpoint = checkpoint or read_checkpoint(location)
     whole = not isinstance(module, WeightDeclarations)
     if whole and prefix is None:
         prefix = ""

@@ -1,7 +1,8 @@
 """Converted and published files: our names, the same tensors, hashes, and what stays out."""
 
+import errno
 import hashlib
-from pathlib import Path
+import os
 
 import pytest
 import torch
@@ -61,15 +62,13 @@ def test_a_hash_of_digits_alone_is_made_longer(tmp_path, monkeypatch):
     assert {stem_of(path) for path in numbers} == {"a"}
     assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}
 
-    def write_half(path, data):
-        with path.open("wb") as file:
-            file.write(data[: len(data) // 2])
-        raise OSError("No space left on device")
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-    with pytest.raises(OSError, match="No space"):
-        save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path, "model")
-    assert not list(tmp_path.glob("model*.pth")), "one that could not be written whole"
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="make room"):
+        save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path / "full", "model")
+    assert not list((tmp_path / "full").iterdir())
 
 
 def training_checkpoint(tmp_path):
