@@ -92,11 +92,11 @@ def convert(
     source = find_state(checkpoint, **place)
     state, head = declarations_of(backbone).published_layout().to_ours(source.state)
     head |= {key: value for key, value in source.heads.items() if key.startswith("head.")}
-    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.unused}
+    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.other_modules}
     weights = OrderedDict(used | head)
     weights._metadata = OrderedDict()
     if any(ATTENTION in key for key in used):
         weights._metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
-    left_out = [key for key in source.heads if key not in head] + report.unused
+    left_out = [key for key in source.heads if key not in head] + report.other_modules
     stem = stem or f"{stem_of(location)}-mrla_mm"
     return save_published(pack(weights, checkpoint), folder, stem), report, left_out

@@ -1,6 +1,5 @@
 """Converted and published files: our names, the same tensors, hashes, and what stays out."""
 
-import errno
 import hashlib
 import os
 
@@ -11,25 +10,16 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint, save_published, stem_of
 
 from ..conftest import ROOT, load_tool, tiny_options, write_class_folders
+from ..engine.test_checkpointing import full
 from ..test_smoke import scalars
-from .conftest import (
-    BASE,
-    LIGHT,
-    narrow,
-    plain_resnet,
-    prefixed,
-    released_resnet,
-    same,
-    save,
-    scatter,
-)
+from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, save, scatter
 
 
 @pytest.mark.parametrize(
     ("variant", "attention"), [("light", LIGHT), ("base", BASE), (None, LIGHT)]
 )
 def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
-    released = released_resnet(variant) if variant else plain_resnet()
+    released = released_resnet(variant)
     model = narrow(18, attention)
     path, _, left_out = convert(save(tmp_path, released), model, folder=tmp_path)
     converted = read_checkpoint(path)["state_dict"]
@@ -41,7 +31,7 @@ def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
     assert same(converted, {key: loaded[key] for key in converted})
     other = narrow(18, dict(attention, head_channels=8))
     if variant is None:
-        assert load_weights(other, path).fresh
+        assert load_weights(other, path).new_attention
     else:
         with pytest.raises(InputError, match="head_channels=16, the model has 8"):
             load_weights(other, path)
@@ -61,9 +51,6 @@ def test_a_hash_of_digits_alone_is_made_longer(tmp_path, monkeypatch):
     numbers = (save_published({"number": number}, tmp_path, "a") for number in range(500))
     assert {stem_of(path) for path in numbers} == {"a"}
     assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}
-
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="make room"):

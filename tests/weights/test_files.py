@@ -3,7 +3,6 @@
 import argparse
 import builtins
 import hashlib
-import io
 import os
 import pickle
 import sys
@@ -17,20 +16,12 @@ from mrla_mm.weights import load_weights, read_checkpoint
 from .conftest import Payload, checkpoint_bytes, narrow, plain_resnet, same
 
 PAGE = b"<!DOCTYPE html><html><title>Log in</title>"
-
-
-def script_bytes():
-    buffer = io.BytesIO()
-    torch.jit.save(torch.jit.script(torch.nn.Linear(1, 1)), buffer)
-    return buffer.getvalue()
-
-
 BROKEN = {
     "page": (PAGE, "<!DOCTYPE html>"),
     "cut": (checkpoint_bytes()[:300], "damaged"),
     "cut-old-format": (checkpoint_bytes([torch.rand(500)], zipped=False)[:1500], "damaged"),
     "list": (checkpoint_bytes([torch.rand(1)]), "a list"),
-    "torchscript": (script_bytes(), "TorchScript"),
+    "torchscript": (torch.jit.script(torch.nn.Linear(1, 1)).save_to_buffer(), "TorchScript"),
     "detectron2": (pickle.dumps({"model": {}}, protocol=4), "cannot be read"),
     "module": (checkpoint_bytes(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear"),
 }
@@ -83,10 +74,6 @@ def test_safetensors(tmp_path, monkeypatch):
         read_checkpoint(path)
 
 
-def named(content, digits=8):
-    return f"w-{hashlib.sha256(content).hexdigest()[:digits]}.pth"
-
-
 def test_a_hash_in_the_name_of_a_local_file_may_be_another(tmp_path):
     (tmp_path / "exp-3f2a9c1e.pth").write_bytes(checkpoint_bytes())  # of the code's commit
     assert read_checkpoint(tmp_path / "exp-3f2a9c1e.pth")["weight"].tolist() == [0, 1, 2]
@@ -103,23 +90,24 @@ def test_files_of_one_name_are_kept_apart(served, cache):
 
 
 def test_fetched_once(served, cache):
-    (folder, address), content = served, checkpoint_bytes()
-    (folder / named(content)).write_bytes(content)
-    location = f"{address}/{named(content)}?raw=1"
-    assert read_checkpoint(location)["weight"].tolist() == [0, 1, 2]
-    assert [path.name for path in cache.iterdir()] == [named(content)]
-    (folder / named(content)).unlink()
-    read_checkpoint(location)
+    folder, address = served
+    content = checkpoint_bytes()
+    path = folder / f"w-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    path.write_bytes(content)
+    for _ in range(2):
+        assert read_checkpoint(f"{address}/{path.name}?raw=1")["weight"].tolist() == [0, 1, 2]
+        path.unlink(missing_ok=True)
+    assert [file.name for file in cache.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("w.pth", "<!DOCTYPE html>"),
-        ("w-0123abcd.pth", "hash.*w-0123abcd.pth, or"),
-        ("gone.pth", "404.*hub/checkpoints/[0-9a-f]{8}-gone.pth.*init_cfg=None, froz"),
-    ],
-)
+UNFIT = {
+    "w.pth": "<!DOCTYPE html>",
+    "w-0123abcd.pth": "hash.*w-0123abcd.pth, or",
+    "gone.pth": "404.*hub/checkpoints/[0-9a-f]{8}-gone.pth.*init_cfg=None, froz",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), UNFIT.items())
 def test_bad_downloads_are_not_kept(name, expected, served, cache):
     folder, address = served
     (folder / "w.pth").write_bytes(PAGE)
