@@ -84,7 +84,6 @@ def test_files_of_one_name_are_kept_apart(served, cache):
     for name in "ab":
         (folder / name).mkdir()
         (folder / name / "w.pth").write_bytes(checkpoint_bytes({name: torch.ones(1)}))
-    for name in "ab":
         assert set(read_checkpoint(f"{address}/{name}/w.pth")) == {name}
     assert len(list(cache.glob("*-w.pth"))) == 2
 

@@ -173,6 +173,7 @@ def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
 
 
 def test_another_size_is_refused(path):
-    for backbone in (MRLAEfficientNet("b1", out_indices=(2, 3, 4, 5)), MRLAEfficientNet("es")):
+    deeper = save(path.parent, torchvision.models.efficientnet_b1().state_dict(), "b1.pth")
+    for size, file in {"b0": deeper, "b1": path, "es": path}.items():
         with pytest.raises(InputError, match="nothing was loaded"):
-            load_weights(backbone, path)
+            load_weights(MRLAEfficientNet(size, out_indices=(2, 3, 4, 5)), file)
