@@ -12,7 +12,7 @@ url = os.environ.get("REPOSITORY_URL")
 if url:  # of a release: PyPI shows the README without the files beside it
     README = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{url}/raw/HEAD/", README)
     README = re.sub(r"(\]\()(?=docs/|[A-Z]+[.)])", rf"\1{url}/blob/HEAD/", README)
-SUFFIXES = "py", "sh", "yml", "md", "jpg", "safetensors"  # tools, configs and a trained detector
+SUFFIXES = "py", "sh", "yml", "md", "jpg", "pth"  # tools, configs and a trained detector
 VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mrla_mm/version.py").read_text())[1]
 
 # mrla_mm/.mim holds links to configs/ and tools/, so that `mrla_mm::` configs are found in a

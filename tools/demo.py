@@ -42,7 +42,7 @@ def parse_args(argv):
     parser.add_argument("--palette", default="none", help="coco, voc, citys, random or a colour")
     args = parser.parse_args(argv)
     if args.model == str(CELLS):
-        args.weights = args.weights or str(CELLS.with_suffix(".safetensors"))
+        args.weights = args.weights or str(CELLS.with_suffix(".pth"))
     if args.weights is None:
         parser.error(f"--weights is needed: the checkpoint of {args.model}")
     return args

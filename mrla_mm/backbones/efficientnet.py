@@ -87,7 +87,7 @@ class TorchvisionLayout(KeyLayout):
     def doubts(self, backbone: "PlainEfficientNet", state: Mapping[str, Tensor]) -> list[str]:
         """Doubt another padding and other norms than torchvision's."""
         found = []
-        if not any(key.startswith(f"{self.trunk}.") for key in state):
+        if not any(key.startswith("features.") for key in state):
             return found
         if (backbone.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
             found.append("torchvision's weights, but another padding: set conv_cfg.type=Conv2d")
@@ -157,7 +157,7 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     def published_layout(self) -> KeyLayout:
         """Return torchvision's layout, whose names depend on the size."""
         prefixes = torchvision_names(self.layer_setting)
-        return TorchvisionLayout(prefixes, heads={"classifier.1.": "head.fc."}, trunk="features")
+        return TorchvisionLayout(prefixes, heads={"classifier.1.": "head.fc."})
 
 
 @MODELS.register_module(force=True)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from mmengine.config import Config
 
+from mrla_mm.atomic import write_atomically
 from mrla_mm.config import read_config
-from mrla_mm.engine.checkpointing import write_atomically
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 

@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 
 from mrla_mm.analysis.comparison import draw, gains, make_table
+from mrla_mm.atomic import write_atomically
 from mrla_mm.compare.plan import RESULT, Plan
-from mrla_mm.engine.checkpointing import write_atomically
 
 
 def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[str, list[str]]:

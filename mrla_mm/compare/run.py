@@ -22,9 +22,9 @@ from torch import Tensor
 
 from mrla_mm import cli
 from mrla_mm.analysis.complexity import image_shape, measure
+from mrla_mm.atomic import write_atomically
 from mrla_mm.compare.plan import RESULT
 from mrla_mm.config import read_config
-from mrla_mm.engine.checkpointing import write_atomically
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 from mrla_mm.training import newest_checkpoint, resume_from, train

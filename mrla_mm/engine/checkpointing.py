@@ -1,8 +1,5 @@
 """Checkpoints that survive whatever ends a run: written aside, forced to the disk, renamed."""
 
-import errno
-import os
-from contextlib import suppress
 from pathlib import Path
 
 from mmengine.dist import get_world_size, is_main_process
@@ -11,31 +8,11 @@ from mmengine.hooks import CheckpointHook, EMAHook
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 
+from mrla_mm.atomic import PART, write_atomically
 from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
-from mrla_mm.errors import InputError
 
 INTERRUPTED = "interrupted.pth"
-PART = ".part"  # what a killed process may leave behind; no pattern for checkpoints matches it
 BACKEND = "mrla_mm_atomic"
-
-
-def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
-    """Replace a file; where the disk refuses, raise InputError and leave the old one whole."""
-    path = Path(path)
-    part = path.with_name(path.name + PART)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):  # which there is if nothing can be written at all
-            part.unlink()
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room" if is_full else "write to another folder"
-        raise InputError(f"{path}: {error}: {remedy}. What was there is intact") from error
 
 
 @register_backend(BACKEND)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mrla_mm.weights.declarations import WeightDeclarations
 from mrla_mm.weights.loading import load_weights
-from mrla_mm.weights.states import below
+from mrla_mm.weights.states import strip_prefix
 
 PRETRAINED = ("Pretrained", "PretrainedInit")  # mmengine's initializer and its class
 MMENGINE_ALONE = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
@@ -77,7 +77,7 @@ class PretrainedBackbone(WeightDeclarations):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Rename what is of a published layout, then load as torch does."""
-        state = below(state_dict, prefix)
+        state = strip_prefix(state_dict, prefix)
         renamed = self.published_layout().renamed(state)
         if renamed.keys() != state.keys():
             for key in state:

@@ -9,7 +9,8 @@ class WeightDeclarations:
     """Base of the backbones that declare something; the defaults are those of any other model.
 
     Attributes:
-        key_layout: name in `LAYOUTS` of how its published files name its keys; None for as it does.
+        key_layout: name in `LAYOUTS` of how its published files name its keys; None if the files
+            use this model's names.
         optional_parts: first names of keys that a file may lack.
         unbuilt_parts: prefixes of keys that a file may have besides the model's, of layers that
             this model leaves out.

@@ -2,8 +2,6 @@
 
 import argparse
 import hashlib
-import json
-import math
 import re
 from collections.abc import Mapping
 from http.client import HTTPException
@@ -35,18 +33,6 @@ CATALOGUES = {  # mmengine's schemes for tables of URLs
 NAMED_DIGEST = re.compile(r"-(?=\d*[a-f])([0-9a-f]{8,64})\.[a-z]+$")
 PICKLE = b"\x80"  # how torch.save began files before torch 1.6
 SAFETENSORS = ".safetensors"
-SAFETENSORS_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 TRAIN_ALL = "frozen_stages=-1, norm_eval=False"  # where a backbone has these options
 
 
@@ -56,9 +42,9 @@ def read_checkpoint(location: str | Path) -> Mapping:
     Downloads go to torch.hub's cache. Other schemes, such as s3://, are mmengine's to read.
 
     Raises:
-        InputError: it is not there, cannot be fetched, is damaged, is not the file that its name's
-            SHA-256 promises, or holds anything but tensors and plain values, of which nothing is
-            executed.
+        InputError: it is not there, cannot be fetched, is damaged, is a download without the
+            SHA-256 of its name, or holds anything but tensors and plain values, of which nothing
+            is executed.
     """
     path = locate(location)
     if path is None:
@@ -81,17 +67,21 @@ def locate(location: str | Path) -> Path | None:
 
 def fetch(url: str) -> Path:
     """Download into torch.hub's cache, once for a machine's processes; no bad file stays there."""
-    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+    name = Path(urlparse(url).path).name
+    named = NAMED_DIGEST.search(name)
+    if named is None:  # other files have this name too
+        name = f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}"
+    path = Path(torch.hub.get_dir()) / "checkpoints" / name
     try:
         if not path.is_file() and get_local_rank() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path))
+            torch.hub.download_url_to_file(url, str(path), named and named[1])
             try:
                 check_file(path)
             except InputError:
                 path.unlink()
                 raise
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, RuntimeError) as error:  # the last for another digest
         raise InputError(
             f"weights {url} cannot be fetched ({error}): get them elsewhere and put them at "
             f"{path}, or train from scratch: model.backbone.init_cfg=None, {TRAIN_ALL}"
@@ -105,9 +95,6 @@ def check_file(path: Path) -> None:
     """Raise InputError unless a local file looks like a checkpoint from outside."""
     if not path.is_file():
         raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
-    named = NAMED_DIGEST.search(path.name)
-    if named and not hashlib.sha256(path.read_bytes()).hexdigest().startswith(named[1]):
-        raise InputError(f"weights {path} do not have the SHA-256 of their name; get them again")
     if path.suffix == SAFETENSORS or is_zipfile(path):
         return
     with path.open("rb") as file:
@@ -123,13 +110,21 @@ def read_file(path: Path) -> Mapping:
     check_file(path)
     try:
         if path.suffix == SAFETENSORS:
-            loaded = read_safetensors(path)
+            from safetensors.torch import load_file
+
+            loaded = load_file(path)
         else:
             loaded = load_weights_only(path, [argparse.Namespace])  # DeiT's training saves one
+    except ImportError as error:
+        raise InputError(f"weights {path} need a package: pip install safetensors") from error
     except Exception as error:  # a broken file can make the unpickler raise anything
         called = re.search(r"(?:GLOBAL|function|class|attribute) '?([\w.]+)", str(error))
         if called is None:
-            raise InputError(f"weights {path} are damaged; get the file again") from error
+            reason = str(error).partition("\n")[0].partition(". ")[0]
+            raise InputError(
+                f"weights {path} cannot be read ({reason}): the file is damaged, or not a "
+                "checkpoint of tensors alone"
+            ) from error
         raise InputError(
             f"weights {path} hold more than weights: reading them would call {called[1]}. "
             "They were refused, nothing was executed. If you trust the file, load it where it "
@@ -138,24 +133,3 @@ def read_file(path: Path) -> Mapping:
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")
     return loaded
-
-
-def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file: the length of a JSON header in eight bytes, header, tensors."""
-    content = bytearray(path.read_bytes())
-    begin = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:begin])
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, about in header.items():
-        dtype, shape = SAFETENSORS_DTYPES[about["dtype"]], about["shape"]
-        first, end = about["data_offsets"]
-        count = math.prod(shape)
-        if end - first != count * dtype.itemsize:
-            raise ValueError(f"{name} has {end - first} bytes for the shape {shape}")
-        tensor = torch.empty(0, dtype=dtype)
-        if count:
-            part = content[begin + first : begin + end]  # a copy, aligned for its dtype
-            tensor = torch.frombuffer(part, dtype=dtype, count=count)
-        tensors[name] = tensor.reshape(shape)
-    return tensors

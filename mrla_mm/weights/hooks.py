@@ -19,9 +19,9 @@ class CheckpointCheckHook(Hook):
     """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
 
     What is tested or resumed must match its model entirely. A training that starts from a
-    checkpoint may have other heads, but its backbone must match; plain weights for a backbone with
-    layer attention do. A training whose backbone starts from random weights and keeps part of them
-    gets a warning.
+    checkpoint may have other heads, but its backbone must match; plain weights, without layer
+    attention, are accepted too. A training whose backbone starts from random weights and keeps part
+    of them gets a warning.
     """
 
     def before_run(self, runner: Runner) -> None:
@@ -58,6 +58,8 @@ class CheckpointCheckHook(Hook):
         """Compare the checkpoint that was read with the model that it is for."""
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
+        # renames what the model renames, such as a detector's keys for a teacher and a student
+        model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")
         report, _ = match(model, source.state, location=location, origin=source.origin)
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume

@@ -28,7 +28,6 @@ class KeyLayout:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)  # anywhere in a key
     heads: Mapping[str, str] = field(default_factory=dict)  # prefixes of the classifier
-    trunk: str | None = None  # first name of all their keys; no model of ours has it
 
     def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier, by our names."""
@@ -78,13 +77,14 @@ class ConvertedLayout(KeyLayout):
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
         if self.first not in state:
-            return dict(state)
+            return super().renamed(state)
         module, function = self.converter.split(".")
         # imported here, because mmdet takes seconds to import
         convert = getattr(import_module(f"mmdet.models.backbones.{module}"), function)
         converted = convert({k: v for k, v in state.items() if not k.endswith("attn_mask")})
         heads = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
-        return {key.removeprefix("backbone."): value for key, value in converted.items()} | heads
+        converted = {key.removeprefix("backbone."): value for key, value in converted.items()}
+        return super().renamed(converted | heads)
 
 
 class RLALayout(KeyLayout):

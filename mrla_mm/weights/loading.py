@@ -13,7 +13,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.declarations import WeightDeclarations, declarations_of
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION
-from mrla_mm.weights.states import BACKBONE, below, find_state, sample
+from mrla_mm.weights.states import BACKBONE, find_state, preview, strip_prefix
 
 # Counters that old files lack; offsets of deformable convolutions.
 OPTIONAL = {"num_batches_tracked", "conv_offset"}
@@ -33,15 +33,15 @@ class LoadReport:
     location: str  # the file, as the user named it
     origin: str  # the entry and prefix the weights had in it
     matched: list[str] = field(default_factory=list)
-    fresh: list[str] = field(default_factory=list)  # layer attention, which a plain file lacks
-    additional: list[str] = field(default_factory=list)  # what else a file may lack
+    new_attention: list[str] = field(default_factory=list)  # which a plain file lacks
+    allowed_missing: list[str] = field(default_factory=list)  # what else a file may lack
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)  # of the model's parts, not in the model
-    unused: list[str] = field(default_factory=list)  # of parts that the model does not have
+    other_modules: list[str] = field(default_factory=list)  # of parts that the model does not have
     heads: list[str] = field(default_factory=list)  # of other parts than the backbone
     mismatched: list[str] = field(default_factory=list)  # with both shapes, as in `resized`
     unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
-    retrained: list[str] = field(default_factory=list)  # modules of layer attention, and how
+    changed_arguments: list[str] = field(default_factory=list)  # of layer attention, by module
     resized: list[str] = field(default_factory=list)  # positional embeddings
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -57,28 +57,28 @@ class LoadReport:
         """Return the report as a table."""
         rows = {
             "matched": self.matched,
-            "missing, as expected": self.fresh,
-            "missing, allowed": self.additional,
+            "missing, as expected": self.new_attention,
+            "missing, allowed": self.allowed_missing,
             "missing": self.missing,
             "unexpected": self.unexpected,
             "shape mismatch": self.mismatched,
             "unusable values": self.unusable,
-            "other arguments": self.retrained,
+            "other arguments": self.changed_arguments,
             "pos. embedding resized": self.resized,
             "dropped: heads": self.heads,
-            "dropped: no such part": self.unused,
+            "dropped: no such part": self.other_modules,
         }
         lines = [f"{self.target} loads {self.location} ({self.origin})"]
         for name, keys in rows.items():
-            lines.append(f"  {name:<24}{len(keys):>5}  {sample(keys) if keys else ''}".rstrip())
+            lines.append(f"  {name:<24}{len(keys):>5}  {preview(keys) if keys else ''}".rstrip())
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
-        self.missing += self.fresh
-        self.fresh = []
-        self.unexpected += self.unused
-        self.unused = []
+        self.missing += self.new_attention
+        self.new_attention = []
+        self.unexpected += self.other_modules
+        self.other_modules = []
 
     def faults(self, prefix: str = "") -> list[str]:
         """Return in words what should have matched below a prefix and did not."""
@@ -87,13 +87,13 @@ class LoadReport:
             "keys of the file are not in the model": self.unexpected,
             "tensors have another shape": self.mismatched,
             "tensors have values that the model cannot use, such as NaN": self.unusable,
-            "modules were trained with other arguments": self.retrained,
+            "modules were trained with other arguments": self.changed_arguments,
         }
         found = []
         for words, keys in kinds.items():
             keys = [key for key in keys if key.startswith(prefix)]
             if keys:
-                found.append(f"{len(keys)} {words}: {sample(keys, 2)}")
+                found.append(f"{len(keys)} {words}: {preview(keys, 2)}")
         return found
 
     def refusal(self, faults: list[str]) -> InputError:
@@ -115,6 +115,7 @@ def load_weights(
     prefix: str | None = None,
     entry: str | None = None,
     strict: bool = True,
+    checkpoint: Mapping | None = None,
 ) -> LoadReport:
     """Load a weight file into a backbone or a whole model: all that should match, or nothing.
 
@@ -127,11 +128,12 @@ def load_weights(
         prefix: prefix of the module's keys in the file; see `find_state`.
         entry: entry of the file to take; see `find_state`.
         strict: refuse a file of which something does not match; else load what does.
+        checkpoint: what the file holds, if it has been read.
 
     Raises:
         InputError: the file cannot be used; names the first keys that do not match.
     """
-    checkpoint = read_checkpoint(location)
+    checkpoint = checkpoint or read_checkpoint(location)
     whole = not isinstance(module, WeightDeclarations)
     if whole and prefix is None:
         prefix = ""
@@ -157,18 +159,18 @@ def match(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
     report = LoadReport(type(module).__name__, location, origin)
-    report.retrained = changed_arguments(module, getattr(state, "_metadata", {}))
+    report.changed_arguments = changed_arguments(module, getattr(state, "_metadata", {}))
     declared = declarations_of(module)
     state, head = to_ours(module, state)
     report.heads += head
     own = module.state_dict()
-    parts = {key.partition(".")[0] for key in own} | {declared.published_layout().trunk}
+    parts = {key.partition(".")[0] for key in (*own, *declared.published_layout().prefixes)}
     unbuilt = tuple(declared.unbuilt_parts)
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
             has_part = key.partition(".")[0] in parts and not key.startswith(unbuilt)
-            (report.unexpected if has_part else report.unused).append(key)
+            (report.unexpected if has_part else report.other_modules).append(key)
         elif not is_usable(tensor, own[key]):
             report.unusable.append(f"{key} ({tensor.dtype})")
         elif tensor.shape == own[key].shape:
@@ -185,13 +187,13 @@ def match(
     plain = not any(ATTENTION in key for key in state)
     for key in [key for key in own if key not in state]:
         if plain and ATTENTION in key:
-            report.fresh.append(key)
+            report.new_attention.append(key)
         elif optional.intersection(key.split(".")) or key.startswith(optional_parts):
-            report.additional.append(key)
+            report.allowed_missing.append(key)
         else:
             report.missing.append(key)
-    if report.fresh:
-        scales = [own[key] for key in report.fresh if key.endswith("norm.weight")]
+    if report.new_attention:
+        scales = [own[key] for key in report.new_attention if key.endswith("norm.weight")]
         if scales and not any(map(torch.any, scales)):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
@@ -214,7 +216,7 @@ def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]
     if isinstance(module, WeightDeclarations):
         return module.published_layout().to_ours(state)
     layout = declarations_of(getattr(module, "backbone", None)).published_layout()
-    backbone = layout.renamed(below(state, BACKBONE))
+    backbone = layout.renamed(strip_prefix(state, BACKBONE))
     others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
     return {f"{BACKBONE}{key}": value for key, value in backbone.items()} | others, {}
 
@@ -222,7 +224,8 @@ def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
     """Whether a model can compute with a tensor of a file in place of its own."""
     if not own.is_floating_point():
-        return not (tensor.is_floating_point() or tensor.is_complex())
+        is_counter = own.dim() == 0  # which an average of models has as a float
+        return is_counter or not (tensor.is_floating_point() or tensor.is_complex())
     plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
     return plain and bool(torch.isfinite(tensor.to(own.dtype)).all())
 
@@ -231,8 +234,14 @@ def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
     """Whether a tensor is a positional embedding that mmpretrain's transformers resize."""
     parent, _, name = key.rpartition(".")
     owner = module.get_submodule(parent)
-    resizes = name == "pos_embed" and hasattr(owner, "_prepare_pos_embed")
-    return resizes and tensor.shape[-1] == owner.pos_embed.shape[-1]
+    if name != "pos_embed" or not hasattr(owner, "_prepare_pos_embed"):
+        return False
+    state = {name: tensor}
+    try:
+        owner._prepare_pos_embed(state, "")
+    except Exception:  # for shapes that it cannot resize, of many types
+        return False
+    return state[name].shape == owner.pos_embed.shape
 
 
 def plugin_names(module: nn.Module) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mrla_mm.atomic import write_atomically
 from mrla_mm.version import __version__
 from mrla_mm.weights.declarations import declarations_of
 from mrla_mm.weights.files import NAMED_DIGEST, read_checkpoint
@@ -47,17 +48,18 @@ def pack(state: Mapping[str, Tensor], checkpoint: Mapping) -> dict:
 
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
-    """Write `<stem>-<first digits of its SHA-256>.pth` whole or not at all; return its path."""
+    """Write `<stem>-<first digits of its SHA-256>.pth` whole or not at all; return its path.
+
+    Raises:
+        InputError: the folder cannot be written to, or the disk is full.
+    """
     buffer = io.BytesIO()  # torch.save stores a file's name in it, which would change the hash
     torch.save(dict(checkpoint), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     first_letter = re.search("[a-f]", digest)
     length = max(8, first_letter.end())  # digits alone are not read as a hash again
     path = Path(folder) / f"{stem}-{digest[:length]}.pth"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_bytes(buffer.getbuffer())
-    part.replace(path)
+    write_atomically(path, buffer.getbuffer())
     return path
 
 
@@ -83,18 +85,18 @@ def convert(
     keys that were left out.
 
     Raises:
-        InputError: the file does not fit the backbone.
+        InputError: the file does not fit the backbone, or the new one cannot be written.
     """
-    report = load_weights(backbone, location, **place)
     checkpoint = read_checkpoint(location)
+    report = load_weights(backbone, location, checkpoint=checkpoint, **place)
     source = find_state(checkpoint, **place)
     state, head = declarations_of(backbone).published_layout().to_ours(source.state)
     head |= {key: value for key, value in source.heads.items() if key.startswith("head.")}
-    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.unused}
+    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.other_modules}
     weights = OrderedDict(used | head)
     weights._metadata = OrderedDict()
     if any(ATTENTION in key for key in used):
         weights._metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
-    left_out = [key for key in source.heads if key not in head] + report.unused
+    left_out = [key for key in source.heads if key not in head] + report.other_modules
     stem = stem or f"{stem_of(location)}-mrla_mm"
     return save_published(pack(weights, checkpoint), folder, stem), report, left_out

@@ -39,7 +39,7 @@ def find_state(
     Raises:
         InputError: there is no state dict, or nothing below the prefix.
     """
-    content, entries = enter(checkpoint, entry)
+    content, entries = select_entry(checkpoint, entry)
     state, wrappers = unwrap(content)
     words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
     words += [f"not {name}" for name in known_entries(checkpoint) if name not in entries]
@@ -49,19 +49,19 @@ def find_state(
     if prefix:
         prefix = prefix.removesuffix(".") + "."
         words.append(f"prefix {prefix}")
-    inside = below(state, prefix)
+    inside = strip_prefix(state, prefix)
     if not inside:
-        keys = sample(state or content)
+        keys = preview(state or content)
         raise InputError(f"no weights found below prefix={prefix!r}; the keys are {keys}")
     others = {key: value for key, value in state.items() if not key.startswith(prefix)}
     return Source(inside, ", ".join(words), others, entries)
 
 
-def enter(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
+def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
     """Step into the entries around a state dict; return it and the entries' names."""
     entries = []
     if entry and not isinstance(content.get(entry), Mapping):
-        raise InputError(f"no entry {entry!r} with weights; the entries are {sample(content)}")
+        raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
     names = [entry] if entry else known_entries(content)
     while names:
         entries.append(names[0])
@@ -81,17 +81,17 @@ def unwrap(content: Mapping) -> tuple[dict[str, Tensor], list[str]]:
     What lies beside a wrapper's keys are its own counters; they and the data preprocessor's
     constants are left out.
     """
-    state = below(content, "")
+    state = strip_prefix(content, "")
     wrappers = []
     while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in state)), None):
-        state = below(state, wrapper)
+        state = strip_prefix(state, wrapper)
         wrappers.append(wrapper)
     for key in [key for key in state if key.startswith(PREPROCESSOR)]:
         del state[key]
     return state, wrappers
 
 
-def below(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
+def strip_prefix(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
     """Return the tensors below a prefix without it, and torch's metadata of the modules there."""
     inside = OrderedDict()
     for key, value in state.items():
@@ -104,7 +104,7 @@ def below(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
     return inside
 
 
-def sample(keys: Mapping | list, count: int = 3) -> str:
+def preview(keys: Mapping | list, count: int = 3) -> str:
     """Return the first keys, and how many there are."""
     keys = [str(key) for key in keys]
     shown = ", ".join(keys[:count]) or "none"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrla_mm.engine.checkpointing import write_atomically
+from mrla_mm.atomic import write_atomically
 from mrla_mm.engine.stopping import StopRequest
 from mrla_mm.errors import InputError
 

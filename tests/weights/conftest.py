@@ -112,6 +112,8 @@ STAGES = {f"layer{index + 1}.": f"stages.{index}." for index in range(4)}
 
 
 def released_resnet(variant, depth=18):
+    if variant is None:
+        return plain_resnet(depth)
     model = narrow(depth, LIGHT if variant == "light" else BASE)
     names = RELEASED if variant == "light" else RELEASED | STAGES
     state = {}

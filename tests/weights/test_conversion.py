@@ -1,7 +1,7 @@
 """Converted and published files: our names, the same tensors, hashes, and what stays out."""
 
 import hashlib
-from pathlib import Path
+import os
 
 import pytest
 import torch
@@ -10,25 +10,16 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint, save_published, stem_of
 
 from ..conftest import ROOT, load_tool, tiny_options, write_class_folders
+from ..engine.test_checkpointing import full
 from ..test_smoke import scalars
-from .conftest import (
-    BASE,
-    LIGHT,
-    narrow,
-    plain_resnet,
-    prefixed,
-    released_resnet,
-    same,
-    save,
-    scatter,
-)
+from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, save, scatter
 
 
 @pytest.mark.parametrize(
     ("variant", "attention"), [("light", LIGHT), ("base", BASE), (None, LIGHT)]
 )
 def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
-    released = released_resnet(variant) if variant else plain_resnet()
+    released = released_resnet(variant)
     model = narrow(18, attention)
     path, _, left_out = convert(save(tmp_path, released), model, folder=tmp_path)
     converted = read_checkpoint(path)["state_dict"]
@@ -40,7 +31,7 @@ def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
     assert same(converted, {key: loaded[key] for key in converted})
     other = narrow(18, dict(attention, head_channels=8))
     if variant is None:
-        assert load_weights(other, path).fresh
+        assert load_weights(other, path).new_attention
     else:
         with pytest.raises(InputError, match="head_channels=16, the model has 8"):
             load_weights(other, path)
@@ -61,15 +52,10 @@ def test_a_hash_of_digits_alone_is_made_longer(tmp_path, monkeypatch):
     assert {stem_of(path) for path in numbers} == {"a"}
     assert {len(path.stem) for path in tmp_path.glob("*")} > {len("a-") + 8}
 
-    def write_half(path, data):
-        with path.open("wb") as file:
-            file.write(data[: len(data) // 2])
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", write_half)
-    with pytest.raises(OSError, match="No space"):
-        save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path, "model")
-    assert not list(tmp_path.glob("model*.pth")), "one that could not be written whole"
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="make room"):
+        save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path / "full", "model")
+    assert not list((tmp_path / "full").iterdir())
 
 
 def training_checkpoint(tmp_path):

@@ -5,6 +5,7 @@ import builtins
 import hashlib
 import os
 import pickle
+import sys
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ BROKEN = {
     "cut": (checkpoint_bytes()[:300], "damaged"),
     "cut-old-format": (checkpoint_bytes([torch.rand(500)], zipped=False)[:1500], "damaged"),
     "list": (checkpoint_bytes([torch.rand(1)]), "a list"),
+    "torchscript": (torch.jit.script(torch.nn.Linear(1, 1)).save_to_buffer(), "TorchScript"),
+    "detectron2": (pickle.dumps({"model": {}}, protocol=4), "cannot be read"),
     "module": (checkpoint_bytes(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear"),
 }
 
@@ -55,51 +58,59 @@ def test_arguments_of_a_training_script_are_read(tmp_path):
         torch.load(path, weights_only=True)
 
 
-def test_safetensors(tmp_path):
+def test_safetensors(tmp_path, monkeypatch):
     safetensors = pytest.importorskip("safetensors.torch")
     state = plain_resnet()
     path = tmp_path / "w.safetensors"
     safetensors.save_file(state, path)
     assert same(read_checkpoint(path), state)
     assert not load_weights(narrow(), path).faults()
-    path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match="damaged"):
+    for damaged in (path.read_bytes()[:-9], b"\xff" * 8 + b"{}"):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="damaged"):
+            read_checkpoint(path)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(InputError, match="pip install safetensors"):
         read_checkpoint(path)
 
 
-def named(content, digits=8):
-    return f"w-{hashlib.sha256(content).hexdigest()[:digits]}.pth"
+def test_a_hash_in_the_name_of_a_local_file_may_be_another(tmp_path):
+    (tmp_path / "exp-3f2a9c1e.pth").write_bytes(checkpoint_bytes())  # of the code's commit
+    assert read_checkpoint(tmp_path / "exp-3f2a9c1e.pth")["weight"].tolist() == [0, 1, 2]
 
 
-def test_hash_in_the_name(tmp_path):
-    content = checkpoint_bytes()
-    others = ("resnet50-20240131.pth", "run-48151623.pth")  # a date and the number of a run
-    for name in (named(content), named(content, 64), *others):
-        (tmp_path / name).write_bytes(content)
-        assert read_checkpoint(tmp_path / name)["weight"].tolist() == [0, 1, 2]
-    (tmp_path / named(b"another")).write_bytes(content)
-    with pytest.raises(InputError, match="SHA-256"):
-        read_checkpoint(tmp_path / named(b"another"))
+def test_files_of_one_name_are_kept_apart(served, cache):
+    folder, address = served
+    for name in "ab":
+        (folder / name).mkdir()
+        (folder / name / "w.pth").write_bytes(checkpoint_bytes({name: torch.ones(1)}))
+        assert set(read_checkpoint(f"{address}/{name}/w.pth")) == {name}
+    assert len(list(cache.glob("*-w.pth"))) == 2
 
 
 def test_fetched_once(served, cache):
-    (folder, address), content = served, checkpoint_bytes()
-    (folder / named(content)).write_bytes(content)
-    location = f"{address}/{named(content)}?raw=1"
-    assert read_checkpoint(location)["weight"].tolist() == [0, 1, 2]
-    assert [path.name for path in cache.iterdir()] == [named(content)]
-    (folder / named(content)).unlink()
-    read_checkpoint(location)
+    folder, address = served
+    content = checkpoint_bytes()
+    path = folder / f"w-{hashlib.sha256(content).hexdigest()[:8]}.pth"
+    path.write_bytes(content)
+    for _ in range(2):
+        assert read_checkpoint(f"{address}/{path.name}?raw=1")["weight"].tolist() == [0, 1, 2]
+        path.unlink(missing_ok=True)
+    assert [file.name for file in cache.iterdir()] == [path.name]
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("w.pth", "<!DOCTYPE html>"), ("gone.pth", "404.*{}.*init_cfg=None, froz")],
-)
+UNFIT = {
+    "w.pth": "<!DOCTYPE html>",
+    "w-0123abcd.pth": "hash.*w-0123abcd.pth, or",
+    "gone.pth": "404.*hub/checkpoints/[0-9a-f]{8}-gone.pth.*init_cfg=None, froz",
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), UNFIT.items())
 def test_bad_downloads_are_not_kept(name, expected, served, cache):
     folder, address = served
-    expected = expected.format(cache / name)
     (folder / "w.pth").write_bytes(PAGE)
+    (folder / "w-0123abcd.pth").write_bytes(checkpoint_bytes())
     with pytest.raises(InputError, match=expected):
         read_checkpoint(f"{address}/{name}")
     assert not list(cache.iterdir())

@@ -4,17 +4,20 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from mmdet.models.detectors import SemiBaseDetector
+from mmengine.config import ConfigDict
 from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
 from torch import nn
 
-from mrla_mm.backbones import MRLAResNet, MRLAViT
+from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
 
 from ..engine.runs import build
 from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, without
 from .conftest import save as save_file
+from .test_other_families import build as vit
 
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
 
@@ -112,6 +115,16 @@ def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
             runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()
 
 
+def test_a_supervised_detector_starts_teacher_and_student(tmp_path):
+    state = Detector().state_dict()
+    semi = SemiBaseDetector(ConfigDict(type=Detector), semi_train_cfg={})
+    runner(tmp_path, semi, load_from=save(tmp_path, state)).load_or_resume()
+    assert same(semi.teacher.state_dict(), state) and same(semi.student.state_dict(), state)
+    other = save(tmp_path, nn.Linear(2, 2).state_dict())
+    with pytest.raises(InputError, match="0 tensors match"):
+        runner(tmp_path, semi, load_from=other).load_or_resume()
+
+
 @pytest.mark.parametrize(("loaded", "norm_eval"), [(False, True), (True, True), (False, False)])
 def test_frozen_random_layers_are_a_warning(tmp_path, loaded, norm_eval):
     path = save(tmp_path, Detector().state_dict()) if loaded else None
@@ -158,25 +171,14 @@ def test_every_loader_tells(trained, other, expected, tmp_path):
     assert expected in load_weights(model, path, strict=False).table()
 
 
-def vit(stage_blocks, attention):
-    arch = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
-    return MRLAViT(arch, attention, stage_blocks=stage_blocks, img_size=64, out_type="featmap")
-
-
 @torch.no_grad()
 def test_stages_of_other_blocks():
     """With the shortcut as history, no block asks where its stage starts."""
     for attention in (BASE, dict(FIXED, previous="output")):
-        state = vit(2, attention).state_dict()
+        state = vit(attention).state_dict()
         with pytest.raises(RuntimeError, match="layers.2.mrla.attention: .*first_in_stage=True"):
-            vit(4, attention).load_state_dict(state)
-    model, other = vit(2, LIGHT).eval(), vit(4, LIGHT).eval()
+            vit(attention, stage_blocks=4).load_state_dict(state)
+    model, other = vit().eval(), vit(stage_blocks=4).eval()
     other.load_state_dict(model.state_dict())
     image = torch.rand(1, 3, 64, 64)
     assert torch.equal(model(image)[0], other(image)[0])
-
-
-def test_files_that_say_nothing_load(tmp_path):
-    state = dict(narrow(18, BASE).state_dict())
-    load_weights(narrow(18, dict(BASE, head_channels=8)), save_file(tmp_path, state))
-    narrow(18, dict(BASE, type="MLA")).load_state_dict(state)

@@ -23,7 +23,7 @@ ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=
 def build(attention=LIGHT, cls=MRLAViT, **more):
     arguments = dict(arch=ARCH, img_size=64, patch_size=16) | more
     if cls is MRLAViT:
-        arguments |= dict(layer_attention=attention, stage_blocks=2)
+        arguments = dict(layer_attention=attention, stage_blocks=2) | arguments
     return cls(**arguments)
 
 
@@ -52,7 +52,7 @@ def test_the_authors_files_load_and_convert(variant, attention, distilled, tmp_p
     path = save(tmp_path, {"model": released})
     report = load_weights(model := build(attention, with_dist_token=distilled), path)
     assert len(report.matched) == len(model.state_dict()) == len(released) - 2 - 2 * distilled
-    assert not (report.faults() or report.fresh or report.additional or report.unused)
+    assert not report.faults()
     names = {"norm.bias": "normx.bias", "attention.query.weight": "mrla.Wq.weight"}
     names |= {"attention.key.weight": "mrla.Wk.weight", "attention.value.weight": "mrla.Wv.weight"}
     if variant == "light":
@@ -89,9 +89,17 @@ def test_positions_are_resized_and_reported(tmp_path):
     state = model.state_dict()["pos_embed"]
     assert torch.equal(state[:, :1], original[:, :1]) and state[:, 1:].std() > 0.01
     report = load_weights(model := build(with_cls_token=False, out_type="featmap"), path)
-    assert report.unused == ["cls_token"]
+    assert report.other_modules == ["cls_token"]
     assert report.resized == ["pos_embed (1, 17, 32) to (1, 16, 32)"]
     assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
+
+
+@pytest.mark.parametrize("shape", [(1, 18, DIM), (1, 33, DIM), (1, 16, DIM), (17, DIM), ()])
+def test_positions_that_cannot_be_resized_are_a_mismatch(shape, tmp_path):
+    path = save(tmp_path, deit() | {"pos_embed": torch.zeros(shape)})
+    with pytest.raises(InputError, match="another shape: pos_embed"):
+        load_weights(build(), path)
+    assert len(load_weights(build(), path, strict=False).mismatched) == 1
 
 
 def test_initialising_leaves_loaded_positions_alone(tmp_path):
@@ -137,11 +145,11 @@ def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
         torch.testing.assert_close(level, features[index], rtol=1e-5, atol=1e-5 * scale)
     report = load_weights(MODELS.build(cfg), path)
     theirs = original.state_dict()
-    assert len(report.unused) == sum(key.startswith("features.8.") for key in theirs) == 6
+    assert len(report.other_modules) == sum(key.startswith("features.8.") for key in theirs) == 6
     assert len(report.matched) == len(theirs) - 2 - 6
     assert report.heads == ["head.fc.weight", "head.fc.bias"]
-    assert bool(report.fresh) == bool(suffix) and all(".mrla." in key for key in report.fresh)
-    assert not report.faults() and not report.additional and not report.warnings
+    assert bool(report.new_attention) == bool(suffix)
+    assert not report.faults() and not report.allowed_missing and not report.warnings
 
 
 @pytest.mark.parametrize("size", ["b1", "b4", "b7"])
@@ -165,6 +173,7 @@ def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
 
 
 def test_another_size_is_refused(path):
-    for backbone in (MRLAEfficientNet("b1", out_indices=(2, 3, 4, 5)), MRLAEfficientNet("es")):
+    deeper = save(path.parent, torchvision.models.efficientnet_b1().state_dict(), "b1.pth")
+    for size, file in {"b0": deeper, "b1": path, "es": path}.items():
         with pytest.raises(InputError, match="nothing was loaded"):
-            load_weights(backbone, path)
+            load_weights(MRLAEfficientNet(size, out_indices=(2, 3, 4, 5)), file)
