@@ -13,9 +13,9 @@ from mmengine.runner import Runner
 from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
 
-# Top-level keys that a config may gain: the runner's arguments, and what is read beside them.
-READ = """activation_checkpointing auto_scale_lr check_data custom_imports find_unused_parameters
-    model_wrapper_cfg runner_type strategy sync_bn tta_model tta_pipeline"""
+# Top-level keys that are read once the overrides are applied: the runner's arguments, and others.
+READ = """activation_checkpointing auto_scale_lr check_data find_unused_parameters model_wrapper_cfg
+    runner_type strategy sync_bn tta_model tta_pipeline"""
 TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
 
 
@@ -90,16 +90,16 @@ def move_data_root(cfg: Config, root: str) -> None:
 
     cfg.data_root = root.rstrip("/") + "/"
     for node, key, text in texts:
-        if f"{text}/".startswith(f"{old}/"):
+        if key == "data_root" or (old and f"{text}/".startswith(f"{old}/")):
             node[key] = cfg.data_root + text[len(old) :].lstrip("/")
 
 
 def walk_strings(node: dict | list) -> Iterator[tuple[dict | list, str | int, str]]:
-    """Yield each string in a part of a config after the container and the key that it is under."""
+    """Yield container, key and text of what may be a path: not of `metainfo`, not in a tuple."""
     for key, value in list(node.items() if isinstance(node, dict) else enumerate(node)):
-        if isinstance(value, str):
+        if isinstance(value, str) and not isinstance(node, tuple):
             yield node, key, value
-        elif isinstance(value, dict | list | tuple):
+        elif isinstance(value, dict | list | tuple) and key != "metainfo":
             yield from walk_strings(value)
 
 
@@ -122,5 +122,5 @@ def unknown_key(cfg: Config, option: str) -> str | None:
             return f"--cfg-options {option} adds the new key {path}{key}; {hint}"
         node = node[key]
         path += f"{key}."
-    used = f"{top} is a variable, whose value is already filled in where the file uses it"
+    used = f"{top}, a variable or an import, is used while the file is read"
     return None if top in TOP_LEVEL else f"--cfg-options {option} has no effect: {used}"

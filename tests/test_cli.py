@@ -39,9 +39,9 @@ def plan(monkeypatch):
 
     def run_up_to_the_runner(tool, *argv, config=RETINANET):
         built = []
-        runner = SimpleNamespace(
-            train=lambda: None, test=lambda: None, logger=logging.getLogger("plan"), model=None
-        )
+        runner = SimpleNamespace(logger=logging.getLogger("plan"), model=None)
+        runner.train = runner.test = lambda: None
+        runner.test_evaluator = SimpleNamespace(metrics=[])
         monkeypatch.setattr(cli, "build_runner", lambda cfg, *phases: built.append(cfg) or runner)
         load_tool(tool).main([str(config), *map(str, argv)])
         return built[0]
@@ -141,8 +141,12 @@ def test_resume_takes_the_newest_intact_checkpoint(plan, tmp_path):
 
 
 def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):
-    """--show and --show-dir set the keys of mmdet's hook, or of mmpretrain's in its scope."""
-    cfg = plan("test", "c.pth", "--show-dir", "vis", "--wait-time", 0.5)
+    """--show and --show-dir set the keys of mmdet's hook, in no scope too, or of mmpretrain's."""
+    own = Config.fromfile(RETINANET)
+    own.pop("default_scope")
+    own.dump("no_scope.py")
+    show = ["--show-dir=vis", "--wait-time=0.5"]
+    cfg = plan("test", "c.pth", *show, "--out=a.pkl", config="no_scope.py")
     hook = cfg.default_hooks.visualization
     assert (cfg.load_from, cfg.resume) == ("c.pth", False)
     assert (hook.draw, hook.test_out_dir, hook.show, hook.wait_time) == (True, "vis", False, 0.5)

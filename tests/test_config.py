@@ -32,6 +32,7 @@ def read(name, **options):
         ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
         ("train_pipeline", "variable"),  # its value is in the data set already
+        ("custom_imports.imports", "import,"),
     ],
 )
 def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nearest):
@@ -58,16 +59,15 @@ def test_options_that_are_read_say_nothing():
 
 def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     cfg, _ = read(FASTER, data_root="data/coco/mini")
-    assert cfg.train_dataloader.dataset.data_root == "data/coco/mini/"
-    assert cfg.test_dataloader.dataset.data_root == "data/coco/mini/"
     assert cfg.val_evaluator.ann_file == "data/coco/mini/annotations/instances_val2017.json"
-    sets = dict(data_root="sets/own", ann_file="sets/own/a.json", img="sets/owner")
+    kept = dict(metainfo=dict(classes=["sets/own"]), names=("sets/own",), img="sets/owner")
+    sets = dict(kept, data_root="sets/own", ann_file="sets/own/a.json")
     loaders = {f"{name}_dataloader": dict(dataset=dict(sets)) for name in ("train", "val")}
     Config(dict(loaders, data_root="data/coco/")).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
     for loader in (cfg.train_dataloader, cfg.val_dataloader):
-        moved = dict(data_root="/new/", ann_file="/new/a.json", img="sets/owner")
-        assert loader.dataset.to_dict() == moved
+        moved = dict(data_root="/new/", ann_file="/new/a.json")
+        assert loader.dataset.to_dict() == kept | moved
     loaders["val_dataloader"]["dataset"]["data_root"] = "sets/other"
     Config(loaders).dump(tmp_path / "own.py")
     with pytest.raises(InputError, match="2 folders .sets/other, sets/own"):
@@ -75,6 +75,10 @@ def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     Config(dict(loaders, data_root="sets")).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
     assert cfg.val_dataloader.dataset.data_root == "/new/other"
+    absolute = dict(data_root="", ann_file="/abs/a.json")
+    Config(dict(train_dataloader=absolute)).dump(tmp_path / "own.py")
+    cfg, _ = read(tmp_path / "own.py", data_root="/new")
+    assert cfg.train_dataloader.to_dict() == absolute | dict(data_root="/new/")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def parse_args(argv):
 def enable_visualization(cfg, args):
     """Let the config's visualization hook paint every test image into a window or a folder."""
     hook = cfg.default_hooks.visualization
-    is_detector = cfg.default_scope == "mmdet"
+    is_detector = "DetVisualizationHook" in str(hook.type)
     hook["draw" if is_detector else "enable"] = True
     hook.update(interval=1, show=args.show, wait_time=args.wait_time)
     if args.show_dir:
@@ -39,7 +39,7 @@ def enable_visualization(cfg, args):
 def enable_tta(cfg):
     """Wrap model and pipeline for test-time augmentation; a detector's default is flipping."""
     dataset = get_test_dataset(cfg)
-    if cfg.default_scope == "mmdet":
+    if cfg.get("default_scope") == "mmdet":
         tta_cfg = dict(nms=dict(type="nms", iou_threshold=0.5), max_per_img=100)
         cfg.tta_model = cfg.get("tta_model") or dict(type="DetTTAModel", tta_cfg=tta_cfg)
         cfg.tta_pipeline = cfg.get("tta_pipeline") or flip_pipeline(dataset.pipeline)
@@ -74,7 +74,7 @@ def main(argv=None):
     runner = cli.build_runner(cfg, "test")
     if args.out is not None:
         # mmdet's metric packs masks into run lengths
-        kind = "DumpDetResults" if cfg.default_scope == "mmdet" else "DumpResults"
+        kind = "DumpDetResults" if cfg.get("default_scope") == "mmdet" else "DumpResults"
         runner.test_evaluator.metrics.append(METRICS.build(dict(type=kind, out_file_path=args.out)))
     return runner.test()
 

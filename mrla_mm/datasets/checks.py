@@ -47,13 +47,13 @@ def check_data(runner: Runner, *phases: str) -> None:
         evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
         for dataset, node in sources:
             found, objects = inspect_files(dataset, node, evaluators)
-            found = [*found, *check_classes(model, dataset, numbered)]
+            more, numbered = check_classes(model, dataset, numbered)
             source = dataset.ann_file or ", ".join(map(str, dataset.data_prefix.values()))
-            faults += [f"{source}: {fault}" for fault in found]
+            faults += [f"{source}: {fault}" for fault in [*found, *more]]
             if phase == "train":
                 learned.append(objects)
     if learned and None not in learned and not sum(learned):
-        skipped = "crowds, other categories, boxes below a pixel or outside, images below min_size"
+        skipped = "crowds, other categories, boxes too small or outside, images below min_size"
         faults.append(f"no training image has an object to learn: mmdet skips {skipped}")
     if faults:
         raise InputError("\n".join(faults))
@@ -77,11 +77,11 @@ def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
         yield dataset, node
 
 
-def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> list[str]:
-    """Return faults of the classes of a data set, which join those that are `numbered` already."""
+def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> tuple[list, dict]:
+    """Return faults of a data set's classes, and `numbered` with the classes if they are first."""
     classes = dataset.metainfo.get("classes") or ()
     if isinstance(classes, str):
-        return [f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)"]
+        return [f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)"], numbered
     faults = []
     folders = []
     if not dataset.ann_file and getattr(dataset, "with_label", False):  # mmpretrain's
@@ -92,11 +92,12 @@ def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> lis
     names = folders or list(classes)
     if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
         source = "folders" if folders else "config"
-        if names != numbered.setdefault(source, names):
+        if names != numbered.get(source, names):
             remedy = "give all the same, in one order"
             faults.append(f"numbers classes differently from the first data set: {remedy}")
         faults += check_heads(model, dataset, len(names))
-    return faults
+        numbered = {source: names, **numbered}
+    return faults, numbered
 
 
 def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:
@@ -133,7 +134,7 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
     except OSError as error:
         return Findings([f"{error}: correct data_root or ann_file"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return Findings([f"not COCO's format, {error!r}"])
+        return Findings([f"not COCO's format, {type(error).__name__}: {error}"])
     if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):
         remedy = "set its ann_file to the data set's"
         findings.faults.append(f"the evaluator reads {scored[0]}: {remedy}")

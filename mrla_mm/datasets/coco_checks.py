@@ -9,16 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from mmengine.dataset import BaseDataset
 
-from mrla_mm.datasets.file_checks import Findings, check_images, missing_names
+from mrla_mm.datasets.file_checks import TOLERATED, Findings, check_images, missing_names
 
-# Boxes are taken for corners where more of them than this share could be, and beyond the image,
-# taken as [x, y, width, height], lie more than this share.
+# Report corner format if more than 95 % of the boxes could be corners and more than 25 % leave the
+# image as xywh.
 COULD_BE_CORNERS = 0.95
 BEYOND_IMAGE = 0.25
-# Most of a file, of which only matters whether it is there. No string holds this: its quotes have
-# backslashes.
+# Polygons are most of a file and only their presence matters, so they are dropped before parsing.
+# Quotes inside JSON strings are escaped, so the pattern cannot match there.
 POLYGONS = re.compile(r'"segmentation":\s*\[\s*\[[-+.\deE,\s\[\]]*\]\s*\]')
-TOLERATED = 0.1  # share of annotations that mmdet may skip without a word
 
 
 def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
@@ -33,7 +32,7 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     faults += check_names(list(names.values()), classes)
     if repeated := first_repeated(each["id"] for each in content["images"]):
         told = f"two images have the id {repeated[0]!r}, and mmdet gives one the boxes of both"
-        faults.append(f"{told}: number the images anew")
+        faults.append(f"{told}: give each image its own id")
     faults += check_references(annotations, names, images)
     wanted = {number for number, name in names.items() if name in classes}
     learnable = [each for each in annotations if each["category_id"] in wanted]
@@ -56,7 +55,7 @@ def read_json(path: str) -> dict:
         with open(path) as file:
             return json.loads(POLYGONS.sub('"segmentation": true', file.read()))
     except (ValueError, RecursionError) as error:
-        remedy = "write it anew in UTF-8 without a byte order mark"
+        remedy = "save it again in UTF-8 without a byte order mark"
         raise ValueError(f"it cannot be read as JSON, {error}: {remedy}") from error
 
 
@@ -82,13 +81,13 @@ def check_references(annotations: Sequence[dict], names: Mapping, images: Mappin
     """Return faults of the ids and flags that annotations have."""
     faults = []
     if unknown := {each["category_id"] for each in annotations} - names.keys():
-        ids = f"the ids of its categories are {min(names)} to {max(names)}: number both alike"
+        ids = f"the categories have the ids {min(names)} to {max(names)}: use the same ids in both"
         faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
     stray = [each["image_id"] for each in annotations if each["image_id"] not in images]
     if len(stray) > TOLERATED * len(annotations):
         told = f"{len(stray)} of {len(annotations)} annotations have an image_id of no image"
         known = f"images have ids such as {next(iter(images), None)!r}"
-        faults.append(f"{told}, the first is {stray[0]!r}, but {known}: number both alike")
+        faults.append(f"{told}, the first is {stray[0]!r}, but {known}: use the same ids in both")
     for key in ("iscrowd", "ignore"):
         texts = [each[key] for each in annotations if isinstance(each.get(key), str)]
         if texts:
@@ -106,7 +105,11 @@ class Boxes:
             image = images.get(each["image_id"])
             if image and not each.get("ignore"):
                 self.annotations.append(each)
-                x, y, w, h = each["bbox"]
+                try:
+                    x, y, w, h = [0.0 + side for side in each["bbox"]]
+                except (KeyError, TypeError, ValueError) as error:
+                    told = f"annotation id={each.get('id')!r}: bbox={each.get('bbox')!r}"
+                    raise ValueError(f"{told} is not four numbers, [x, y, w, h]") from error
                 is_wanted = each["category_id"] in wanted
                 size = (image["width"], image["height"])
                 rows.append((x, y, w, h, each["area"], *size, is_wanted, bool(each.get("iscrowd"))))

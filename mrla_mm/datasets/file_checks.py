@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+TOLERATED = 0.1  # share of objects without a usable box: real data have some
 READERS = 8  # at a time: a network file system takes its time for each file
 
 

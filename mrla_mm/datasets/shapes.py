@@ -91,50 +91,25 @@ def draw_scene(size: tuple[int, int], rng: np.random.Generator) -> tuple[np.ndar
 
 def generate_shapes(
     root: str | Path, *, num_train: int = 800, num_val: int = 100, size: int = 160, seed: int = 0
-) -> bool:
-    """Write the data set unless one of the same parameters is there; return whether it was written.
+) -> None:
+    """Write the data set unless one of the same parameters is there.
 
     The same parameters give the same bytes; `size` is the longer side of the images in pixels.
-    Raises InputError if `root` holds something that this function did not write.
+    Raises InputError if `root` holds anything else.
     """
     root = Path(root).absolute()
-    # In this order since shapes are light: pictures of earlier versions are drawn anew.
     manifest = json.dumps(dict(seed=seed, size=size, num_train=num_train, num_val=num_val))
     written = root / MANIFEST
     if written.is_file() and written.read_text() == manifest:
-        return False
+        return
     if root.exists():
-        check_only_generated(root)
+        raise InputError(f"{root} exists with other contents: delete it or give another")
     staging = root.with_name(f".{root.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     for (split, first_id), count in zip(SPLITS.items(), (num_train, num_val), strict=True):
         write_split(staging, split, first_id=first_id, count=count, size=size, seed=seed)
     (staging / MANIFEST).write_text(manifest)
-    shutil.rmtree(root, ignore_errors=True)
     staging.rename(root)
-    return True
-
-
-def check_only_generated(root: Path) -> None:
-    """Raise InputError for what is not a data set of this module, or holds any other file."""
-    try:
-        expected = files_of(**json.loads((root / MANIFEST).read_text()))
-    except (OSError, TypeError, ValueError):  # no manifest, or not ours
-        expected = set()
-    files = {path.relative_to(root).as_posix() for path in root.rglob("*") if not path.is_dir()}
-    if not expected or files - expected:
-        other = min(files - expected, default="no manifest")
-        reason = f"is not a generated data set alone ({other})"
-        raise InputError(f"{root} exists and {reason}: choose another folder")
-
-
-def files_of(*, num_train: int, num_val: int, size: int, seed: int) -> set[str]:
-    """Return the paths of all files of a data set with these parameters, below its folder."""
-    files = {MANIFEST}
-    for (split, first_id), count in zip(SPLITS.items(), (num_train, num_val), strict=True):
-        files.add(f"annotations/instances_{split}.json")
-        files |= {f"{split}/{first_id + number:012d}.jpg" for number in range(1, count + 1)}
-    return files
 
 
 def write_split(root: Path, split: str, *, first_id: int, count: int, size: int, seed: int) -> None:

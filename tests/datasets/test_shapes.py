@@ -18,7 +18,7 @@ def contents(root):
 
 
 def test_images_masks_and_annotations_agree(tmp_path):
-    assert generate_shapes(tmp_path / "data", num_train=26, num_val=6, size=128) is True
+    generate_shapes(tmp_path / "data", num_train=26, num_val=6, size=128)
     ids, labels = [], set()
     for split, count in (("train2017", 26), ("val2017", 6)):
         coco = COCO(tmp_path / f"data/annotations/instances_{split}.json")
@@ -43,44 +43,28 @@ def test_images_masks_and_annotations_agree(tmp_path):
 
 
 def test_same_parameters_give_the_same_bytes_and_are_kept(tmp_path):
-    for name in ("one", "two"):
-        assert generate_shapes(tmp_path / name, **FEW) is True
-    one = contents(tmp_path / "one")
-    assert one == contents(tmp_path / "two")
-    assert generate_shapes(tmp_path / "one", **FEW) is False
-    assert generate_shapes(tmp_path / "two", **FEW, seed=1) is True
+    written = []
+    for number, more in enumerate(({}, {}, dict(seed=1), dict(num_train=4))):
+        generate_shapes(tmp_path / str(number), **FEW | more)
+        written.append(contents(tmp_path / str(number)))
+    one, two, other, longer = written
+    assert one == two
     image = "train2017/000000000002.jpg"
-    two = contents(tmp_path / "two")
-    assert one[image] != two[image] and one.keys() == two.keys()
-    generate_shapes(tmp_path / "one", **FEW | dict(num_train=4))
-    longer = contents(tmp_path / "one")
+    assert one[image] != other[image] and one.keys() == other.keys()
     assert longer[image] == one[image] and len(longer) == len(one) + 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    (tmp_path / "0" / image).unlink()
+    generate_shapes(tmp_path / "0", **FEW)
+    assert image not in contents(tmp_path / "0"), "they are not written again"
 
 
 def test_a_killed_run_leaves_nothing_and_another_folder_is_left_alone(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(AttributeError):
         patch.delattr(cv2, "imwrite")
         generate_shapes(tmp_path / "shapes", **FEW)
-    assert generate_shapes(tmp_path / "shapes", **FEW) is True
-    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
-    with pytest.raises(InputError, match="choose another folder"):
-        generate_shapes(tmp_path, **FEW)
-    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
-
-
-def test_files_of_somebody_else_are_left_alone(tmp_path):
-    """As the manifest of a folder, or inside a data set."""
-    for manifest in ('{"circles": 3}', "[]", "not JSON", '{"num_train": 3}'):
-        (tmp_path / "shapes.json").write_text(manifest)
-        with pytest.raises(InputError, match="shapes.json"):
-            generate_shapes(tmp_path, **FEW)
-        assert contents(tmp_path) == {"shapes.json": manifest.encode()}
-    root = tmp_path / "shapes"
-    generate_shapes(root, **FEW)
-    (root / "train2017/mine.txt").touch()
-    before = contents(root)
-    assert generate_shapes(root, **FEW) is False, "it is there"
-    with pytest.raises(InputError, match="train2017/mine.txt"):
-        generate_shapes(root, **FEW, seed=1)
-    assert contents(root) == before
+    generate_shapes(tmp_path / "shapes", **FEW)
+    before = sorted(tmp_path.rglob("*"))
+    assert before[0] == tmp_path / "shapes"
+    for folder, more in (("", {}), ("shapes", dict(seed=1))):
+        with pytest.raises(InputError, match="delete it or give another"):
+            generate_shapes(tmp_path / folder, **FEW, **more)
+    assert sorted(tmp_path.rglob("*")) == before
