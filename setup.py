@@ -43,7 +43,7 @@ setup(
             "setuptools<81",  # with pkg_resources, which tools of mmengine's and mmdet's own import
         ],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],
-        "tools": ["seaborn", "psutil", "tensorboard"],  # mmdet's analyze_logs, benchmark; curves
+        "tools": ["seaborn", "psutil", "tensorboard"],  # mmdet's analyze_logs, benchmark
         "docs": ["sphinx>=7", "myst-parser>=3", "furo", "sphinx-copybutton"],
         "dev": ["pytest>=8", "pytest-xdist", "pylint>=3", "ruff>=0.6", "build"],
     },

@@ -70,7 +70,7 @@ def run_tool(name, *arguments, log_file):
 
 
 def draw(cfg, checkpoint, work_dir):
-    """Write a sheet of pictures, ground truth beside prediction, and the training curves."""
+    """Write a sheet of pictures, ground truth beside prediction."""
     import mmcv
     from matplotlib.figure import Figure
     from mmdet.apis import inference_detector, init_detector
@@ -78,8 +78,6 @@ def draw(cfg, checkpoint, work_dir):
     from mmdet.structures.bbox import get_box_tensor
     from mmdet.utils import register_all_modules
     from mmdet.visualization import DetLocalVisualizer
-
-    from mrla_mm.analysis.curves import draw_training_curves, read_scalars, training_logs
 
     register_all_modules()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
@@ -97,8 +95,6 @@ def draw(cfg, checkpoint, work_dir):
             visualizer.add_datasample("", image, sample, pred_score_thr=0.5)
             axes.imshow(visualizer.get_image())
     figure.savefig(work_dir / "gallery.jpg", dpi=100)
-    curves = draw_training_curves(*read_scalars(training_logs(work_dir / "train")))
-    curves.savefig(work_dir / "curves.jpg", dpi=100)
 
 
 def main(argv=None):
@@ -125,14 +121,14 @@ def main(argv=None):
     report = max((results / "test").glob("*/*.json"))
     metrics = json.loads(report.read_text().splitlines()[-1])
 
-    print("[4/4] pictures and curves", flush=True)
+    print("[4/4] pictures", flush=True)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         draw(cfg, checkpoint, results)
     # mmdet reports no metric where nothing at all was detected.
     box, mask = (metrics.get(f"coco/{kind}_mAP_50", 0.0) for kind in ("bbox", "segm"))
     print(f"box AP50 {box:.3f}, mask AP50 {mask:.3f}")
-    print(f"look at    {results}/gallery.jpg (ground truth | prediction) and {results}/curves.jpg")
+    print(f"look at    {results}/gallery.jpg (ground truth | prediction)")
     demo, weights = (os.path.relpath(path) for path in (TOOLS / "demo.py", checkpoint))
     print(f"try next   {sys.executable} {demo} {args.data}/val2017 {config} --weights {weights}")
 

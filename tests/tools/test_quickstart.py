@@ -22,17 +22,16 @@ def test_it_trains_evaluates_draws_and_resumes(tmp_path):
     assert [step for step in steps if step not in first.stdout] == []
     assert "eta:" in first.stdout and "box AP50" in first.stdout
     results = tmp_path / "work_dirs/quickstart"
-    written = [results / "gallery.jpg", results / "curves.jpg"]
-    for picture in written:
-        assert cv2.imread(str(picture)).std() > 5
-        picture.unlink()
+    gallery = results / "gallery.jpg"
+    assert cv2.imread(str(gallery)).std() > 5
+    gallery.unlink()
     assert sum(path.suffix in (".jpg", ".png") for path in results.rglob("*")) == 0
 
     second = subprocess.run([*command, "2"], **run)
     assert second.returncode == 0, second.stderr
     assert "Epoch(train) [2]" in second.stdout and "Epoch(train) [1]" not in second.stdout
     assert "continuing from" in (results / "train.log").read_text()
-    assert all(picture.is_file() for picture in written)
+    assert gallery.is_file()
 
 
 @pytest.mark.slow
