@@ -18,7 +18,8 @@ class MRLABase(LayerAttention):
 
     The memory is the keys (B, T, E), E = G * D, and the T values (B, C, H, W) of the layers so far.
     Each value is kept once and never concatenated, so memory grows linearly with the depth of the
-    stage. Arguments are those of `LayerAttention`.
+    stage. Where it runs fused, torch.autograd.grad of a value lacks the share of its own layer.
+    Arguments are those of `LayerAttention`.
     """
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:

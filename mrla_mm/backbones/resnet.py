@@ -104,12 +104,12 @@ class MRLAResLayer(ResLayer):
         **kwargs: object,
     ) -> None:
         super().__init__(**kwargs)
-        keep_chosen(self, kwargs["plugins"] or ())
+        remove_unselected_plugins(self, kwargs["plugins"] or ())
         channels = kwargs["planes"] * self.block.expansion
         starts = True
         for index, block in enumerate(self):
             block.mrla = None
-            if attended is None or is_chosen(index, len(self), attended):
+            if attended is None or is_selected(index, len(self), attended):
                 block.mrla = make_branch(channels, first_in_stage=starts)
                 starts = False
 
@@ -121,7 +121,7 @@ class MRLAResLayer(ResLayer):
         return x
 
 
-def is_chosen(index: int, depth: int, blocks: Sequence[int]) -> bool:
+def is_selected(index: int, depth: int, blocks: Sequence[int]) -> bool:
     """Whether places, counted from either end, contain a block of a stage.
 
     Raises:
@@ -133,7 +133,7 @@ def is_chosen(index: int, depth: int, blocks: Sequence[int]) -> bool:
     return index in blocks or index - depth in blocks
 
 
-def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
+def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
     """Remove plugins from the blocks that their entry does not name."""
     depth = len(stage)
     for number in (1, 2, 3) if plugins else ():
@@ -141,7 +141,7 @@ def keep_chosen(stage: ResLayer, plugins: Sequence[dict]) -> None:
         for index, block in enumerate(stage):
             names = getattr(block, f"after_conv{number}_plugin_names")
             for name, plugin in zip(tuple(names), entries, strict=True):
-                if "blocks" in plugin and not is_chosen(index, depth, plugin["blocks"]):
+                if "blocks" in plugin and not is_selected(index, depth, plugin["blocks"]):
                     names.remove(name)
                     delattr(block, name)
 

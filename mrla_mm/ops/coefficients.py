@@ -245,8 +245,8 @@ def light_coefficients_backward(
     grad_gain = sums.value[..., 0]  # (B, C), where there is no convolution and dw(x) is x
     if weights.value is not None:
         grad_gain = (sums.value * at_least_float32(weights.value).flatten(1)).sum(-1)
-        of_value = sums.value if gain is None else sums.value * gain.unsqueeze(-1)
-        grad_value = of_value.sum(0).view_as(weights.value)
+        grad_kernels = sums.value if gain is None else sums.value * gain.unsqueeze(-1)
+        grad_value = grad_kernels.sum(0).view_as(weights.value)
     grad_factor = grad_gain
     if scores is not None:
         grad_factor = grad_gain * expand_scores(scores, size[1]).squeeze(1)
@@ -318,7 +318,7 @@ def logits_backward(
     grad_logits: Tensor,
     grad_keys: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients behind the logits q . k / sqrt(D), which the sigmoid or softmax takes.
+    """Backward of the logits q . k / sqrt(D), which the sigmoid or softmax takes.
 
     Shapes: grad_logits (B, T, G), grad_keys from later layers (B, T, C) or None -> gradient of
     every pixel of x through its average (B, C), of the weights of query and key, and of the earlier
@@ -328,14 +328,14 @@ def logits_backward(
     head_channels = channels // grad_logits.shape[2]
     grad_products = expand_scores(grad_logits * head_channels**-0.5, channels)  # (B, T, C)
     grad_query = (grad_products * attention.keys).sum(1)
-    of_keys = grad_products * attention.query.unsqueeze(1)
+    grad_all_keys = grad_products * attention.query.unsqueeze(1)
     if grad_keys is not None:
-        of_keys = of_keys + grad_keys
+        grad_all_keys = grad_all_keys + grad_keys
     grad_pooled, (grad_query_weight, grad_key_weight) = project_both_backward(
-        attention.pooled, weights, grad_query, of_keys[:, -1]
+        attention.pooled, weights, grad_query, grad_all_keys[:, -1]
     )
     grad_pixel = grad_pooled / (height * width)
-    grad_earlier = of_keys[:, :-1] if of_keys.shape[1] > 1 else None
+    grad_earlier = grad_all_keys[:, :-1] if grad_all_keys.shape[1] > 1 else None
     return grad_pixel, grad_query_weight, grad_key_weight, grad_earlier
 
 

@@ -201,7 +201,7 @@ def query_and_key(x: Tensor, weights: Weights, heads: int) -> Sequence[Tensor]:
 
 
 def light_layer(c, shortcut, weights, *, heads, has_history, add_relu=False, norm=None) -> Tensor:
-    """What `light_fused` computes, which has the arguments."""
+    """MRLA-light with what is around it; arguments and shapes are those of `light_fused`."""
     x = (c + shortcut).relu() if add_relu else c
     gate = None
     if weights.query is not None:
@@ -215,7 +215,7 @@ def light_layer(c, shortcut, weights, *, heads, has_history, add_relu=False, nor
 def base_layer(
     c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """What `base_fused` computes, which has the arguments."""
+    """MRLA-base with what is around it; arguments and shapes are those of `base_fused`."""
     x = (c + shortcut).relu() if add_relu else c
     scores, keys = scores_and_keys(x, weights, earlier[0], heads)
     values = (*earlier[1], depthwise_value(x, weights.value))
@@ -226,7 +226,7 @@ def base_layer(
 def mla_layer(
     c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """What `mla_fused` computes, which has the arguments."""
+    """MLA with what is around it; arguments and shapes are those of `mla_fused`."""
     x = (c + shortcut).relu() if add_relu else c
     scores, _ = scores_and_keys(x, weights, earlier[0], heads)
     values = (*earlier[1], x)

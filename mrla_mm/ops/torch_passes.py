@@ -53,24 +53,24 @@ class TorchPasses(Passes):
     def grid_sums(self, grad, x, *, history=None, convolved, with_grad) -> GridSums:
         """Return the sums of each sample; where it can, by the convolution's own backward pass."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        of_history = None if history is None else grid_sum(grad.to(dtype) * history)
-        of_grad = None
+        history_sums = None if history is None else grid_sum(grad.to(dtype) * history)
+        grad_sums = None
         if convolved:
             groups = x.shape[0] * x.shape[1]
             stacked = (1, groups, *x.shape[2:])
             kernel = x.new_empty(groups, 1, 3, 3)  # only its shape matters
             with_bias = with_grad and x.dtype in EXACT
-            _, of_value, of_grad = torch.ops.aten.convolution_backward(
+            _, value_sums, grad_sums = torch.ops.aten.convolution_backward(
                 grad.reshape(stacked), x.reshape(stacked), kernel,
                 [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
             )  # fmt: skip
-            of_value = of_value.to(dtype).view(*x.shape[:2], 9)
-            of_grad = of_grad.view(x.shape[:2]) if with_bias else None
+            value_sums = value_sums.to(dtype).view(*x.shape[:2], 9)
+            grad_sums = grad_sums.view(x.shape[:2]) if with_bias else None
         else:
-            of_value = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
-        if with_grad and of_grad is None:
-            of_grad = grid_sum(grad)
-        return GridSums(of_value, of_history, of_grad)
+            value_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
+        if with_grad and grad_sums is None:
+            grad_sums = grid_sum(grad)
+        return GridSums(value_sums, history_sums, grad_sums)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Add one value after the other to out."""
