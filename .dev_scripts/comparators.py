@@ -2,16 +2,13 @@
 
 Networks are those of configs/; "plain, BN folded" is ours without attention, whose frozen norms are
 folded as those of all others but "plain", mmdet's. Beside the cost stand the paper's figures.
-comparators.csv and comparators.svg, a plot of AP against cost, belong into docs/tables and
-docs/_static.
+comparators.csv belongs into docs/tables.
 """
 
 import csv
 import os
 import statistics
 
-import matplotlib
-from matplotlib.figure import Figure
 from mmengine.registry import MODELS
 from torch import nn
 
@@ -42,7 +39,6 @@ PAPER = {
     "mrla_base": (40.9, 77.7),
     "mrla_light": (41.2, 77.7),
 }
-LABELS_BELOW = {"plain", "gc_all"}  # in the plot, where another point is near
 
 
 def build(name: str, norm: str) -> nn.Module:
@@ -85,29 +81,5 @@ def comparators(args):
         writer.writerow(rows["plain"])
         for row in rows.values():
             writer.writerow(measure.show(cell) for cell in row.values())
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": ""}):
-        draw([row for row in rows.values() if row["AP"]]).savefig(args.out / "comparators.svg")
     title = "Comparators on ResNet-50: the paper's AP and Top-1, and cost relative to plain"
     return {title: [*rows.values()]}
-
-
-def draw(rows: list[dict]) -> Figure:
-    """Plot AP against time and memory with frozen statistics; the line joins the best."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    for axes, cost in zip(figure.subplots(1, 2, sharey=True), ("time", "memory"), strict=True):
-        points = sorted((row[f"frozen: {cost}"], row["AP"], row["model"]) for row in rows)
-        front = []
-        for x, y, _ in points:
-            if not front or y > front[-1][1]:
-                front.append((x, y))
-        axes.step(*zip(*front, strict=True), where="post", color="0.7", zorder=0)
-        for x, y, name in points:
-            axes.scatter(x, y, color="tab:red" if name.startswith("mrla") else "tab:blue")
-            place = dict(xytext=(4, 4), textcoords="offset points")
-            if name in LABELS_BELOW:
-                place |= dict(xytext=(-4, -11), horizontalalignment="right")
-            axes.annotate(name, (x, y), fontsize=8, **place)
-        axes.set_xlabel(f"{cost} of a training step / plain, measured")
-        axes.margins(0.25, 0.15)
-    figure.axes[0].set_ylabel("box AP of Mask R-CNN, paper")
-    return figure

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Count what a block of layer attention costs the host: `python .dev_scripts/host_cost.py`.
 
-Per block of a stage of T layers, forward and backward: microseconds, launches of Triton kernels,
-and other operations that a GPU would run. Kernels are compiled for compute capability 9.0 and
+Per block of a stage of T layers, forward and backward: microseconds, and launches of Triton
+kernels. Kernels are compiled for compute capability 9.0 and
 bound, but a stub stands for the driver, so nothing is computed and no GPU is needed. Maps are tiny,
 so that work on them counts for nothing. PYTHONPATH can name another checkout, whose package is
 measured then.
@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure import as_markdown
 from mrla_mm.attention import LayerAttentionResidual
@@ -69,25 +68,6 @@ def stage(kind, depth):
     return run, [*inputs, *(parameter for branch in branches for parameter in branch.parameters())]
 
 
-def count_operations(function):
-    """Operations that a GPU would run: all but views and allocations."""
-
-    class Count(TorchDispatchMode):
-        total = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            name = func.overloadpacket.__name__
-            view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-            Count.total += (
-                not view and "empty" not in name and name not in ("detach", "_local_scalar_dense")
-            )
-            return func(*args, **(kwargs or {}))
-
-    with Count():
-        found = function()
-    return found, Count.total
-
-
 def cases():
     """Names and settings of the rows: kind, depth, path."""
     rows = {"add and ReLU": ("plain", 3, "fused")}
@@ -97,7 +77,7 @@ def cases():
 
 
 def measure(kind, depth, launched):
-    """Microseconds, launches and operations per block, each forward and backward."""
+    """Microseconds and launches per block, each forward and backward."""
     (run, leaves), grad, seconds = stage(kind, depth), torch.randn(SHAPE), []
     for _ in range(STEPS):
         for leaf in leaves:
@@ -110,14 +90,12 @@ def measure(kind, depth, launched):
     for leaf in leaves:
         leaf.grad = None
     launched.clear()
-    y, forward = count_operations(run)
+    y = run()
     launches = [len(launched)]
-    _, backward = count_operations(lambda: y.backward(grad))
+    y.backward(grad)
     launches.append(len(launched) - launches[0])
     microseconds = [1e6 * min(part) for part in zip(*seconds, strict=True)]
-    return [
-        [value / depth for value in pair] for pair in (microseconds, launches, (forward, backward))
-    ]
+    return [[value / depth for value in pair] for pair in (microseconds, launches)]
 
 
 def main():
@@ -128,10 +106,9 @@ def main():
     dispatch.why_not_triton = lambda x: ""
     proof.SELF_CHECKS.clear()
     for name, (kind, depth, os.environ["MRLA_OPS"]) in cases().items():
-        microseconds, launches, operations = measure(kind, depth, launched)
+        microseconds, launches = measure(kind, depth, launched)
         row = {"per block": name, "us": "{:.0f} / {:.0f}".format(*microseconds)}
         row["launches"] = "{:.3g} / {:.3g}".format(*launches)
-        row["operations"] = "{:.3g} / {:.3g}".format(*operations)
         rows.append(row)
     print(as_markdown(rows))
 

@@ -17,9 +17,9 @@ class MRLABase(LayerAttention):
     """MRLA-base, o^t_h = sum_{s<=t} softmax_s(q^t_h . k^s_h / sqrt(D)) v^s_h (Eq. 6, Algorithm 1).
 
     The memory is the keys (B, T, E), E = G * D, and the T values (B, C, H, W) of the layers so far.
-    Each value is kept once and never concatenated, so memory grows linearly with the depth of the
-    stage. Where it runs fused, torch.autograd.grad of a value lacks the share of its own layer.
-    Arguments are those of `LayerAttention`.
+    Each value is kept once and never concatenated, so memory grows linearly with depth. Where it
+    runs fused, torch.autograd.grad of a value lacks its own layer's share. Arguments are those of
+    `LayerAttention`.
     """
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
