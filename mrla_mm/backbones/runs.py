@@ -31,6 +31,7 @@ class Call(NamedTuple):
     output_shape: torch.Size
     producers: tuple[nn.Module, ...]  # modules that returned exactly this input tensor
     grid: Size | None  # of the tokens that it returns
+    overwrites_input: bool
 
 
 class Block(NamedTuple):
@@ -141,9 +142,15 @@ def consecutive(container: nn.Module, blocks: dict[nn.Module, Block | None]) -> 
 
 
 def as_block(module: nn.Module, calls: Sequence[Call]) -> Block | None:
-    """Return a module as a block; None for a layer, repeated calls or an object's own forward."""
+    """Return a module as a block, or None.
+
+    That is for a layer, repeated calls, an object's own forward, and an input that the module
+    overwrites, as ReLU(inplace=True) does: it is not there any more for the branch.
+    """
     images = {call.image for call in calls}
     if len(calls) > len(images) or not module._modules or "forward" in vars(module):
+        return None
+    if any(call.overwrites_input for call in calls):
         return None
     shape = calls[0].output_shape
     rank = len(shape)
@@ -188,15 +195,22 @@ def record_calls(
     calls = defaultdict(list)
     origins = WeakTensorKeyDictionary()  # the modules that returned a tensor
     image = None  # the size of what runs below, which `record` notes
+    versions = {}  # of inputs, before each module runs
+
+    def note_version(module: nn.Module, args: tuple) -> None:
+        versions[module] = args[0]._version if args and isinstance(args[0], Tensor) else None
 
     def record(module: nn.Module, args: tuple, kwargs: dict, returned: object) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(returned, Tensor):
             grid = grid_of(returned, (*args[1:], *kwargs.values())) if returned.dim() == 3 else None
             producers = tuple(origins.get(args[0], ()))
-            calls[module].append(Call(image, args[0].shape, returned.shape, producers, grid))
+            shapes = args[0].shape, returned.shape
+            overwrites_input = args[0]._version != versions[module]
+            calls[module].append(Call(image, *shapes, producers, grid, overwrites_input))
             origins.setdefault(returned, []).append(module)
 
     for module in backbone.modules():
+        module.register_forward_pre_hook(note_version)
         module.register_forward_hook(record, with_kwargs=True)
     zeros = partial(next(backbone.parameters()).new_zeros, 1, in_channels)
     failure = None

@@ -314,10 +314,21 @@ class Fixed(Network):
         raise RuntimeError("takes 640 x 640 alone")
 
 
+class PreActivation(BaseModule):
+    def __init__(self, init_cfg=None):
+        super().__init__(init_cfg)
+        layers = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
+        self.blocks = nn.Sequential(nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers)))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
 MLA = dict(backbone=Network, layer_attention="MLA")
 FAULTS = {
     "no run": (dict(backbone="mmpretrain.DenseNet", arch="121"), "DenseNet has no run"),
     "tokens": (dict(backbone="mmpretrain.VisionTransformer"), "VisionTransformer has no run"),
+    "overwritten input": (dict(backbone=PreActivation), "PreActivation has no run.*overwriting"),
     "size": (dict(backbone=Fixed), "640 x 640 alone.*probe_size"),
     "no class": (dict(backbone="mmdet.ResNeXt50"), "ResNeXt50"),
     "not plain": (dict(backbone="PVTv2Layout"), "PVTv2Layout"),
