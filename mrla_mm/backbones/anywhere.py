@@ -284,8 +284,8 @@ def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:
         raise InputError(
             f"{host.__name__} has no run of blocks for layer attention: consecutive blocks of one "
             "class, each over what the one before it returns and without overwriting it, maps or "
-            "tokens (B, N, C) whose calls carry their grid (H, W); docs/extending.md shows how to call "
-            "it from your own backbone"
+            "tokens (B, N, C) whose calls carry their grid (H, W); docs/extending.md shows how to "
+            "call it from your own backbone"
         )
     chosen = [run for run in runs if pattern.fullmatch(run.name)]
     if not chosen:
