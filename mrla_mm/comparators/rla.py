@@ -7,7 +7,7 @@ from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.backbones.resnet import keep_chosen
+from mrla_mm.backbones.resnet import remove_unselected_plugins
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 from mrla_mm.errors import InputError
 
@@ -58,7 +58,7 @@ class RLAResLayer(ResLayer):
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
         super().__init__(**{**kwargs, "block": RLABottleneck})
-        keep_chosen(self, kwargs["plugins"] or ())
+        remove_unselected_plugins(self, kwargs["plugins"] or ())
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
