@@ -22,7 +22,7 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        with suppress(OSError):  # which there is if nothing can be written at all
+        with suppress(OSError):  # the part may not exist
             part.unlink()
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "make room" if is_full else "write to another folder"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mrla_mm.attention.base import is_patched
-from mrla_mm.ops import choose_path, frozen_bn_affine
+from mrla_mm.ops import choose_path, frozen_bn_affine, why_not_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
 # Minimum number of elements of the output at which folding pays off; measured with two cores,
@@ -57,16 +57,17 @@ class AddedBias(torch.autograd.Function):
 
 def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
     """Whether the norm can be folded, and pays: there are more outputs than weights."""
-    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d:
+    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d or why_not_fused(x):
         return False
-    if choose_path(x).path == "naive" or norm.training or norm.running_mean is None:
+    if norm.training or norm.running_mean is None:
         return False
     rows, columns = conv.stride
     batch, _, height, width = x.shape
     numel = conv.out_channels * batch * (height // rows) * (width // columns)
     minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
-    pays = numel >= max(minimum, conv.weight.numel())
-    return pays and not (is_patched(conv) or is_patched(norm))
+    if numel < max(minimum, conv.weight.numel()) or is_patched(conv) or is_patched(norm):
+        return False
+    return choose_path(x).path != "naive"
 
 
 def run_downsample(downsample: nn.Module, x: Tensor) -> Tensor:

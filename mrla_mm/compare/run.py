@@ -82,9 +82,8 @@ class ComparedRunHook(Hook):
         runner.train_dataloader.worker_init_fn = None
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Seed the epoch, by its first iteration even where it is resumed at another."""
-        per_epoch = len(runner.train_dataloader)
-        seed_iteration(runner.seed, runner.iter - runner.iter % per_epoch)
+        """Seed the epoch."""
+        seed_iteration(runner.seed, runner.iter)
 
     def after_train_iter(self, runner: Runner, *_: object, **__: object) -> None:
         """Seed the next iteration: all models see the same images, however much they draw."""
@@ -178,7 +177,7 @@ def find_slots(jobs: int | None) -> list[dict[str, str]]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         if jobs and jobs > gpus:
             raise InputError(f"--jobs {jobs}: there are {gpus} GPUs, each for one run at a time")
-        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[:jobs]]
+        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[: jobs or gpus]]
     jobs = jobs or 1
     threads = max(1, (os.cpu_count() or 1) // jobs)
     return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * jobs

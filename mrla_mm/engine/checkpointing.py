@@ -12,6 +12,7 @@ from mrla_mm.atomic import PART, write_atomically
 from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
 
 INTERRUPTED = "interrupted.pth"
+SEEN = "batches_seen"  # of the epoch in progress, and how many it has; saved with a checkpoint
 BACKEND = "mrla_mm_atomic"
 
 
@@ -74,26 +75,41 @@ class AtomicCheckpointHook(CheckpointHook):
                     path.unlink(missing_ok=True)
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Skip the batches that an interrupted epoch has seen; mmengine would repeat them."""
+        """Skip the batches that an interrupted epoch has seen; mmengine would repeat them.
+
+        With another number of batches, as of another batch size, the epoch is repeated.
+        """
         loop = runner.train_loop
-        vars(loop).pop("run_iter", None)  # set here in the epoch before
-        resumed = runner.message_hub.runtime_info.get(INTERRUPTED)
-        if not resumed or not isinstance(loop, EpochBasedTrainLoop):
+        seen, count = runner.message_hub.runtime_info.get(SEEN, (0, 0))
+        runner.message_hub.update_info(SEEN, (0, 0))
+        if not seen or not isinstance(loop, EpochBasedTrainLoop):
             return
-        seen = runner.iter - runner.epoch * len(loop.dataloader)
+        if count != len(loop.dataloader):
+            runner.logger.warning(f"the interrupted epoch had {count} batches: it is repeated")
+            return
         run_iter = loop.run_iter
 
         def run_unseen(index: int, batch: object) -> None:
             if index >= seen:
                 run_iter(index, batch)
+            if index >= seen - 1:
+                loop.run_iter = run_iter
 
         loop.run_iter = run_unseen
 
-    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
+    def after_train_iter(self, runner: Runner, batch_idx: int, *args, **kwargs) -> None:
         """Save if it is time to, or if the run is asked to stop."""
-        super().after_train_iter(runner, *args, **kwargs)
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            count = len(runner.train_loop.dataloader)
+            runner.message_hub.update_info(SEEN, (batch_idx + 1, count))
+        super().after_train_iter(runner, batch_idx, *args, **kwargs)
         if self.stop.agreed(runner.iter):
             self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """Save if it is time to."""
+        runner.message_hub.update_info(SEEN, (0, 0))
+        super().after_train_epoch(runner)
 
     def after_val_iter(self, runner: Runner, *_, **__) -> None:
         """Stop if asked to and there is nothing to save, or if it can be saved here."""
@@ -118,7 +134,6 @@ class AtomicCheckpointHook(CheckpointHook):
         self.saved_iter = meta["iter"]
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
-        runner.message_hub.update_info(INTERRUPTED, name == INTERRUPTED)
         own = "save_optimizer save_param_scheduler by_epoch backend_args file_client_args"
         options = {key: getattr(self, key) for key in own.split()}
         runner.save_checkpoint(self.out_dir, name, meta=meta, **options, **self.args)

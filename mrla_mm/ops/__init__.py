@@ -6,7 +6,7 @@ G * D), T depth in the stage.
 
 from mrla_mm.ops import proof, self_check
 from mrla_mm.ops.base import base_fused, mla_fused
-from mrla_mm.ops.dispatch import choose_path, is_exporting
+from mrla_mm.ops.dispatch import choose_path, is_exporting, why_not_fused
 from mrla_mm.ops.light import light_fused
 from mrla_mm.ops.reference import (
     BatchNorm,

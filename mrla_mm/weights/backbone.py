@@ -71,7 +71,8 @@ class PretrainedBackbone(WeightDeclarations):
     def train(self, mode: bool = True) -> "PretrainedBackbone":
         """Switch mode, except for what is frozen; some of mmdet's modules do not return self."""
         super().train(mode)
-        if getattr(self, "frozen_stages", -1) >= self.freezes_from:
+        freezes = getattr(self, "frozen_stages", -1) >= self.freezes_from
+        if freezes and hasattr(self, "_freeze_stages"):
             self._freeze_stages()
         return self
 

@@ -37,6 +37,8 @@ class CheckpointCheckHook(Hook):
             raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
         if path:
             read_file(path)
+        if path and runner._load_from:
+            runner._load_from = str(path)  # mmengine would download a URL anew
 
     def before_train(self, runner: Runner) -> None:
         """Warn of layers that start from random weights and never learn."""

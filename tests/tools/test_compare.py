@@ -65,7 +65,7 @@ def test_an_iteration_draws_the_same_however_much_others_drew_and_after_a_resume
     def draw(iterations, others):
         hook, drawn = ComparedRunHook(), []
         for index in iterations:
-            runner = SimpleNamespace(seed=3, iter=index, train_dataloader=range(2))
+            runner = SimpleNamespace(seed=3, iter=index)
             if index % 2 == 0:
                 hook.before_train_epoch(runner)
             drawn.append(torch.rand(1).item())
