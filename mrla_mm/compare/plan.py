@@ -16,10 +16,13 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-# Parts of a config that decide how a model is trained, and on what it is tested.
-SCHEDULE = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler")
-SCHEDULE += ("auto_scale_lr", "custom_hooks", "load_from")
-TEST = ("test_dataloader", "test_evaluator")
+# Parts of a config that decide how a model is trained and tested, by what is said if they differ.
+TRAINING = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler")
+TRAINING += ("auto_scale_lr", "custom_hooks", "load_from")
+SETTINGS = {
+    "trains by another schedule": TRAINING,
+    "is tested otherwise": ("test_dataloader", "test_evaluator"),
+}
 RESULT = "result.json"  # in the folder of a run that is finished
 
 
@@ -115,10 +118,7 @@ def find_remarks(configs: Mapping[str, Config]) -> list[str]:
     first, *others = configs
     for name in others:
         own, base = configs[name], configs[first]
-        for what, keys in {
-            "trains by another schedule": SCHEDULE,
-            "is tested otherwise": TEST,
-        }.items():
+        for what, keys in SETTINGS.items():
             changed = [key for key in keys if own.get(key) != base.get(key)]
             if changed:
                 remarks.append(f"{name} {what} than {first}: {', '.join(changed)} differ.")

@@ -81,7 +81,6 @@ class AtomicCheckpointHook(CheckpointHook):
         """
         loop = runner.train_loop
         seen, count = runner.message_hub.runtime_info.get(SEEN, (0, 0))
-        runner.message_hub.update_info(SEEN, (0, 0))
         if not seen or not isinstance(loop, EpochBasedTrainLoop):
             return
         if count != len(loop.dataloader):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import Parameters
+from mrla_mm.ops.coefficients import Coefficients, Parameters
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
 
@@ -43,14 +43,17 @@ class BaseFunction(torch.autograd.Function):
         is_mla = options.form.is_mla
         layer = options.layer(parameters)
         passes = options.passes()
-        layer_forward = passes.mla_forward if is_mla else passes.base_forward
+        layer_output = passes.mla_output if is_mla else passes.base_output
         x = torch.empty_like(c) if layer.add_relu else c
         own_value = x if is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
         y = torch.empty_like(c)
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
-            saved = layer_forward(x, pooled, values, layer, earlier_keys=earlier_keys, out=y)
+            if not is_mla:
+                passes.apply(x, parameters.value, Coefficients(), out=own_value)
+            saved = passes.base_coefficients(pooled, layer, earlier_keys)
+            layer_output(x, values, layer, saved, out=y)
             y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
         autograd.save(ctx, saved, parameters, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
@@ -77,19 +80,29 @@ class BaseFunction(torch.autograd.Function):
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, parameters, norm, (mean, inverse_deviation), output
             )
-            arguments = grad_out, grad_keys_or_averages, x, values, layer, saved
             gradients, grad_earlier_keys = layer_backward(
-                *arguments, grad_values=grad_values, grad_x=grad_x
+                grad_out,
+                grad_keys_or_averages,
+                x,
+                values,
+                layer,
+                saved,
+                grad_values=grad_values,
+                grad_x=grad_x,
             )
             if norm is not None:
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
         gradients = gradients._replace(**norm_grads)
         grad_earlier_values = grad_values[:-1]
         autograd.label_receivers(grad_earlier_values, ctx)
-        grad_shortcut = grad_x if layer.add_relu else None
         return (
-            None, grad_x, grad_shortcut, *gradients, grad_earlier_keys, *grad_earlier_values
-        )  # fmt: skip
+            None,
+            grad_x,
+            grad_x if layer.add_relu else None,
+            *gradients,
+            grad_earlier_keys,
+            *grad_earlier_values,
+        )
 
 
 def base_fused(
@@ -118,12 +131,12 @@ def base_fused(
     earlier_keys, earlier_values = earlier
     values = [autograd.match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
-    how = dict(heads=heads, add_relu=add_relu)
-    form = dict(how, has_history=False, is_mla=is_mla, depth=len(values) + 1)
+    settings = dict(heads=heads, add_relu=add_relu)
+    form = dict(settings, has_history=False, is_mla=is_mla, depth=len(values) + 1)
     options = autograd.Options.of(path, c, parameters, norm, **form)
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
-        return layer(c, shortcut, weights, (earlier_keys, values), **how, norm=norm)
+        return layer(c, shortcut, weights, (earlier_keys, values), **settings, norm=norm)
     y, keys_or_averages, *values = BaseFunction.apply(
         options, c, shortcut, *parameters, earlier_keys, *values
     )

@@ -35,7 +35,15 @@ class LightFunction(torch.autograd.Function):
         y = torch.empty_like(c)
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
-            saved = passes.light_forward(x, pooled, history, layer, out=y)
+            saved = passes.light_coefficients(pooled, layer, x.shape)
+            passes.apply(
+                x,
+                parameters.value,
+                saved.coefficients,
+                history=history,
+                residual=layer.adds_residual,
+                out=y,
+            )
             y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
         autograd.save(ctx, saved, parameters, (x, history, *statistics))
         ctx.options = options
@@ -92,8 +100,8 @@ def light_fused(
     c = c.contiguous(memory_format=autograd.dense_format(c))
     shortcut = autograd.match_layout(shortcut, c) if has_history or add_relu else None
     parameters = Parameters.pack(weights, norm)
-    how = dict(heads=heads, has_history=has_history, add_relu=add_relu)
-    options = autograd.Options.of(path, c, parameters, norm, **how, is_mla=False, depth=0)
+    settings = dict(heads=heads, has_history=has_history, add_relu=add_relu)
+    options = autograd.Options.of(path, c, parameters, norm, **settings, is_mla=False, depth=0)
     if options.has_failed():
-        return light_layer(c, shortcut, weights, **how, norm=norm)
+        return light_layer(c, shortcut, weights, **settings, norm=norm)
     return LightFunction.apply(options, c, shortcut, *parameters)

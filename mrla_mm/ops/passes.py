@@ -4,13 +4,14 @@
     NumbaPasses    compiled loops for float32 on a CPU
     TritonPasses   kernels for a GPU
 
-A layer runs `add_relu` and then its forward method, and later its backward method:
+A layer runs `add_relu`, computes its coefficients, and writes y; later it runs its backward method:
 
-    light_forward, base_forward, mla_forward       averages -> coefficients -> y
-    light_backward, base_backward, mla_backward    sums over the grid -> gradients
+    light_coefficients, apply               light_backward
+    base_coefficients, base_output          base_backward
+    base_coefficients, mla_output           mla_backward
 
-These six are written here in terms of the other methods: the abstract ones, which read and write
-maps, and those that compute coefficients from small tensors.
+The methods of layers are written here in terms of the others: the abstract ones, which read and
+write maps, and those that compute coefficients from small tensors.
 
 Shapes are those of `mrla_mm.ops`: maps (B, C, H, W) of one dtype and one dense layout, coefficients
 (B, C), keys (B, T, C). Maps are read-only but for the arguments out, grad_x, grad_history and
@@ -155,15 +156,6 @@ class Passes(abc.ABC):
         value_sums = value_sums._replace(grad=sums.grad)
         return self.base_coefficients_backward(saved, layer, size, sums, value_sums, None)
 
-    def light_forward(
-        self, x: Tensor, pooled: Tensor | None, history: Tensor | None, layer: Layer, *, out: Tensor
-    ) -> Saved:
-        """Write y of MRLA-light; averages as `add_relu` returns them, None without a gate."""
-        saved = self.light_coefficients(pooled, layer, x.shape)
-        options = dict(history=history, residual=layer.adds_residual)
-        self.apply(x, layer.weights.value, saved.coefficients, **options, out=out)
-        return saved
-
     def light_backward(
         self,
         grad: Tensor,
@@ -194,22 +186,6 @@ class Passes(abc.ABC):
             grad_history=grad_history,
         )
         return gradients
-
-    def base_forward(
-        self,
-        x: Tensor,
-        pooled: Tensor,
-        values: Sequence[Tensor],
-        layer: Layer,
-        *,
-        earlier_keys: Tensor | None,
-        out: Tensor,
-    ) -> Saved:
-        """Write y of MRLA-base and its own value, the last of T; averages as for light."""
-        self.apply(x, layer.weights.value, Coefficients(), out=values[-1])
-        saved = self.base_coefficients(pooled, layer, earlier_keys)
-        self.base_output(x, values, layer, saved, out=out)
-        return saved
 
     def base_output(
         self, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor
@@ -267,21 +243,6 @@ class Passes(abc.ABC):
             relu_output=x if layer.add_relu else None,
             grad_x=grad_x,
         )
-
-    def mla_forward(
-        self,
-        x: Tensor,
-        pooled: Tensor,
-        values: Sequence[Tensor],
-        layer: Layer,
-        *,
-        earlier_keys: Tensor | None,
-        out: Tensor,
-    ) -> Saved:
-        """Write y of MLA, whose T values are the maps, x the last; averages as for light."""
-        saved = self.base_coefficients(pooled, layer, earlier_keys)
-        self.mla_output(x, values, layer, saved, out=out)
-        return saved
 
     def mla_output(
         self, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import re
+import warnings
 from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
@@ -95,6 +96,10 @@ def check_file(path: Path) -> None:
     """Raise InputError unless a local file looks like a checkpoint from outside."""
     if not path.is_file():
         raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
+    named = NAMED_DIGEST.search(path.name)
+    if named and not sha256(path).startswith(named[1]):  # or the hash of a commit
+        told = f"weights {path} may be damaged: their SHA-256 is not the one of their name"
+        warnings.warn(told, stacklevel=2)
     if path.suffix == SAFETENSORS or is_zipfile(path):
         return
     with path.open("rb") as file:
@@ -103,6 +108,15 @@ def check_file(path: Path) -> None:
         raise InputError(
             f"weights {path} are damaged or not a PyTorch checkpoint, they start with {head}"
         )
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, read in parts."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def read_file(path: Path) -> Mapping:

@@ -224,8 +224,9 @@ def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
     """Whether a model can compute with a tensor of a file in place of its own."""
     if not own.is_floating_point():
-        is_counter = own.dim() == 0  # which an average of models has as a float
-        return is_counter or not (tensor.is_floating_point() or tensor.is_complex())
+        if own.dim() == 0 and tensor.is_floating_point():  # a counter, averaged with the weights
+            return bool(torch.isfinite(tensor).all())
+        return not (tensor.is_floating_point() or tensor.is_complex())
     plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
     return plain and bool(torch.isfinite(tensor.to(own.dtype)).all())
 

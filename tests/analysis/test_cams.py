@@ -5,7 +5,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from mmdet.structures import DetDataSample
-from mmengine.registry import MODELS, init_default_scope
 
 from mrla_mm.analysis import cams
 from mrla_mm.config import read_config
@@ -18,17 +17,17 @@ SIZE = (64, 96)
 
 @pytest.fixture(scope="module")
 def classifier():
-    import mmpretrain.models  # noqa: F401
-
-    init_default_scope("mmpretrain")
+    options = {
+        "depth": 18,
+        "base_channels": 4,
+        "stem_channels": 8,
+        "layer_attention.head_channels": 4,
+    }
+    options = {f"model.backbone.{key}": value for key, value in options.items()}
+    options |= {"model.head.num_classes": 5, "model.head.in_channels": 32}
     torch.manual_seed(0)
-    attention = dict(type="MRLALight", head_channels=4)
-    backbone = dict(type="MRLAResNet", depth=18, layer_attention=attention, norm_eval=False)
-    backbone.update(base_channels=4, stem_channels=8, out_indices=(3,))
-    neck = dict(type="GlobalAveragePooling")
-    head = dict(type="LinearClsHead", num_classes=5, in_channels=32)
-    model = dict(type="ImageClassifier", backbone=backbone, neck=neck, head=head)
-    return randomize_zero_init(MODELS.build(model)).eval()
+    cfg = read_config("mrla_mm::imagenet/resnet50_mrla_light_8xb32.py", options)
+    return randomize_zero_init(build_model(cfg)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +43,8 @@ def images():
     return torch.randn(1, 3, *SIZE, generator=torch.Generator().manual_seed(1))
 
 
-SAMPLE = DetDataSample(
-    metainfo=dict(img_shape=SIZE, ori_shape=SIZE, pad_shape=SIZE, scale_factor=(1.0, 1.0))
-)
+SHAPES = dict(img_shape=SIZE, ori_shape=SIZE, pad_shape=SIZE)
+SAMPLE = DetDataSample(metainfo=dict(SHAPES, scale_factor=(1.0, 1.0)))
 
 
 def normalised(cam):

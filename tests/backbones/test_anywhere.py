@@ -314,14 +314,10 @@ class Fixed(Network):
         raise RuntimeError("takes 640 x 640 alone")
 
 
-class PreActivation(BaseModule):
+class PreActivation(Sequential):
     def __init__(self, init_cfg=None):
-        super().__init__(init_cfg)
         layers = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
-        self.blocks = nn.Sequential(nn.Sequential(*layers), nn.Sequential(*copy.deepcopy(layers)))
-
-    def forward(self, x):
-        return self.blocks(x)
+        super().__init__(*[nn.Sequential(*copy.deepcopy(layers)) for _ in "ab"], init_cfg=init_cfg)
 
 
 MLA = dict(backbone=Network, layer_attention="MLA")

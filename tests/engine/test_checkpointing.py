@@ -121,6 +121,15 @@ def test_sigterm_saves_and_the_run_goes_on(tmp_path, loop, every):
     assert "interrupted.pth" not in names(tmp_path)
 
 
+def test_an_interrupted_epoch_of_another_length_is_repeated(tmp_path):
+    with pytest.raises(SystemExit):
+        build(tmp_path, hooks=[At("after_train_iter", terminate, 7)]).train()
+    resumed = build(tmp_path, resume=True)
+    resumed._train_dataloader["batch_size"] = 1
+    resumed.train()
+    assert resumed.iter == 7 + 2 * len(resumed.train_dataloader)
+
+
 @pytest.mark.parametrize(("hooks", "iteration"), [([], 3), ([dict(type="EMAHook")], 4)])
 def test_sigterm_during_evaluation_ends_the_run_and_saves_what_is_not(tmp_path, hooks, iteration):
     """EMAHook puts other weights into the model for the time of an evaluation."""

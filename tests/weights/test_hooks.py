@@ -98,7 +98,8 @@ def test_files_that_mmengine_could_not_load(name, content, expected, tmp_path):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
+def test_a_training_starts_from_any_backbone_that_matches(served, cache, tmp_path):
+    folder, address = served
     released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
     plain = without(Detector().state_dict(), ".mrla.")
     with pytest.raises(InputError, match="mrla"):
@@ -110,6 +111,9 @@ def test_a_training_starts_from_any_backbone_that_matches(tmp_path):
     scale = built.model.backbone.layer1[0].mrla.attention.history_scale
     expected = released["backbone.layer1.0.mrla.lambda_t"].flatten()
     torch.testing.assert_close(scale, expected, atol=0.1, rtol=0)
+    save(folder, plain)
+    runner(tmp_path, Detector(), load_from=f"{address}/w.pth").train()
+    assert len(list(cache.iterdir())) == 1, "the file that was checked is the one that loads"
     for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
         with pytest.raises(InputError):
             runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()
