@@ -17,9 +17,9 @@ SIZE = (64, 96)
 
 @pytest.fixture(scope="module")
 def classifier():
-    options = dict(depth=18, base_channels=32, stem_channels=8)
+    options = dict(depth=18, base_channels=4, stem_channels=8, layer_attention="MRLALight")
     options = {f"model.backbone.{key}": value for key, value in options.items()}
-    options |= {"model.head.num_classes": 5, "model.head.in_channels": 256}
+    options |= {"model.head.num_classes": 5, "model.head.in_channels": 32}
     torch.manual_seed(0)
     cfg = read_config("mrla_mm::imagenet/resnet50_mrla_light_8xb32.py", options)
     return randomize_zero_init(build_model(cfg)).eval()
