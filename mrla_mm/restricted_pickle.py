@@ -1,6 +1,7 @@
 """A reader of weight files for torch before 2.6, which allows no types under names of our own."""
 
 import pickle
+import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ def load(path: str | Path, allowed: Mapping[str, object]) -> object:
 
     Raises UnpicklingError naming what else the file asks for.
     """
+    if tarfile.is_tarfile(path):  # which torch before 2.6 reads unsafely (CVE-2025-32434)
+        raise pickle.UnpicklingError("weights only: a tar file is refused")
     with open(path, "rb") as file:
         is_zip = torch.serialization._is_zipfile(file)
     if not is_zip:  # written before torch 1.6: weights alone

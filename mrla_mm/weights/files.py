@@ -5,10 +5,10 @@ import hashlib
 import re
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlparse
-from zipfile import is_zipfile
 
 import torch
 from mmengine.dist import barrier, get_local_rank
@@ -32,7 +32,6 @@ CATALOGUES = {  # mmengine's schemes for tables of URLs
 # The naming convention of torchvision and OpenMMLab: at least eight digits of the SHA-256. Without
 # a letter among them they may be a date or the number of a run.
 NAMED_DIGEST = re.compile(r"-(?=\d*[a-f])([0-9a-f]{8,64})\.[a-z]+$")
-PICKLE = b"\x80"  # how torch.save began files before torch 1.6
 SAFETENSORS = ".safetensors"
 TRAIN_ALL = "frozen_stages=-1, norm_eval=False"  # where a backbone has these options
 
@@ -78,7 +77,7 @@ def fetch(url: str) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path), named and named[1])
             try:
-                check_file(path)
+                read_file(path)
             except InputError:
                 path.unlink()
                 raise
@@ -92,24 +91,6 @@ def fetch(url: str) -> Path:
     return path
 
 
-def check_file(path: Path) -> None:
-    """Raise InputError unless a local file looks like a checkpoint from outside."""
-    if not path.is_file():
-        raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
-    named = NAMED_DIGEST.search(path.name)
-    if named and not sha256(path).startswith(named[1]):  # or the hash of a commit
-        told = f"weights {path} may be damaged: their SHA-256 is not the one of their name"
-        warnings.warn(told, stacklevel=2)
-    if path.suffix == SAFETENSORS or is_zipfile(path):
-        return
-    with path.open("rb") as file:
-        head = file.read(16)
-    if not head.startswith(PICKLE):
-        raise InputError(
-            f"weights {path} are damaged or not a PyTorch checkpoint, they start with {head}"
-        )
-
-
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, read in parts."""
     digest = hashlib.sha256()
@@ -121,28 +102,25 @@ def sha256(path: Path) -> str:
 
 def read_file(path: Path) -> Mapping:
     """Read a local checkpoint; `read_checkpoint` has what it raises."""
-    check_file(path)
+    if not path.is_file():
+        raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
+    named = NAMED_DIGEST.search(path.name)
+    if named and not sha256(path).startswith(named[1]):  # or the hash of a commit
+        told = f"weights {path} may be damaged: their SHA-256 is not the one of their name"
+        warnings.warn(told, stacklevel=2)
+    read = partial(load_weights_only, more=[argparse.Namespace])  # DeiT's training saves one
+    if path.suffix == SAFETENSORS:
+        from safetensors.torch import load_file as read
     try:
-        if path.suffix == SAFETENSORS:
-            from safetensors.torch import load_file
-
-            loaded = load_file(path)
-        else:
-            loaded = load_weights_only(path, [argparse.Namespace])  # DeiT's training saves one
-    except ImportError as error:
-        raise InputError(f"weights {path} need a package: pip install safetensors") from error
+        loaded = read(path)
     except Exception as error:  # a broken file can make the unpickler raise anything
+        reason = str(error).partition("\n")[0].partition(". ")[0]
         called = re.search(r"(?:GLOBAL|function|class|attribute) '?([\w.]+)", str(error))
-        if called is None:
-            reason = str(error).partition("\n")[0].partition(". ")[0]
-            raise InputError(
-                f"weights {path} cannot be read ({reason}): the file is damaged, or not a "
-                "checkpoint of tensors alone"
-            ) from error
+        if called:
+            reason = f"reading them would call {called[1]}"
         raise InputError(
-            f"weights {path} hold more than weights: reading them would call {called[1]}. "
-            "They were refused, nothing was executed. If you trust the file, load it where it "
-            "comes from and save its state dict alone"
+            f"weights {path} cannot be read ({reason}): the file is damaged or holds more than "
+            "weights; nothing was executed. If you trust it, save its state dict alone"
         ) from error
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")

@@ -4,6 +4,7 @@ import argparse
 import codecs
 import io
 import pickle
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -127,6 +128,13 @@ def test_torchscript_which_runs_when_it_is_loaded_is_refused(tmp_path):
     torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "script.pth"))
     with pytest.raises((pickle.UnpicklingError, RuntimeError), match="TorchScript"):
         load_weights_only(tmp_path / "script.pth")
+
+
+def test_a_tar_file_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "old.pth", "w") as archive:
+        archive.addfile(tarfile.TarInfo("storages"))
+    with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+        load_weights_only(tmp_path / "old.pth")
 
 
 def write_program(path, program):
