@@ -3,7 +3,6 @@
 import argparse
 import hashlib
 import re
-import warnings
 from collections.abc import Mapping
 from functools import partial
 from http.client import HTTPException
@@ -91,23 +90,10 @@ def fetch(url: str) -> Path:
     return path
 
 
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in parts."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()
-
-
 def read_file(path: Path) -> Mapping:
     """Read a local checkpoint; `read_checkpoint` has what it raises."""
     if not path.is_file():
         raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
-    named = NAMED_DIGEST.search(path.name)
-    if named and not sha256(path).startswith(named[1]):  # or the hash of a commit
-        told = f"weights {path} may be damaged: their SHA-256 is not the one of their name"
-        warnings.warn(told, stacklevel=2)
     read = partial(load_weights_only, more=[argparse.Namespace])  # DeiT's training saves one
     if path.suffix == SAFETENSORS:
         from safetensors.torch import load_file as read

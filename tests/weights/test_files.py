@@ -5,7 +5,6 @@ import builtins
 import hashlib
 import os
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -69,16 +68,6 @@ def test_safetensors(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match="damaged"):
             read_checkpoint(path)
-
-
-def test_a_hash_in_the_name_of_a_local_file_may_be_another(tmp_path):
-    content = checkpoint_bytes()
-    own = f"w-{hashlib.sha256(content).hexdigest()}"
-    for name, count in {own: 0, "run-48151623": 0, "exp-3f2a9c1e": 1}.items():
-        (tmp_path / f"{name}.pth").write_bytes(content)
-        with warnings.catch_warnings(record=True) as told:
-            assert read_checkpoint(tmp_path / f"{name}.pth")["weight"].tolist() == [0, 1, 2]
-        assert sum("SHA-256" in str(each.message) for each in told) == count
 
 
 def test_files_of_one_name_are_kept_apart(served, cache):
