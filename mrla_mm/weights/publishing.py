@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +47,7 @@ def pack(state: Mapping[str, Tensor], checkpoint: Mapping) -> dict:
 
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
-    """Write `<stem>-<first digits of its SHA-256>.pth` whole or not at all; return its path.
+    """Write `<stem>-<eight digits of its SHA-256>.pth` whole or not at all; return its path.
 
     Raises:
         InputError: the folder cannot be written to, or the disk is full.
@@ -56,9 +55,7 @@ def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
     buffer = io.BytesIO()  # torch.save stores a file's name in it, which would change the hash
     torch.save(dict(checkpoint), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
-    first_letter = re.search("[a-f]", digest)
-    length = max(8, first_letter.end())  # digits alone are not read as a hash again
-    path = Path(folder) / f"{stem}-{digest[:length]}.pth"
+    path = Path(folder) / f"{stem}-{digest[:8]}.pth"
     write_atomically(path, buffer.getbuffer())
     return path
 
