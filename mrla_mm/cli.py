@@ -48,10 +48,6 @@ def build_runner(cfg: Config, *phases: str) -> Runner:
         wrapper.update(find_unused_parameters=cfg.get("find_unused_parameters", False))
         wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
         cfg.model_wrapper_cfg = wrapper
-    try:
-        Path(cfg.work_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--work-dir {cfg.work_dir}: {error}: give another folder") from error
     runner = RUNNERS.build(cfg)
     for line in cfg.get("unread_options", ()):  # again, where it is not above hundreds of lines
         runner.logger.warning(line)
@@ -71,9 +67,6 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     except InputError as error:  # a data loading worker wraps the message into its traceback
         code = 2
         message = f"error: {str(error).rpartition('InputError: ')[2].strip()}"
-    except PermissionError as error:
-        code = 2
-        message = f"error: {error}"
     except KeyboardInterrupt as stop:
         code = 130
         message = f"interrupted: {stop}".removesuffix(": ")
