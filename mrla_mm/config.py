@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 
-import torch
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
 
@@ -39,13 +38,6 @@ def add_option_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cfg-options", **options, help=purpose)
 
 
-def device_name(name: str) -> str:
-    """Return the device of a command line, or let argparse refuse a GPU where there is none."""
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise argparse.ArgumentTypeError(f"torch finds no GPU for {name}")
-    return name
-
-
 def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
@@ -57,8 +49,6 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     path = find_config(name)
     if path.suffix in (".yaml", ".yml", ".json"):  # YAML by tags such as !!python/object/apply
         raise InputError(f"config {name}: YAML, as JSON's bases may be, executes code: write .py")
-    if path.suffix != ".py":
-        raise InputError(f"{name} is not a config; the config comes first, then the checkpoint")
     cfg = Config.fromfile(path)
     options = dict(options)
     if "data_root" in options:

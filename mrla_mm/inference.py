@@ -14,7 +14,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from mrla_mm.config import add_option_argument, device_name, read_config
+from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
@@ -102,8 +102,8 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
     parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
     parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png", help="of files")
     parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
-    device = dict(type=device_name, help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
-    parser.add_argument("--device", **device)
+    device = "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
+    parser.add_argument("--device", help=device)
     if compare:
         pair = dict(nargs=2, metavar=("CONFIG", "CHECKPOINT"), action="append", default=[])
         purpose = "draw another model beside it, without --cfg-options; may be repeated"

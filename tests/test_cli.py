@@ -224,26 +224,12 @@ def test_only_input_errors_and_ctrl_c_end_in_one_line(capsys):
     assert capsys.readouterr().err == "interrupted: --resume continues\n"
 
 
-MISTAKES = {
-    "arguments swapped": (["test", "file.pth", RETINANET], "config comes first"),
-    "no GPU": (["demo", ".", RETINANET, "--weights", "w", "--device", "cuda:0"], "no GPU"),
-    "amp on a CPU": (["train", RETINANET, "--amp"], "BFloat16OptimWrapper"),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_on_the_command_line_end_in_one_line(mistake, capsys, monkeypatch):
-    (tool, *argv), message = MISTAKES[mistake]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+def test_a_mistake_on_the_command_line_ends_in_one_line(capsys, monkeypatch):
     monkeypatch.setattr("mmengine.device.get_device", lambda: "cpu")
-    torch.save({}, "file.pth")
     forget_runs()
-    try:
-        code = cli.run(load_tool(tool).main, [str(each) for each in argv])
-    except SystemExit as left:  # argparse prints its usage too
-        code = left.code
-    said = capsys.readouterr().err
-    assert code == 2 and message in said.splitlines()[-1] and "Traceback" not in said
+    assert cli.run(load_tool("train").main, [str(RETINANET), "--amp"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "BFloat16OptimWrapper" in line
 
 
 def test_entry_point(capsys, monkeypatch):

@@ -13,7 +13,7 @@ from pathlib import Path
 import cv2
 
 from mrla_mm import cli
-from mrla_mm.config import device_name, read_config
+from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import IMAGE_SUFFIXES, class_names
 from mrla_mm.weights import load_weights
@@ -31,8 +31,8 @@ def parse_args(argv):
     parser.add_argument("model", nargs="?", default=str(CELLS), help=text)
     parser.add_argument("--weights", help="checkpoint file or URL; needed with a config")
     parser.add_argument("--out-dir", default="outputs", help="folder for vis/ and preds/")
-    device = dict(type=device_name, help="cpu, cuda, cuda:1, ...; a GPU if there is one")
-    parser.add_argument("--device", **device)
+    device = "cpu, cuda, cuda:1, ...; a GPU if there is one"
+    parser.add_argument("--device", help=device)
     parser.add_argument("--pred-score-thr", type=float, default=0.3, help="lowest score to draw")
     parser.add_argument("--batch-size", type=int, default=1, help="images at a time")
     parser.add_argument("--show", action="store_true", help="show each picture in a window")
