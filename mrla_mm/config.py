@@ -5,6 +5,7 @@ import difflib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from mmengine.config import Config, DictAction
 from mmengine.runner import Runner
@@ -43,10 +44,10 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
 
     `data_root` moves every data set and evaluator. An override of a key that the config does not
     have is applied with a warning, since possibly nothing reads it; `unread_options` of the config
-    has these warnings, for the log. Raises InputError if there is no such config, or `data_root`
+    has these warnings, for the log. Raises InputError if there is no such package, or `data_root`
     would not reach every data set.
     """
-    path = find_config(name)
+    path = find_config(name) if "::" in name else Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):  # YAML by tags such as !!python/object/apply
         raise InputError(f"config {name}: YAML, as JSON's bases may be, executes code: write .py")
     cfg = Config.fromfile(path)

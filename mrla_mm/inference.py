@@ -58,8 +58,8 @@ def load_model(
 ) -> LoadedModel:
     """Return a config's model with all the weights of a checkpoint, by default on a GPU if any.
 
-    Classes are those of the checkpoint, or of the test data set. Raises InputError if there is no
-    such config, or the file is not a checkpoint of its model.
+    Classes are those of the checkpoint, or of the test data set. Raises InputError if the
+    file is not a checkpoint of its model.
     """
     cfg = read_config(config, options or {})
     model = build_model(cfg)

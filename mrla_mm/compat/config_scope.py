@@ -1,6 +1,5 @@
 """``_base_ = 'mrla_mm::<config>.py'`` in config files, beside mmengine's ``package::`` names."""
 
-import difflib
 import functools
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,26 +10,12 @@ from mrla_mm.errors import InputError
 
 
 def find_config(name: str) -> Path:
-    """Return the file of a config given by path or by `package::name`.
-
-    Raises InputError with the nearest files if there is no such package or file.
-    """
-    package, separator, relative = name.partition("::")
-    searched = package if separator else "mrla_mm"
-    spec = find_spec(searched) if searched.isidentifier() else None
+    """Return the path of `package::name`; InputError if there is no such package."""
+    package, _, relative = name.partition("::")
+    spec = find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise InputError(f"config {name}: there is no installed package {package!r}")
-    folder = Path(spec.submodule_search_locations[0]) / ".mim/configs"
-    path = folder / relative if separator else Path(name)
-    if path.is_file():
-        return path
-    packed = [each for each in folder.rglob("*.py") if "_base_" not in each.parts]
-    known = {each.stem: f"{searched}::{each.relative_to(folder).as_posix()}" for each in packed}
-    if not separator:
-        known |= {each.stem: str(each) for each in path.parent.glob("*.py")}
-    near = [known[stem] for stem in difflib.get_close_matches(path.stem, known)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"packed configs are in {folder}"
-    raise InputError(f"config {name} does not exist; {hint}")
+    return Path(spec.submodule_search_locations[0], ".mim/configs", relative)
 
 
 def install() -> None:
