@@ -7,31 +7,11 @@ take longer to import than all the rest.
 """
 
 import importlib
-from contextlib import suppress
 from functools import partial
-from importlib import metadata
-from importlib.util import find_spec
 
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 
-def require(*packages: str) -> None:
-    """Raise ImportError with what to install unless these packages are there."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if not missing:
-        return
-    pip_names = {"mmcv": "mmcv-lite==2.1.0"}  # mmdet 3.3 refuses newer ones
-    with suppress(metadata.PackageNotFoundError):
-        metadata.version("onedl-mmengine")
-        pip_names = {name: f"onedl-{name}" for name in ("mmengine", "mmcv", "mmpretrain")}
-        pip_names["mmdet"] = "onedl-mmdetection"
-    remedy = " ".join(pip_names.get(name, name) for name in missing)
-    raise ImportError(f"mrla_mm needs {', '.join(missing)}: pip install {remedy}")
-
-
-require("torch", "mmengine", "mmcv", "mmdet")
-
-from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402
-
-from mrla_mm import compat  # noqa: E402
+from mrla_mm import compat
 
 compat.install()
 
@@ -53,13 +33,10 @@ BUILT_LATER = [
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),
     (OPTIM_WRAPPER_CONSTRUCTORS, "engine.layer_decay", "LayerDecayOptimWrapperConstructor"),
 ]
-OF_MMPRETRAIN = ("backbones.ceit", "backbones.vit", "necks", "engine.layer_decay")
 
 
 def import_and_build(module: str, name: str, /, *args: object, **kwargs: object) -> object:
     """Import a module of the package and build its class of this name."""
-    if module in OF_MMPRETRAIN:
-        require("mmpretrain")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
 
 

@@ -88,29 +88,16 @@ MODELS.build(dict(type="MRLAResNet", depth=18))
 print("built")
 MODELS.build(dict(type="MRLAViT"))
 """
-NEEDED = [
-    ("mmcv", "mmengine", "mmcv-lite==2.1.0"),
-    ("mmdet", "onedl_mmengine", "onedl-mmdetection"),
-    ("mmpretrain", "mmengine", "mmpretrain"),
-    ("mmpretrain", "onedl_mmengine", "onedl-mmpretrain"),
-]
 
 
-@pytest.mark.parametrize(("package", "engine", "remedy"), NEEDED)
-def test_without_a_package_one_line_says_what_to_install(package, engine, remedy, tmp_path):
-    """Without mmpretrain, a ResNet is built before the vision transformer asks for it."""
+def test_detectors_on_resnet_do_without_mmpretrain(tmp_path):
     for path in Path(sysconfig.get_path("purelib")).iterdir():
-        if not path.name.startswith((package, "mmengine-", "onedl_mmengine-")):
+        if not path.name.startswith("mmpretrain"):
             (tmp_path / path.name).symlink_to(path)
-    about = tmp_path / f"{engine}-0.10.7.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Name: {engine}\nVersion: 0.10.7\n")
     command = [sys.executable, "-S", "-W", "ignore", "-c", BUILD]
     found = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
     done = subprocess.run(command, env=found, capture_output=True, text=True)
-    *_, last = done.stderr.splitlines()
-    assert f"needs {package}:" in last and last.endswith(f"pip install {remedy}")
-    assert ("built" in done.stdout) == (package == "mmpretrain")
+    assert "built" in done.stdout and "No module named 'mmpretrain'" in done.stderr
 
 
 OFFLINE = """
