@@ -5,6 +5,7 @@ import argparse
 import sys
 
 from mmengine import device
+from mmengine.runner import find_latest_checkpoint
 
 from mrla_mm import cli, training
 from mrla_mm.errors import InputError
@@ -25,7 +26,7 @@ def parse_args(argv):
         nargs="?",
         const="auto",
         metavar="CHECKPOINT",
-        help="continue from this checkpoint, or from the newest in the work directory",
+        help="continue from this checkpoint, or from the last one in the work directory",
     )
     cli.add_run_arguments(parser)
     return parser.parse_args(argv)
@@ -48,7 +49,7 @@ def main(argv=None):
     if args.resume is not None:
         checkpoint = args.resume
         if checkpoint == "auto":
-            checkpoint = training.newest_checkpoint(cfg.work_dir)
+            checkpoint = find_latest_checkpoint(cfg.work_dir)
         if checkpoint is None:
             print("--resume: no checkpoint yet, training starts from scratch")
         training.resume_from(cfg, checkpoint)

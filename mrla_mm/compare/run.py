@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.runner import Runner, set_random_seed
+from mmengine.runner import Runner, find_latest_checkpoint, set_random_seed
 from torch import Tensor
 
 from mrla_mm import cli
@@ -27,7 +27,7 @@ from mrla_mm.compare.plan import RESULT
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
-from mrla_mm.training import newest_checkpoint, resume_from, train
+from mrla_mm.training import resume_from, train
 
 TRAINED = "trained.json"  # what the training cost, once it has ended
 LOG = "run.log"
@@ -119,7 +119,7 @@ def train_and_test(folder: Path) -> None:
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)
-        resume_from(cfg, newest_checkpoint(folder))
+        resume_from(cfg, find_latest_checkpoint(folder))
         train(cfg, [ComparedRunHook()])
     metrics = test(cfg, folder)
     costs = json.loads((folder / TRAINED).read_text())
@@ -133,7 +133,7 @@ def test(cfg: Config, folder: Path) -> dict[str, float]:
 
     mmengine would show pictures with the visualizer of the training, which is closed.
     """
-    checkpoint = newest_checkpoint(folder)
+    checkpoint = find_latest_checkpoint(folder)
     if checkpoint is None:
         raise InputError(f"{folder} has no checkpoint any more: delete it to train again")
     resume = dict(load_from=str(checkpoint), resume=False)
