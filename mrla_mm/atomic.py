@@ -1,6 +1,5 @@
 """Files that are written whole or not at all: beside the old one, forced to the disk, renamed."""
 
-import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,4 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
     except OSError as error:
         with suppress(OSError):  # the part may not exist
             part.unlink()
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "make room" if is_full else "write to another folder"
-        raise InputError(f"{path}: {error}: {remedy}. What was there is intact") from error
+        raise InputError(f"{path}: {error}; what was there is intact") from error

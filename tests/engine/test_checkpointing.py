@@ -67,17 +67,12 @@ def test_a_name_without_a_number_is_written_anew(tmp_path):
     assert there == [True, True] and names(tmp_path) == {"latest.pth", "best_score_latest.pth"}
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_refuses_is_told_in_one_line(tmp_path, monkeypatch, code):
-    def refuse(_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(InputError) as caught:
+def test_a_disk_that_refuses_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="No space left.* is intact"):
         write_atomically(tmp_path / "file", b"")
-    assert ("make room" in str(caught.value)) == (code == errno.ENOSPC)
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="another folder"):
+    with pytest.raises(InputError, match="file/below"):
         write_atomically(tmp_path / "file/below", b"")
 
 

@@ -49,7 +49,7 @@ def test_names_and_hashes(tmp_path):
 
 def test_nothing_is_published_on_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match="make room"):
+    with pytest.raises(InputError, match="No space left"):
         save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path / "full", "model")
     assert not list((tmp_path / "full").iterdir())
 
