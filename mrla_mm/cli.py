@@ -49,8 +49,6 @@ def build_runner(cfg: Config, *phases: str) -> Runner:
         wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
         cfg.model_wrapper_cfg = wrapper
     runner = RUNNERS.build(cfg)
-    for line in cfg.get("unread_options", ()):  # again, where it is not above hundreds of lines
-        runner.logger.warning(line)
     check_data(runner, *phases)
     return runner
 

@@ -43,9 +43,8 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
     `data_root` moves every data set and evaluator. An override of a key that the config does not
-    have is applied with a warning, since possibly nothing reads it; `unread_options` of the config
-    has these warnings, for the log. Raises InputError if there is no such package, or `data_root`
-    would not reach every data set.
+    have is applied with a warning, since possibly nothing reads it. Raises InputError if there is
+    no such package, or `data_root` would not reach every data set.
     """
     path = find_config(name) if "::" in name else Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):  # YAML by tags such as !!python/object/apply
@@ -54,12 +53,10 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, str(options.pop("data_root")))
-    unread = [line for line in (unknown_key(cfg, option) for option in options) if line]
-    for line in unread:
-        warnings.warn(line, stacklevel=2)
+    for option in options:
+        if line := unknown_key(cfg, option):
+            warnings.warn(line, stacklevel=2)
     cfg.merge_from_dict(options)
-    if unread:
-        cfg.unread_options = unread
     return cfg
 
 
