@@ -105,7 +105,9 @@ def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[st
     wrong = []
     for name, module in model.named_modules():
         size = getattr(module, "num_classes", classes)
-        if "head" in name and size != classes and not OTHER_HEADS & set(name.split(".")):
+        if getattr(module, "class_agnostic", False) or OTHER_HEADS & set(name.split(".")):
+            continue
+        if "head" in name and size != classes:
             wrong.append(f"{name}.num_classes={size}")
     if not wrong or "thing_classes" in dataset.metainfo:  # panoptic heads count stuff apart
         return []
@@ -118,7 +120,8 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
-    reader = type(dataset).load_data_list
+    kind = type(dataset)
+    reader = kind.load_data_list, getattr(kind, "parse_data_info", None)
     path = dataset.ann_file
     if backend != "local" or "://" in path or isinstance(dataset.metainfo.get("classes"), str):
         return Findings([])
@@ -126,10 +129,10 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
     scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
     try:
-        if reader is XMLDataset.load_data_list:
+        if reader == (XMLDataset.load_data_list, XMLDataset.parse_data_info):
             return inspect_xml(dataset)
-        if reader is not CocoDataset.load_data_list:
-            return Findings([])
+        if reader != (CocoDataset.load_data_list, CocoDataset.parse_data_info):
+            return Findings([])  # a class that reads something of its own
         findings = inspect_coco(dataset, masks=masks, crowds=bool(scored))
     except OSError as error:
         return Findings([f"{error}: correct data_root or ann_file"])

@@ -1,5 +1,7 @@
 """Strictness for whole checkpoints: `load_from`, resuming and testing."""
 
+from copy import copy
+
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
@@ -57,9 +59,13 @@ class CheckpointCheckHook(Hook):
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Compare the checkpoint that was read with the model that it is for."""
+        """Compare the checkpoint that was read with the model that it is for.
+
+        What is compared is what mmengine then loads: alone it looks in no other entry of the file.
+        """
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
+        checkpoint["state_dict"] = copy(source.state)
         # renames what the model renames, such as a detector's keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")

@@ -15,8 +15,8 @@ from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.states import BACKBONE, find_state, preview, strip_prefix
 
-# Counters that old files lack; offsets of deformable convolutions.
-OPTIONAL = {"num_batches_tracked", "conv_offset"}
+COUNTER = "num_batches_tracked"  # which old files lack
+OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
 RANDOM_START = (
     "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: with "
     "zero_init_attention=False, or norms without a weight, each block's output gets random values "
@@ -76,7 +76,9 @@ class LoadReport:
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
         self.missing += self.new_attention
+        self.missing += [key for key in self.allowed_missing if not key.endswith(COUNTER)]
         self.new_attention = []
+        self.allowed_missing = []
         self.unexpected += self.other_modules
         self.other_modules = []
 

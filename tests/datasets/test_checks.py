@@ -8,6 +8,8 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from mmdet.datasets import CocoDataset
+from mmdet.models.roi_heads import FCNMaskHead
 from mmengine.config import Config
 from mmengine.registry import HOOKS, init_default_scope
 from mmengine.runner import BaseLoop
@@ -148,6 +150,43 @@ def test_what_mmdet_skips_or_never_reads_is_no_fault(root):
         edit(root, change, name)
         edit(root, lambda c: [one.update(category_id=1) for one in c["annotations"][:-1]], name)
     assert faults(make_config(root, ["a", "b"]), num_classes=2) == []
+
+
+def oversized(content):
+    images = {image["id"]: image for image in content["images"]}
+    for one in content["annotations"]:
+        image = images[one["image_id"]]
+        one["bbox"] = [1, 1, image["width"] + 1, image["height"] + 1]
+
+
+TOLERATED = {
+    "boxes a bit larger than their images": oversized,
+    "a category taken out": lambda c: c["annotations"][3].update(category_id=99),
+}
+
+
+@pytest.mark.parametrize("case", TOLERATED)
+def test_data_that_mmdet_trains_on_are_no_fault(case, root):
+    edit(root, TOLERATED[case])
+    assert faults(make_config(root)) == []
+
+
+class WithAreas(CocoDataset):
+    """Reads annotations in a way of its own."""
+
+    def parse_data_info(self, raw_data_info):
+        for one in raw_data_info["raw_ann_info"]:
+            one["area"] = 1
+        return super().parse_data_info(raw_data_info)
+
+
+def test_what_a_subclass_reads_and_heads_for_any_class_are_left_to_them(root):
+    edit(root, without("annotations", "area"))
+    cfg = make_config(root)
+    cfg.train_dataloader.dataset.type = WithAreas
+    runner = make_runner(cfg)
+    runner.model["mask_head"] = FCNMaskHead(num_classes=1, class_agnostic=True)
+    check_data(runner, "train")
 
 
 def test_a_run_is_checked_once_and_some_not_at_all(root):

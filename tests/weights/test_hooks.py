@@ -19,6 +19,7 @@ from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, with
 from .conftest import save as save_file
 from .test_other_families import build as vit
 
+PLUGINS = [dict(cfg=dict(type="ECA"), position="after_conv3")]
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
 
 
@@ -26,7 +27,7 @@ class Detector(BaseModel):
     def __init__(self, classes=2, depth=18, attention=LIGHT, **more):
         super().__init__()
         self.backbone = MRLAResNet(depth, attention, base_channels=16, **THREE_STAGES, **more)
-        self.head = nn.Linear(64, classes)
+        self.head = nn.Linear(self.backbone.feat_dim, classes)
 
     def forward(self, *images, mode):
         scores = self.head(self.backbone(torch.stack(images))[-1].mean((2, 3)))
@@ -51,6 +52,7 @@ def save(tmp_path, state, **meta):
         ({}, dict(classes=3), "backbone matches"),
         ({}, dict(attention=dict(LIGHT, previous="none")), "mrla"),
         (dict(attention=dict(LIGHT, previous="none")), {}, "mrla"),
+        (dict(depth=50, plugins=PLUGINS), dict(depth=50), "not in the file"),
     ],
 )
 def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, model, file, reason):
@@ -117,6 +119,24 @@ def test_a_training_starts_from_any_backbone_that_matches(served, cache, tmp_pat
     for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
         with pytest.raises(InputError):
             runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()
+
+
+ENTRIES = {
+    "model": lambda state: dict(model=state),
+    "average": lambda state: dict(model_ema=state, epoch=3),
+    "compiled": lambda state: dict(state_dict=prefixed(state, "_orig_mod.")),
+    "nested": lambda state: dict(state_dict=dict(state_dict=state)),
+    "bare": dict,
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_what_is_compared_is_what_loads(entry, tmp_path):
+    state = Detector().state_dict()
+    path = str(save_file(tmp_path, ENTRIES[entry](state)))
+    built = runner(tmp_path, Detector(), load_from=path)
+    built.load_or_resume()
+    assert same(built.model.state_dict(), state)
 
 
 def test_a_supervised_detector_starts_teacher_and_student(tmp_path):
