@@ -14,7 +14,6 @@ ceil_div, next_power_of_2 = cache(triton.cdiv), cache(triton.next_power_of_2)  #
 PROGRAMS_PER_PROCESSOR = 16  # of 128 threads: they fill a GPU, where a map is large enough
 MANY = True  # whether to use them; see `Passes.few_programs`
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
-MAX_KNOWN = 4096  # then the oldest goes
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
 
@@ -92,6 +91,4 @@ def launch(
         except Exception as error:  # whatever Triton, a compiler, a disk or a driver may raise
             raise KernelError(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
     if CAN_CACHE and compiled is not None:  # the interpreter and a known kernel return nothing
-        if len(KNOWN) >= MAX_KNOWN:
-            KNOWN.pop(next(iter(KNOWN)))
         KNOWN[key] = compiled
