@@ -65,6 +65,7 @@ class Options(NamedTuple):
             form.heads,
             has_history=form.has_history,
             add_relu=form.add_relu,
+            is_mla=form.is_mla,
         )
 
     def has_failed(self) -> bool:

@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import Coefficients, Parameters
+from mrla_mm.ops.coefficients import (
+    Coefficients,
+    GridSums,
+    Layer,
+    Parameters,
+    Saved,
+    ValueSums,
+)
+from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
 
@@ -43,7 +51,6 @@ class BaseFunction(torch.autograd.Function):
         is_mla = options.form.is_mla
         layer = options.layer(parameters)
         passes = options.passes()
-        layer_output = passes.mla_output if is_mla else passes.base_output
         x = torch.empty_like(c) if layer.add_relu else c
         own_value = x if is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
@@ -53,7 +60,7 @@ class BaseFunction(torch.autograd.Function):
             if not is_mla:
                 passes.apply(x, parameters.value, Coefficients(), out=own_value)
             saved = passes.base_coefficients(pooled, layer, earlier_keys)
-            layer_output(x, values, layer, saved, out=y)
+            write_output(passes, x, values, layer, saved, out=y)
             y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
         autograd.save(ctx, saved, parameters, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
@@ -69,26 +76,15 @@ class BaseFunction(torch.autograd.Function):
         layer = options.layer(parameters)
         passes = options.passes()
         norm = options.batch_norm
-        layer_output, layer_backward = passes.base_output, passes.base_backward
-        if options.form.is_mla:
-            layer_output, layer_backward = passes.mla_output, passes.mla_backward
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
-        grad_x = torch.empty_like(x)
-        output = partial(layer_output, x, values, layer, saved)
+        output = partial(write_output, passes, x, values, layer, saved)
         with autograd.disable_autocast(x):
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, parameters, norm, (mean, inverse_deviation), output
             )
-            gradients, grad_earlier_keys = layer_backward(
-                grad_out,
-                grad_keys_or_averages,
-                x,
-                values,
-                layer,
-                saved,
-                grad_values=grad_values,
-                grad_x=grad_x,
+            grad_x, gradients, grad_earlier_keys = layer_backward(
+                passes, grad_out, grad_keys_or_averages, x, values, layer, saved, grad_values
             )
             if norm is not None:
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
@@ -103,6 +99,78 @@ class BaseFunction(torch.autograd.Function):
             grad_earlier_keys,
             *grad_earlier_values,
         )
+
+
+def write_output(
+    passes: Passes, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor
+) -> None:
+    """Write y, or o before a batch norm in training."""
+    scores, coefficients = saved.attention.scores, saved.coefficients
+    residual = x if layer.adds_residual else None
+    if not layer.is_mla:
+        passes.weighted_sum(values, scores, coefficients, x=residual, out=out)
+        return
+    total = torch.empty_like(x)
+    passes.weighted_sum(values, scores, Coefficients(gain=coefficients.gain), out=total)
+    # `apply` adds a history without a slope as it is; here it is the residual.
+    offset = Coefficients(offset=coefficients.offset)
+    passes.apply(total, layer.weights.value, offset, history=residual, out=out)
+
+
+def layer_backward(
+    passes: Passes,
+    grad: Tensor,
+    grad_keys_or_averages: Tensor | None,
+    x: Tensor,
+    values: Sequence[Tensor],
+    layer: Layer,
+    saved: Saved,
+    grad_values: Sequence[Tensor],
+) -> tuple[Tensor, Parameters, Tensor | None]:
+    """Add to the gradients of the values; return those of x, parameters and earlier keys.
+
+    grad is that of what `write_output` wrote. With add_relu, c and the shortcut share that of x.
+    """
+    backward_sums = mla_sums if layer.is_mla else base_sums
+    sums, value_sums = backward_sums(passes, grad, x, values, layer, saved, grad_values)
+    grad_keys = None if layer.is_mla else grad_keys_or_averages
+    grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
+        saved, layer, x.shape, sums, value_sums, grad_keys
+    )
+    if layer.is_mla and grad_keys_or_averages is not None:
+        grad_pixel = grad_pixel + grad_keys_or_averages / (x.shape[2] * x.shape[3])
+    grad_x = torch.empty_like(x)
+    passes.apply_backward(
+        grad_values[-1],
+        None if layer.is_mla else layer.weights.value,
+        Coefficients(),
+        grad_pixel=grad_pixel,
+        extra_grad=grad if layer.adds_residual else None,
+        relu_output=x if layer.add_relu else None,
+        grad_x=grad_x,
+    )
+    return grad_x, gradients, grad_earlier_keys
+
+
+def base_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
+    """Add to the gradients of base's values; return sums of the last one, dw(x), and of all."""
+    scores, gain = saved.attention.scores, saved.coefficients.gain
+    options = dict(grad_values=grad_values, sum_grad=layer.norm is not None)
+    value_sums = passes.weighted_sum_backward(grad, values, scores, gain, **options)
+    sums = passes.grid_sums(grad_values[-1], x, convolved=True, sum_grad=False)
+    return sums, value_sums
+
+
+def mla_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
+    """Add to the gradients of MLA's values; return sums of the convolution and of all values."""
+    scores, gain = saved.attention.scores, saved.coefficients.gain
+    total = torch.empty_like(x)
+    passes.weighted_sum(values, scores, Coefficients(gain=gain), out=total)
+    sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.norm is not None)
+    grad_total = total  # the memory of total is free again
+    passes.apply_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
+    options = dict(grad_values=grad_values, sum_grad=False)
+    return sums, passes.weighted_sum_backward(grad_total, values, scores, gain, **options)
 
 
 def base_fused(
@@ -132,8 +200,8 @@ def base_fused(
     values = [autograd.match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, add_relu=add_relu)
-    form = dict(settings, has_history=False, is_mla=is_mla, depth=len(values) + 1)
-    options = autograd.Options.of(path, c, parameters, norm, **form)
+    depth = len(values) + 1
+    options = autograd.Options.of(path, c, parameters, norm, **settings, is_mla=is_mla, depth=depth)
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
         return layer(c, shortcut, weights, (earlier_keys, values), **settings, norm=norm)

@@ -13,7 +13,7 @@ the residual branch is
 where dw is the depthwise convolution and p the history. Backward needs sums over the grid alone: of
 grad times each shifted x, or times each value, of grad times p, and of grad. With these, of light
 
-    d gain = sum grad dw(x) = sum_i W_i sum grad x_i    x_i: x shifted to place i of the kernel
+    d gain = sum grad dw(x) = sum_i W_i sum grad x_i    x_i: x shifted to tap i of the kernel
     d W_i = sum_B gain sum grad x_i
     d A = factor d gain,  d slope = sum grad p,  d lambda = sum_B factor d slope
     d factor = A d gain + lambda d slope,  d offset = sum grad
@@ -79,8 +79,8 @@ class Parameters(NamedTuple):
 class Layer(NamedTuple):
     """What a layer computes with.
 
-    Its parameters and the frozen norm behind it; G; whether lambda p is part of it; and whether x
-    is relu(c + shortcut), so that gradients go on through that ReLU.
+    Its parameters and the frozen norm behind it; G; whether lambda p is part of it; whether x is
+    relu(c + shortcut), so that gradients go on through that ReLU; and whether it is MLA.
     """
 
     weights: Weights
@@ -88,6 +88,7 @@ class Layer(NamedTuple):
     heads: int
     has_history: bool = False
     add_relu: bool = False
+    is_mla: bool = False
 
     @property
     def adds_residual(self) -> bool:
@@ -130,7 +131,7 @@ class Saved(NamedTuple):
 class GridSums(NamedTuple):
     """Sums over the grid of a gradient times other maps; None where not needed.
 
-    value (B, C, n): times x shifted to each of the n places under the value's kernel; history
+    value (B, C, n): times x shifted to each of the n taps of the value's kernel; history
     (B, C): times the history; grad (B, C): of the gradient itself.
     """
 
@@ -171,14 +172,21 @@ def expand_scores(scores: Tensor, channels: int) -> Tensor:
     return scores.unsqueeze(-1).expand(-1, -1, -1, channels // scores.shape[2]).flatten(2)
 
 
+def value_weights(scores: Tensor, gain: Tensor | None, channels: int) -> Tensor:
+    """Weight of each value, gain times score: (B, T, G) and (B, C) -> (B, T, C)."""
+    weights = expand_scores(scores, channels)
+    return weights if gain is None else weights * gain.unsqueeze(1)
+
+
 def sum_heads(per_channel: Tensor, heads: int) -> Tensor:
     """Sum over the channels of each head: (B, T, C) -> (B, T, G)."""
     return per_channel.unflatten(2, (heads, -1)).sum(-1)
 
 
-def windows(per_channel: Tensor, size: int) -> Tensor:
-    """What a convolution along the channels sees, 0 beyond them: (..., C) -> (..., size, C)."""
-    return F.pad(per_channel, (size // 2, size // 2)).unfold(-1, size, 1).mT
+def windows(per_channel: Tensor, kernel_size: int) -> Tensor:
+    """Channels under each tap of a zero-padded convolution: (..., C) -> (..., kernel_size, C)."""
+    padded = F.pad(per_channel, (kernel_size // 2, kernel_size // 2))
+    return padded.unfold(-1, kernel_size, 1).mT
 
 
 def project_both(pooled: Tensor, weights: Weights) -> Sequence[Tensor]:
@@ -192,17 +200,16 @@ def project_both_backward(
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Gradients of the averages (B, C), and of the weights of query and key."""
     both = torch.cat((weights.query, weights.key)).to(pooled.dtype)  # (2, 1, k)
-    size = both.shape[2]
+    kernel_size = both.shape[2]
     grads = torch.stack((grad_query, grad_key), 1)  # (B, 2, C)
-    grad_pooled = (both.flip(2) @ windows(grads, size)).sum((1, 2))
-    grad_both = (grads @ windows(pooled, size).mT).sum(0)  # (2, k)
+    grad_pooled = (both.flip(2) @ windows(grads, kernel_size)).sum((1, 2))
+    grad_both = (grads @ windows(pooled, kernel_size).mT).sum(0)  # (2, k)
     return grad_pooled, grad_both.view(both.shape).chunk(2)
 
 
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
     """Coefficients of MRLA-light for averages (B, C), None without a gate; size is that of x."""
-    size = size[:2]
-    factor, offset = norm_coefficients(layer.norm, size)
+    factor, offset = norm_coefficients(layer.norm, size[:2])
     attention, gate, slope = Attention(), None, None
     if pooled is not None:
         query, key = project_both(pooled, layer.weights)
@@ -213,7 +220,7 @@ def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) ->
     if layer.has_history:
         slope = product(at_least_float32(layer.weights.history_scale), factor)
     if slope is not None:
-        slope = slope.expand(size)
+        slope = slope.expand(size[:2])
     return Saved(attention, Coefficients(product(gate, factor), slope, offset))
 
 
@@ -293,7 +300,8 @@ def base_coefficients_backward(
     factor, _ = norm_coefficients(layer.norm, size[:2])
     grad_gain = value_sums.values  # (B, T, C), of factor times score
     grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, value_sums.grad)
+    grad_sum = sums.grad if layer.is_mla else value_sums.grad
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, grad_sum)
     if factor is not None:
         grad_gain = grad_gain * factor.unsqueeze(1)
     grad_scores = sum_heads(grad_gain, layer.heads)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import Parameters
+from mrla_mm.ops.coefficients import Layer, Parameters, Saved
+from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import BatchNorm, Weights, light_layer
 
 
@@ -58,15 +59,13 @@ class LightFunction(torch.autograd.Function):
         passes = ctx.options.passes()
         norm = ctx.options.batch_norm
         grad = autograd.match_layout(grad, x)
-        grad_x = torch.empty_like(x)
-        grad_history = None if history is None else torch.empty_like(x)
         output = partial(passes.apply, x, parameters.value, saved.coefficients, history=history)
         with autograd.disable_autocast(x):
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, parameters, norm, statistics, output
             )
-            gradients = passes.light_backward(
-                grad_out, x, history, layer, saved, grad_x=grad_x, grad_history=grad_history
+            grad_x, grad_history, gradients = layer_backward(
+                passes, grad_out, x, history, layer, saved
             )
             if norm is not None:
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
@@ -75,6 +74,32 @@ class LightFunction(torch.autograd.Function):
         if layer.add_relu and history is None:
             grad_shortcut = grad_x
         return None, grad_x, grad_shortcut, *gradients
+
+
+def layer_backward(
+    passes: Passes, grad: Tensor, x: Tensor, history: Tensor | None, layer: Layer, saved: Saved
+) -> tuple[Tensor, Tensor | None, Parameters]:
+    """Gradients of x and the history, with add_relu of c and the shortcut; and of the parameters.
+
+    grad is that of what the passes wrote: of o before a batch norm in training, else of y.
+    """
+    weight = layer.weights.value
+    options = dict(convolved=weight is not None, sum_grad=layer.norm is not None)
+    sums = passes.grid_sums(grad, x, history=history, **options)
+    grad_pixel, gradients = passes.light_coefficients_backward(saved, layer, x.shape, sums)
+    grad_x = torch.empty_like(x)
+    grad_history = None if history is None else torch.empty_like(x)
+    passes.apply_backward(
+        grad,
+        weight,
+        saved.coefficients,
+        grad_pixel=grad_pixel,
+        residual=layer.adds_residual,
+        relu_output=x if layer.add_relu else None,
+        grad_x=grad_x,
+        grad_history=grad_history,
+    )
+    return grad_x, grad_history, gradients
 
 
 def light_fused(
@@ -101,7 +126,7 @@ def light_fused(
     shortcut = autograd.match_layout(shortcut, c) if has_history or add_relu else None
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, has_history=has_history, add_relu=add_relu)
-    options = autograd.Options.of(path, c, parameters, norm, **settings, is_mla=False, depth=0)
+    options = autograd.Options.of(path, c, parameters, norm, **settings)
     if options.has_failed():
         return light_layer(c, shortcut, weights, **settings, norm=norm)
     return LightFunction.apply(options, c, shortcut, *parameters)

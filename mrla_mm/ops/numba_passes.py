@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import GridSums, ValueSums, expand_scores, product
+from mrla_mm.ops.coefficients import GridSums, ValueSums, value_weights
 from mrla_mm.ops.loops import PIECES, channels_last, contiguous, count_threads, share
 from mrla_mm.ops.torch_passes import TorchPasses, sample_kernels
 
@@ -114,7 +114,7 @@ class NumbaPasses(TorchPasses):
         x, history, out, absent = layout.maps(x, history, out, None)
         offset = layout.per_map(offset, 0)
         slope = layout.per_map(slope, 1)
-        layout.run("stencil", x, kernels, offset, history, slope, absent, slope, out, absent)
+        layout.run("stencil", x, kernels, offset, history, slope, absent, out, absent)
 
     def apply_backward(
         self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
@@ -125,53 +125,46 @@ class NumbaPasses(TorchPasses):
         flipped = None if weight is None else weight.flip((2, 3))
         kernels = layout.coefficients(sample_kernels(grad, flipped, coefficients.gain, residual))
         offset = layout.per_map(grad_pixel, 0)
-        slope = layout.per_map(coefficients.slope, 1)
-        factor = layout.per_map(None, 1)
+        # of the history: extra_grad is added as it is
+        slope = layout.per_map(None if grad_history is None else coefficients.slope, 1)
         grad, extra_grad, relu_output = layout.maps(grad, extra_grad, relu_output)
         outputs = layout.maps(grad_x, grad_history)
-        layout.run(
-            "stencil", grad, kernels, offset, extra_grad, factor, relu_output, slope, *outputs
-        )
+        layout.run("stencil", grad, kernels, offset, extra_grad, slope, relu_output, *outputs)
 
-    def grid_sums(self, grad, x, *, history=None, convolved, with_grad) -> GridSums:
+    def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> GridSums:
         """Sum everything in one loop."""
         if not convolved:
-            options = dict(history=history, convolved=convolved, with_grad=with_grad)
+            options = dict(history=history, convolved=convolved, sum_grad=sum_grad)
             return super().grid_sums(grad, x, **options)
         layout = Layout.of(x)
         sums = layout.new_sums(11)
         layout.run("grid_sums", *layout.maps(grad, x, history), sums)
         sums = layout.collect(sums)
         of_history = None if history is None else sums[..., 9]
-        return GridSums(sums[..., :9], of_history, sums[..., 10] if with_grad else None)
+        return GridSums(sums[..., :9], of_history, sums[..., 10] if sum_grad else None)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Read all values in one loop."""
         layout = Layout.of(out)
-        weights = layout.coefficients(value_weights(scores, coefficients.gain, out))
+        weights = value_weights(scores, coefficients.gain, out.shape[1]).mT  # (B, C, T)
         offset = layout.per_map(coefficients.offset, 0)
         x, out = layout.maps(x, out)
+        weights = layout.coefficients(weights)
         layout.run("weighted_sum", x, addresses(values), weights, offset, out)
 
     def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, with_grad
+        self, grad, values, scores, gain, *, grad_values, sum_grad
     ) -> ValueSums:
         """Read and write all maps in one loop."""
         layout = Layout.of(grad)
-        weights = layout.coefficients(value_weights(scores, gain, grad))
+        weights = layout.coefficients(value_weights(scores, gain, grad.shape[1]).mT)
         sums = layout.new_sums(len(values) + 1)
         maps = addresses(values), weights, addresses(grad_values)
         layout.run("weighted_sum_backward", *layout.maps(grad), *maps, sums)
         sums = layout.collect(sums).transpose(1, 2)  # (B, T + 1, C)
-        return ValueSums(sums[:, :-1], sums[:, -1] if with_grad else None)
+        return ValueSums(sums[:, :-1], sums[:, -1] if sum_grad else None)
 
 
 def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
     """Where the maps begin: a loop is compiled once, not for each number of maps."""
     return np.array([tensor.data_ptr() for tensor in tensors], np.int64)
-
-
-def value_weights(scores: Tensor, gain: Tensor | None, x: Tensor) -> Tensor:
-    """Factor of each value, gain times score (B, C, T)."""
-    weights = expand_scores(scores, x.shape[1]).transpose(1, 2)
-    return product(weights, None if gain is None else gain.unsqueeze(2))

@@ -41,12 +41,12 @@ class Form(NamedTuple):
     channels_last: bool  # else contiguous
     shape: torch.Size
     heads: int
-    add_relu: bool
-    has_history: bool
-    is_mla: bool
-    depth: int
     kernel_size: int
     dtypes: tuple[torch.dtype | None, ...]
+    add_relu: bool
+    has_history: bool = False
+    is_mla: bool = False
+    depth: int = 0
 
     def specialisation(self, passes: Passes) -> Hashable:
         """What passes are compiled for: layers with equal ones run the same code."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, expand_scores
+from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, value_weights
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import at_least_float32, global_average
 
@@ -50,7 +50,7 @@ class TorchPasses(Passes):
         if grad_history is not None:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
 
-    def grid_sums(self, grad, x, *, history=None, convolved, with_grad) -> GridSums:
+    def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> GridSums:
         """Return the sums of each sample; where it can, by the convolution's own backward pass."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         history_sums = None if history is None else grid_sum(grad.to(dtype) * history)
@@ -59,7 +59,7 @@ class TorchPasses(Passes):
             groups = x.shape[0] * x.shape[1]
             stacked = (1, groups, *x.shape[2:])
             kernel = x.new_empty(groups, 1, 3, 3)  # only its shape matters
-            with_bias = with_grad and x.dtype in EXACT
+            with_bias = sum_grad and x.dtype in EXACT
             _, value_sums, grad_sums = torch.ops.aten.convolution_backward(
                 grad.reshape(stacked), x.reshape(stacked), kernel,
                 [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
@@ -68,13 +68,14 @@ class TorchPasses(Passes):
             grad_sums = grad_sums.view(x.shape[:2]) if with_bias else None
         else:
             value_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
-        if with_grad and grad_sums is None:
+        if sum_grad and grad_sums is None:
             grad_sums = grid_sum(grad)
         return GridSums(value_sums, history_sums, grad_sums)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Add one value after the other to out."""
-        weights = value_weights(scores, coefficients.gain, out)
+        weights = value_weights(scores, coefficients.gain, out.shape[1])  # (B, T, C)
+        weights = [on_grid(weight, out) for weight in weights.unbind(1)]
         first = x is not None and out.dtype in EXACT
         if first:
             torch.addcmul(x, values[0], weights[0], out=out)
@@ -88,17 +89,17 @@ class TorchPasses(Passes):
             out.add_(x)
 
     def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, with_grad
+        self, grad, values, scores, gain, *, grad_values, sum_grad
     ) -> ValueSums:
         """Return the sums of each sample."""
         batch, channels = grad.shape[:2]
         sums = scores.new_empty(batch, len(values), channels)
         products = torch.empty_like(grad)
-        weights = value_weights(scores, gain, grad)
+        weights = value_weights(scores, gain, channels)  # (B, T, C)
         for index, value in enumerate(values):
             sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
-            grad_values[index].addcmul_(grad, weights[index])
-        return ValueSums(sums, grid_sum(grad) if with_grad else None)
+            grad_values[index].addcmul_(grad, on_grid(weights[:, index], grad))
+        return ValueSums(sums, grid_sum(grad) if sum_grad else None)
 
 
 def grid_sum(x: Tensor) -> Tensor:
@@ -109,14 +110,6 @@ def grid_sum(x: Tensor) -> Tensor:
 def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
     """Values per channel that multiply a map in its precision: (B, C) -> (B, C, 1, 1)."""
     return per_channel.to(x.dtype)[:, :, None, None]
-
-
-def value_weights(scores: Tensor, gain: Tensor | None, x: Tensor) -> list[Tensor]:
-    """Factor of each value in the precision of x, gain times score: T times (B, C, 1, 1)."""
-    weights = expand_scores(scores, x.shape[1])  # (B, T, C)
-    if gain is not None:
-        weights = weights * gain.unsqueeze(1)
-    return [on_grid(weight, x) for weight in weights.unbind(1)]
 
 
 def convolve(

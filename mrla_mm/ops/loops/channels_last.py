@@ -54,14 +54,13 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, slope, out, scaled):
+def stencil(start, stop, grid, x, weight, offset, extra, slope, relu_output, out, scaled):
     """Write what the function of this name over contiguous maps does."""
     height, width, _ = grid
     zeros = np.zeros(x.shape[2], np.float32)
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
         sample_offset = offset[sample]
-        sample_factor = factor[sample]
         sample_slope = slope[sample]
         for row in range(first, end):
             for column in range(width):
@@ -79,14 +78,14 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, sl
                     left = x[sample, there - 1] if column > 0 else zeros
                     middle = x[sample, there]
                     right = x[sample, there + 1] if column < width - 1 else zeros
-                    place = 3 * (r - row + 1)
-                    w0 = weight[sample, place]
-                    w1 = weight[sample, place + 1]
-                    w2 = weight[sample, place + 2]
+                    tap = 3 * (r - row + 1)
+                    w0 = weight[sample, tap]
+                    w1 = weight[sample, tap + 1]
+                    w2 = weight[sample, tap + 2]
                     for i in range(len(y)):
                         y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
                 if len(extra) > 0:
-                    add_scaled(y, extra[sample, pixel], sample_factor)
+                    add_scaled(y, extra[sample, pixel], sample_slope)
                 if len(relu_output) > 0:
                     z = relu_output[sample, pixel]
                     for i in range(len(y)):
@@ -103,7 +102,7 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, sl
 
 @compiled
 def grid_sums(start, stop, grid, grad, x, history, sums):
-    """Write sums over each band of grad times x at the kernel's 9 places, history, and 1."""
+    """Write sums over each band of grad times x at the kernel's 9 taps, history, and 1."""
     height, width, _ = grid
     of_row = np.zeros(sums.shape[1:], np.float32)
     for unit in range(start, stop):
@@ -112,10 +111,10 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
             for column in range(width):
                 pixel = row * width + column
                 g = grad[sample, pixel]
-                for place in range(9):
-                    r, c = row + place // 3 - 1, column + place % 3 - 1
+                for tap in range(9):
+                    r, c = row + tap // 3 - 1, column + tap % 3 - 1
                     if 0 <= r < height and 0 <= c < width:
-                        add_scaled(of_row[place], x[sample, r * width + c], g)
+                        add_scaled(of_row[tap], x[sample, r * width + c], g)
                 if len(history) > 0:
                     add_scaled(of_row[9], history[sample, pixel], g)
                 total = of_row[10]

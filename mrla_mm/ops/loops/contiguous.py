@@ -32,8 +32,8 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, slope, out, scaled):
-    """Write out = dw(x; weight) + offset + factor extra, and 0 where relu_output is not.
+def stencil(start, stop, grid, x, weight, offset, extra, slope, relu_output, out, scaled):
+    """Write out = dw(x; weight) + offset + slope extra, but 0 where relu_output is 0 or less.
 
     If asked for, write scaled = slope x too, plus out where there is a `relu_output`.
     """
@@ -42,7 +42,6 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, sl
     shifted = np.empty((3, (rows + 2) * width), np.float32)
     for plane in range(start, stop):
         plane_offset = offset[plane]
-        plane_factor = factor[plane]
         plane_slope = slope[plane]
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
@@ -56,7 +55,7 @@ def stencil(start, stop, grid, x, weight, offset, extra, factor, relu_output, sl
                 shift_rows(x[plane], begin, end, width, shifted)
                 convolve(y, weight[plane], plane_offset, width, shifted)
             if len(extra) > 0:
-                add_scaled(y, extra[plane, begin:end], plane_factor)
+                add_scaled(y, extra[plane, begin:end], plane_slope)
             if len(relu_output) > 0:
                 z = relu_output[plane, begin:end]
                 for p in range(len(y)):
@@ -78,14 +77,13 @@ def add_scaled(out, x, factor):
 
 @compiled
 def grid_sums(start, stop, grid, grad, x, history, sums):
-    """Write sums over each plane of grad times x at the kernel's 9 places, history, and 1."""
+    """Write sums over each plane of grad times x at the kernel's 9 taps, history, and 1."""
     height, width, _ = grid
     rows = min(height, max(BLOCK // width, 1))
     shifted = np.empty((3, (rows + 2) * width), np.float32)
     totals = np.empty(11)
     for plane in range(start, stop):
-        for place in range(11):
-            totals[place] = 0
+        totals[:] = 0
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             shift_rows(x[plane], begin, end, width, shifted)
@@ -100,8 +98,7 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
                     of_history += g[p] * h[p]
             totals[9] += of_history
             totals[10] += of_grad
-        for place in range(11):
-            sums[plane, place] = totals[place]
+        sums[plane] = totals
 
 
 @compiled
@@ -109,7 +106,7 @@ def shift_rows(x, begin, end, width, shifted):
     """Copy pixels of a plane, whole rows and one more above and below, as each column sees them.
 
     They are the left neighbour of every pixel, the pixel, its right neighbour; 0 beyond the plane.
-    With them every place of a kernel is one long loop, whatever the width.
+    So each tap of a kernel is one long loop, whatever the width.
     """
     left, middle, right = row_of_kernel(shifted, 0)
     size = end - begin + 2 * width
@@ -157,7 +154,7 @@ def convolve(out, weight, offset, width, shifted):
 
 @compiled
 def add_nine_sums(grad, width, shifted, totals):
-    """Add the sums of a gradient times what is at each place of the kernel."""
+    """Add the sums of a gradient times what is under each tap of the kernel."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = s8 = float32(0)
     left, middle, right = row_of_kernel(shifted, 0)
     left1, middle1, right1 = row_of_kernel(shifted, width)
@@ -173,8 +170,8 @@ def add_nine_sums(grad, width, shifted, totals):
         s6 += g * left2[p]
         s7 += g * middle2[p]
         s8 += g * right2[p]
-    for place, total in enumerate((s0, s1, s2, s3, s4, s5, s6, s7, s8)):
-        totals[place] += total
+    for tap, total in enumerate((s0, s1, s2, s3, s4, s5, s6, s7, s8)):
+        totals[tap] += total
 
 
 @compiled

@@ -23,8 +23,8 @@ from mrla_mm.ops.torch_passes import TorchPasses
 from mrla_mm.ops.triton import gate, launch, reduce, stencil
 
 
-class OneSpan(TorchPasses):
-    """Passes by torch with what kernels take and return: sums of each span of the grid, of one."""
+class TorchFallback(TorchPasses):
+    """Torch's passes with the partial sums of kernels: a first dimension of spans, here of one."""
 
     def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
         """Averages (1, B, C)."""
@@ -41,7 +41,7 @@ class OneSpan(TorchPasses):
     def weighted_sum_backward(self, grad, values, scores, gain, *, first=0, **options) -> Tensor:
         """Sums (1, B, n + 1, C) of some of the values."""
         scores = scores[:, first : first + len(values)]
-        sums = super().weighted_sum_backward(grad, values, scores, gain, with_grad=True, **options)
+        sums = super().weighted_sum_backward(grad, values, scores, gain, sum_grad=True, **options)
         return torch.cat((sums.values, sums.grad.unsqueeze(1)), 1).unsqueeze(0)
 
     def light_coefficients(self, pooled, layer, size) -> Saved:
@@ -79,23 +79,23 @@ def add_spans(sums: Tensor, layer) -> GridSums:
     return GridSums(total[:, :-2].mT, of_history, total[:, -1])
 
 
-def healed(by_kernels: Callable) -> Callable:
-    """A pass by kernels; where one of them fails, by torch, so that the step is finished.
+def or_torch(kernel_pass: Callable) -> Callable:
+    """Run a pass by kernels, or from its start by torch where a kernel fails or there is none.
 
-    A failing kernel has written nothing that a pass reads, so the pass starts over.
+    No failing pass has changed what it reads, so it can start over, and the step is finished.
     """
 
-    @wraps(by_kernels)
+    @wraps(kernel_pass)
     def run(self, *args, **kwargs):
         try:
-            return by_kernels(*args, **kwargs)
+            return kernel_pass(*args, **kwargs)
         except launch.Unsupported:
             pass
         except launch.KernelError as error:
             if self.outcome is None:
                 raise
             give_up(self.outcome, f"a kernel failed: {describe(error)}")
-        return getattr(OneSpan(), by_kernels.__name__)(*args, **kwargs)
+        return getattr(TorchFallback(), kernel_pass.__name__)(*args, **kwargs)
 
     return run
 
@@ -109,16 +109,16 @@ class TritonPasses(Passes):
     def __init__(self, outcome: Outcome | None = None):
         self.outcome = outcome
 
-    add_relu = healed(reduce.add_relu)
-    apply = healed(stencil.apply)
-    apply_backward = healed(stencil.apply_backward)
-    grid_sums = healed(stencil.grid_sums)
-    weighted_sum = healed(reduce.weighted_sum)
-    some_values_backward = healed(reduce.weighted_sum_backward)
-    light_coefficients = healed(gate.light_coefficients)
-    base_coefficients = healed(gate.base_coefficients)
-    light_coefficients_backward = healed(gate.light_coefficients_backward)
-    base_coefficients_backward = healed(gate.base_coefficients_backward)
+    add_relu = or_torch(reduce.add_relu)
+    apply = or_torch(stencil.apply)
+    apply_backward = or_torch(stencil.apply_backward)
+    grid_sums = or_torch(stencil.grid_sums)
+    weighted_sum = or_torch(reduce.weighted_sum)
+    some_values_backward = or_torch(reduce.weighted_sum_backward)
+    light_coefficients = or_torch(gate.light_coefficients)
+    base_coefficients = or_torch(gate.base_coefficients)
+    light_coefficients_backward = or_torch(gate.light_coefficients_backward)
+    base_coefficients_backward = or_torch(gate.base_coefficients_backward)
     few_programs = staticmethod(launch.few_programs)
 
     def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
@@ -126,9 +126,7 @@ class TritonPasses(Passes):
         of_maps = stencil.constants(shape, channels_last), reduce.constants(shape, channels_last)
         return *of_maps, gate.constants(shape, heads)
 
-    def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, with_grad
-    ) -> Tensor:
+    def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
         """Sums are of each span of the grid (spans, B, T + 1, C), the last of them of grad.
 
         A launch takes a few values, and each is a pass of its own: what it added stays added.
@@ -143,10 +141,3 @@ class TritonPasses(Passes):
         sums = [part.sum(0) for part in parts]  # (B, n + 1, C)
         values_sums = [total[:, :-1] for total in sums]
         return torch.cat((*values_sums, sums[-1][:, -1:]), 1).unsqueeze(0)
-
-    def mla_coefficients_backward(self, saved, layer, size, sums, value_sums):
-        """See `Passes.mla_coefficients_backward`; sums are those of each span of the grid."""
-        if layer.norm is not None:
-            value_sums[:, :, -1] = 0
-            value_sums[0, :, -1] = sums[:, :, -1].sum(0)
-        return self.base_coefficients_backward(saved, layer, size, sums, value_sums, None)

@@ -3,7 +3,7 @@
 `coefficients` does the same in some thirty small operations forward and fifty backward, whose
 launches, not their work, a GPU would wait for at the batch sizes of detection.
 
-    state_kernel                 pooled -> query, keys, scores, and what the norm makes of them
+    coefficients_kernel          pooled -> query, keys, scores, gain, slope and offset
     scores_backward_kernel       sums over the grid -> gradients of query and keys
     parameters_backward_kernel   these and the sums -> gradients of pooled and of the parameters
 
@@ -27,9 +27,9 @@ BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a 
 BLOCK_C = 32  # its channels
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
 # Planes of a sample that scores_backward_kernel leaves: gradients of query, key, factor, offset and
-# slope; then the sums with each place of the value's kernel.
+# slope; then the sums for each tap of the value's kernel.
 QUERY, KEY, FACTOR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-OFFSET, SLOPE, PLACE = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
+OFFSET, SLOPE, FIRST_TAP = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 
 
 @triton.jit
@@ -73,11 +73,11 @@ def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["B", "spans"])
-def state_kernel(
+def coefficients_kernel(
     partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr,
     weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
     earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, offset_ptr,
-    B, spans, root, eps, C, D, T,
+    B, spans, logit_scale, eps, C, D, T,
     K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """`coefficients.Saved` of one sample and head, of base with SOFTMAX, else of light."""
@@ -97,7 +97,7 @@ def state_kernel(
             tl.store(pooled_ptr + sample * C + channels, value, mask=inside)
     tl.store(query_ptr + sample * C + channels, query, mask=inside)
     tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=inside)
-    score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * root
+    score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * logit_scale
     factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
     lanes = tl.arange(0, LANES)
     scores = tl.where(lanes == T - 1, score, float("-inf"))
@@ -105,7 +105,7 @@ def state_kernel(
         for s in range(T - 1):
             key = load(earlier_ptr + (sample * (T - 1) + s) * C + channels, inside)
             tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
-            scores = tl.where(lanes == s, tl.sum(query * key, axis=0) * root, scores)
+            scores = tl.where(lanes == s, tl.sum(query * key, axis=0) * logit_scale, scores)
     if SOFTMAX:
         scores = tl.exp(scores - tl.max(scores, axis=0))
         scores = scores / tl.sum(scores, axis=0)
@@ -133,8 +133,8 @@ def state_kernel(
 def scores_backward_kernel(
     output_sums_ptr, sums_ptr, query_ptr, keys_ptr, scores_ptr, value_ptr, lambda_ptr,
     weight_ptr, variance_ptr, keep_ptr, grad_keys_ptr, derived_ptr, grad_earlier_ptr,
-    B, output_spans, spans, root, eps, C, D, T,
-    PLACES: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
+    B, output_spans, spans, logit_scale, eps, C, D, T,
+    TAPS: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one sample's and head's query, keys and factors, and sums over the grid."""
@@ -148,15 +148,15 @@ def scores_backward_kernel(
     scores = load(scores_ptr + (sample * T + lanes) * (C // D) + head, lanes < T)
     grads = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
-    derived = derived_ptr + sample * (PLACE + PLACES) * C + channels
+    derived = derived_ptr + sample * (FIRST_TAP + TAPS) * C + channels
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
-    first_plane = sample * (PLACES + 2)
-    stride = B * (PLACES + 2) * C
-    for index in tl.static_range(PLACES):
+    first_plane = sample * (TAPS + 2)
+    stride = B * (TAPS + 2) * C
+    for index in tl.static_range(TAPS):
         place = (first_plane + index) * C + channels
         total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
-        tl.store(derived + (PLACE + index) * C, total, mask=inside)
-        grad_gain += total * load_or(value_ptr, channels * PLACES + index, inside, 1.0)
+        tl.store(derived + (FIRST_TAP + index) * C, total, mask=inside)
+        grad_gain += total * load_or(value_ptr, channels * TAPS + index, inside, 1.0)
     if SOFTMAX:
         output_stride = B * (T + 1) * C
         for s in range(T):
@@ -164,16 +164,16 @@ def scores_backward_kernel(
             total = sum_spans(output_sums_ptr, place, inside, output_spans, output_stride, BLOCK)
             grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
             grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
-        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * root
+        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * logit_scale
         grad_place = (sample * (T + 1) + T) * C + channels
     else:
         output_stride = stride
         grads += tl.sum(grad_gain * factor, axis=0)
-        grads = grads * scores * (1.0 - scores) * root
+        grads = grads * scores * (1.0 - scores) * logit_scale
         grad_factor += grad_gain * tl.sum(scores, axis=0)
-        grad_place = (first_plane + PLACES + 1) * C + channels
+        grad_place = (first_plane + TAPS + 1) * C + channels
     if HISTORY:
-        place = (first_plane + PLACES) * C + channels
+        place = (first_plane + TAPS) * C + channels
         slope = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
         grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
         tl.store(derived + SLOPE * C, slope, mask=inside)
@@ -202,7 +202,7 @@ def parameters_backward_kernel(
     derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr,
     weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_pixel_ptr, grad_projections_ptr,
     grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr, B, pixels, eps, C,
-    K: tl.constexpr, PLACES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+    K: tl.constexpr, TAPS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradients of every pixel through the average, and of parameters, summed over the samples."""
     channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -219,12 +219,12 @@ def parameters_backward_kernel(
         inside = (samples[:, None] < B) & exists[None, :]
         rows = samples[:, None] * C
         place = rows + channels[None, :]
-        of_sample = derived_ptr + samples[:, None] * (PLACE + PLACES) * C + channels[None, :]
+        of_sample = derived_ptr + samples[:, None] * (FIRST_TAP + TAPS) * C + channels[None, :]
         keep = load_or(keep_ptr, samples, samples < B, 1.0)[:, None]
         gain = load_or(gain_ptr, place, inside, 1.0)
         if grad_value_ptr is not None:
-            for index in tl.static_range(PLACES):
-                plane = tl.sum(load(of_sample + (PLACE + index) * C, inside) * gain, axis=0)
+            for index in tl.static_range(TAPS):
+                plane = tl.sum(load(of_sample + (FIRST_TAP + index) * C, inside) * gain, axis=0)
                 grad_value += tl.where(slots[None, :] == index, plane[:, None], 0.0)
         if variance_ptr is not None:
             grad_scale += tl.sum(load(of_sample + FACTOR * C, inside) * keep, axis=0)
@@ -253,8 +253,8 @@ def parameters_backward_kernel(
     tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
     tl.store(grad_projections_ptr + own + K + slots, grad_key, mask=slots < K)
     if grad_value_ptr is not None:
-        place = channels[:, None] * PLACES + slots[None, :]
-        mask = exists[:, None] & (slots[None, :] < PLACES)
+        place = channels[:, None] * TAPS + slots[None, :]
+        mask = exists[:, None] & (slots[None, :] < TAPS)
         tl.store(grad_value_ptr + place, grad_value, mask=mask)
     root = load_scale(None, variance_ptr, None, eps, 0, channels, exists)
     if grad_lambda_ptr is not None:
@@ -301,7 +301,7 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     check_support(layer)
     weights, norm, heads = layer.weights, layer.norm, layer.heads
     spans, batch, channels = pooled.shape
-    width, depth = channels // heads, 1
+    head_channels, depth = channels // heads, 1
     if earlier_keys is not None:
         earlier_keys = earlier_keys.float().contiguous()
         depth += earlier_keys.shape[1]
@@ -315,12 +315,12 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     )
     of_norm, eps = norm_tensors(norm)
     launch(
-        state_kernel, (batch, heads, 1),
+        coefficients_kernel, (batch, heads, 1),
         (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys),
         (attention.pooled, attention.query, keys, scores,
          coefficients.gain, coefficients.slope, coefficients.offset),
-        (batch, spans, width**-0.5, eps), channels, width, depth,
-        weights.query.shape[-1], softmax, next_power_of_2(width), next_power_of_2(depth),
+        (batch, spans, head_channels**-0.5, eps), channels, head_channels, depth,
+        weights.query.shape[-1], softmax, next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
     return Saved(attention, coefficients)
 
@@ -340,22 +340,25 @@ def base_coefficients_backward(
     check_support(layer)
     attention = saved.attention
     batch, depth, channels = attention.keys.shape
-    heads, places = layer.heads, sums.shape[2] - 2
-    width, blocks = channels // heads, ceil_div(channels, BLOCK_C)
+    heads, taps = layer.heads, sums.shape[2] - 2
+    head_channels, blocks = channels // heads, ceil_div(channels, BLOCK_C)
     query, key, value, history_scale = layer.weights
     (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
+    if layer.is_mla and layer.norm is not None:  # there `sums` have that of the output's gradient
+        output_sums[:, :, -1] = 0
+        output_sums[0, :, -1] = sums[:, :, -1].sum(0)
     new = attention.keys.new_empty
-    derived = new(batch, PLACE.value + places, channels)
+    derived = new(batch, FIRST_TAP.value + taps, channels)
     grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
     launch(
         scores_backward_kernel, (batch, heads, 1),
         (output_sums, sums, attention.query, attention.keys, attention.scores, value,
          history_scale, weight, variance, keep, grad_keys), (derived, grad_earlier),
-        (batch, len(output_sums), len(sums), width**-0.5, eps), channels, width, depth,
-        places, layer.has_history, layer.norm is not None, softmax,
-        next_power_of_2(width), next_power_of_2(depth),
+        (batch, len(output_sums), len(sums), head_channels**-0.5, eps),
+        channels, head_channels, depth, taps, layer.has_history, layer.norm is not None, softmax,
+        next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
     grad_pixel, grad_projections = new(batch, channels), new(blocks, 2, *query.shape)
     learned = value, history_scale if layer.has_history else None, weight, bias
@@ -365,7 +368,7 @@ def base_coefficients_backward(
         (derived, attention.pooled, None if softmax else saved.coefficients.gain, query, key,
          weight, mean, variance, keep), (grad_pixel, grad_projections, *gradients),
         (batch, size[2] * size[3], eps), channels,
-        query.shape[-1], places, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
+        query.shape[-1], taps, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
     )  # fmt: skip
     grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)
     return grad_pixel, Parameters(*grad_projections, *gradients), grad_earlier

@@ -78,9 +78,9 @@ def to_float32(left, at, right):
 
 
 @triton.jit
-def load_weight(kernel, gain, exists, place: tl.constexpr, FLIP: tl.constexpr):
-    """Weight at one of nine places by channel, in the transposed convolution the opposite one."""
-    weight = tl.load(kernel + (8 - place if FLIP else place), mask=exists, other=0.0)
+def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
+    """Weight of one of nine taps by channel, in the transposed convolution of the opposite one."""
+    weight = tl.load(kernel + (8 - tap if FLIP else tap), mask=exists, other=0.0)
     weight = weight.to(tl.float32)
     return (gain * weight)[:, None]
 
@@ -204,7 +204,7 @@ def apply_kernel(
 @triton.jit(do_not_specialize=["B", "H", "units", "tiles", "rows"])
 def sums_kernel(
     grad_ptr, x_ptr, history_ptr, sums_ptr, B, H, units, tiles, rows, C,
-    PLACES: tl.constexpr, WITH_GRAD: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    TAPS: tl.constexpr, SUM_GRAD: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
@@ -217,7 +217,7 @@ def sums_kernel(
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, history_total, grad_total = zero, zero, zero
-    if PLACES == 9:
+    if TAPS == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
         # Rows of x, beside the rows of grad above, at and below each.
@@ -241,7 +241,7 @@ def sums_kernel(
                 if history_ptr is not None:
                     history = load(history_ptr + start + place, inside, row, begin, end)
                     history_total += at * history.to(tl.float32)
-                if WITH_GRAD:
+                if SUM_GRAD:
                     grad_total += at
                 above = at
                 at = below
@@ -253,11 +253,11 @@ def sums_kernel(
             if history_ptr is not None:
                 history = load(history_ptr + start + place, inside, row, begin, end)
                 history_total += at * history.to(tl.float32)
-            if WITH_GRAD:
+            if SUM_GRAD:
                 grad_total += at
-    sums = sums_ptr + (tl.program_id(2) * B + sample) * (PLACES + 2) * C + channels
-    tl.store(sums + PLACES // 2 * C, tl.sum(s4, axis=1), mask=exists)
-    if PLACES == 9:
+    sums = sums_ptr + (tl.program_id(2) * B + sample) * (TAPS + 2) * C + channels
+    tl.store(sums + TAPS // 2 * C, tl.sum(s4, axis=1), mask=exists)
+    if TAPS == 9:
         tl.store(sums, tl.sum(s0, axis=1), mask=exists)
         tl.store(sums + C, tl.sum(s1, axis=1), mask=exists)
         tl.store(sums + 2 * C, tl.sum(s2, axis=1), mask=exists)
@@ -267,9 +267,9 @@ def sums_kernel(
         tl.store(sums + 7 * C, tl.sum(s7, axis=1), mask=exists)
         tl.store(sums + 8 * C, tl.sum(s8, axis=1), mask=exists)
     if history_ptr is not None:
-        tl.store(sums + PLACES * C, tl.sum(history_total, axis=1), mask=exists)
-    if WITH_GRAD:
-        tl.store(sums + (PLACES + 1) * C, tl.sum(grad_total, axis=1), mask=exists)
+        tl.store(sums + TAPS * C, tl.sum(history_total, axis=1), mask=exists)
+    if SUM_GRAD:
+        tl.store(sums + (TAPS + 1) * C, tl.sum(grad_total, axis=1), mask=exists)
 
 
 @cache
@@ -308,18 +308,18 @@ def apply(x, weight, coefficients, *, history=None, residual=False, out) -> None
     launch(apply_kernel, grid, inputs, (out, None), sizes, x.shape[1], False, residual, *blocks)
 
 
-def grid_sums(grad, x, *, history=None, convolved, with_grad) -> Tensor:
+def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     """See `Passes.grid_sums`; here of each span of the grid (spans, B, n + 2, C).
 
-    They are of n places under the value's kernel, of the history, and of grad.
+    They are of grad times x at each of n taps, of grad times the history, and of grad.
     """
     sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     batch, channels = x.shape[:2]
-    places = 9 if convolved else 1
-    sums = torch.empty(grid[2], batch, places + 2, channels, dtype=torch.float32, device=x.device)
+    taps = 9 if convolved else 1
+    sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
     sizes = batch, *sizes
     inputs = (grad, x, history)
-    launch(sums_kernel, grid, inputs, (sums,), sizes, channels, places, with_grad, *blocks)
+    launch(sums_kernel, grid, inputs, (sums,), sizes, channels, taps, sum_grad, *blocks)
     return sums
 
 
