@@ -42,11 +42,10 @@ class LayerAttention(nn.Module):
             default 32, or the largest number below it that divides C.
         value: "dwconv" for a depthwise 3x3 convolution, "dwconv_gelu" for its GELU (Algorithm 4),
             "identity" for the feature map itself, Table 4 (c).
-        projection: "conv1d" for a convolution along the channels, "linear" for full linear layers,
-            Table 4 (d).
+        projection: "conv1d" for a convolution along the channels, of `eca_kernel_size`; "linear"
+            for full linear layers, Table 4 (d).
         reduction: the linear layers project C to C // reduction channels; 16 gives the paper's
             28.2 M parameters.
-        kernel_size: of the convolution along the channels, odd; by default `eca_kernel_size`.
         first_in_stage: this layer starts a stage, so it never has a history. Set by the stage.
 
     Attributes:
@@ -72,7 +71,6 @@ class LayerAttention(nn.Module):
         value: str = "dwconv",
         projection: str = "conv1d",
         reduction: int = 1,
-        kernel_size: int | None = None,
         first_in_stage: bool = False,
     ) -> None:
         super().__init__()
@@ -87,8 +85,8 @@ class LayerAttention(nn.Module):
         self.channels = channels
         self.heads = channels // head_channels
         self.first_in_stage = first_in_stage
-        self.query = make_projection(channels, self.heads, projection, reduction, kernel_size)
-        self.key = make_projection(channels, self.heads, projection, reduction, kernel_size)
+        self.query = make_projection(channels, self.heads, projection, reduction)
+        self.key = make_projection(channels, self.heads, projection, reduction)
         self.value = None
         if value != "identity":
             self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
@@ -155,18 +153,14 @@ class LayerAttention(nn.Module):
 
 
 def make_projection(
-    channels: int, heads: int, projection: str, reduction: int, kernel_size: int | None
+    channels: int, heads: int, projection: str, reduction: int
 ) -> nn.Conv1d | nn.Linear:
     """Make a query or key projection; see `LayerAttention` for the arguments."""
     if projection == "conv1d":
         if reduction != 1:
             raise InputError(f"reduction={reduction} needs projection='linear'")
-        size = eca_kernel_size(channels) if kernel_size is None else kernel_size
-        if size % 2 == 0:
-            raise InputError(f"kernel_size={size} must be odd")
+        size = eca_kernel_size(channels)
         return nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
-    if kernel_size is not None:
-        raise InputError(f"kernel_size={kernel_size} needs projection='conv1d'")
     if reduction < 1 or channels % (reduction * heads):
         raise InputError(f"reduction={reduction} must divide head_channels={channels // heads}")
     return nn.Linear(channels, channels // reduction, bias=False)

@@ -41,7 +41,7 @@ class MRLALight(LayerAttention):
     ) -> None:
         super().__init__(channels, head_channels, **kwargs)
         check_choice("previous", previous, ("shortcut", "output", "none"))
-        if not gated and (unused := {"projection", "reduction", "kernel_size"} & kwargs.keys()):
+        if not gated and (unused := {"projection", "reduction"} & kwargs.keys()):
             raise InputError(f"gated=False leaves no query and key for {', '.join(unused)}")
         if previous == "none" and not learnable_lambda:
             raise InputError("learnable_lambda=False has no effect with previous='none'")

@@ -11,7 +11,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention.base import make_projection
+from mrla_mm.attention.base import eca_kernel_size
 from mrla_mm.errors import InputError
 
 
@@ -48,15 +48,12 @@ class SE(nn.Module):
 
 @MODELS.register_module()
 class ECA(nn.Module):
-    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) (Wang et al., CVPR 2020).
+    """Efficient channel attention, x sigmoid(Conv1d(GAP(x))) (Wang et al., CVPR 2020)."""
 
-    Args:
-        kernel_size: of the convolution, odd; by default that of `eca_kernel_size`.
-    """
-
-    def __init__(self, in_channels: int, kernel_size: int | None = None) -> None:
+    def __init__(self, in_channels: int) -> None:
         super().__init__()
-        self.conv = make_projection(in_channels, 1, "conv1d", 1, kernel_size)
+        size = eca_kernel_size(in_channels)
+        self.conv = nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
@@ -67,23 +64,20 @@ class ECA(nn.Module):
 class CBAM(nn.Module):
     """Convolutional block attention: gates on channels and pixels (Woo et al., ECCV 2018).
 
-    Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a convolution of
-    the mean and the maximum over the channels.
+    Channels: sigmoid(MLP(avg x) + MLP(max x)) over the grid. Pixels: sigmoid of a 7x7 convolution
+    of the mean and the maximum over the channels.
 
     Args:
         reduction: the MLP's inner layer has C // reduction channels.
-        kernel_size: of the convolution over pixels, odd.
     """
 
-    def __init__(self, in_channels: int, reduction: int = 16, kernel_size: int = 7) -> None:
+    def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        if kernel_size % 2 == 0:
-            raise InputError(f"kernel_size={kernel_size} must be odd")
         hidden = reduced(in_channels, reduction)
         self.mlp = nn.Sequential(
             nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, in_channels)
         )
-        self.conv = nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False)
+        self.conv = nn.Conv2d(2, 1, 7, padding=3, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh channels and pixels: (B, C, H, W) -> (B, C, H, W)."""

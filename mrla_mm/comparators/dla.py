@@ -28,7 +28,7 @@ class DLALight(MRLALight):
     Args:
         reduction: see `SharedCell`; 16 on ImageNet, 20 in the authors' detector.
         first_in_stage: this layer starts a stage and holds its cell and E. Set by the stage.
-        **kwargs: head_channels, value, kernel_size and gated of `MRLALight`.
+        **kwargs: head_channels, value and gated of `MRLALight`.
     """
 
     token_defaults = dict(head_channels=16)

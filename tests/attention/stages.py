@@ -17,7 +17,6 @@ VARIANTS = {
     "light, lambda 1 (e)": ("MRLALight", dict(learnable_lambda=False)),
     "light, ungated": ("MRLALight", dict(gated=False)),
     "light, depthwise alone (g)": ("MRLALight", dict(gated=False, previous="none")),
-    "light, kernel 7": ("MRLALight", dict(kernel_size=7)),
     "base (a)": ("MRLABase", {}),
     "base, identity value": ("MRLABase", dict(value="identity")),
     "base, linear reduced": ("MRLABase", dict(projection="linear", reduction=2)),

@@ -68,7 +68,7 @@ def test_memory_for_backward_grows_linearly_with_depth(name):
 
 SIZES = {4: 1, 8: 3, 64: 3, 96: 3, 128: 5, 1280: 5, 2048: 7, 32768: 9}  # 8: 4 / 2 = 2, raised to 3
 PROJECTIONS = [(channels, {}, (1, 1, size)) for channels, size in SIZES.items()]
-PROJECTIONS += [(24, dict(kernel_size=9), (1, 1, 9)), (24, dict(projection="linear"), (24, 24))]
+PROJECTIONS += [(24, dict(projection="linear"), (24, 24))]
 PROJECTIONS += [(24, dict(projection="linear", reduction=2), (12, 24))]
 
 
@@ -86,13 +86,10 @@ BAD = [
     (dict(head_channels=2.0), "head_channels=2.0"),
     (dict(value="conv"), "value='conv'"),
     (dict(projection="mlp"), "projection='mlp'"),
-    (dict(kernel_size=4), "kernel_size=4"),
     (dict(reduction=2), "reduction=2"),  # the 1D convolution keeps every channel
-    (dict(projection="linear", kernel_size=3), "kernel_size=3"),  # a matrix has no kernel
     (dict(projection="linear", reduction=3), "reduction=3"),  # 24 / 3 is whole, 8 / 3 is not
     (dict(previous="earlier"), "earlier"),
     (dict(previous="none", learnable_lambda=False), "learnable_lambda=False"),
-    (dict(gated=False, kernel_size=5), "kernel_size"),
     (dict(gated=False, projection="linear", reduction=2), "gated=False"),
 ]
 

@@ -31,16 +31,16 @@ def se(module, x):
 
 
 def eca(module, x):
-    taps, padded = module.conv.weight.flatten(), F.pad(x.mean((2, 3)), [2, 2])
-    return gated(x, sum(taps[j] * padded[:, j : j + 8] for j in range(5)))
+    taps, padded = module.conv.weight.flatten(), F.pad(x.mean((2, 3)), [1, 1])
+    return gated(x, sum(taps[j] * padded[:, j : j + 8] for j in range(3)))
 
 
 def cbam(module, x):
     pooled = [x.mean((2, 3)), x.flatten(2).max(2)[0]]
     x = gated(x, sum(two_layers(y, module.mlp[0], module.mlp[2]) for y in pooled))
-    maps = F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [1] * 4)
+    maps = F.pad(torch.stack([x.sum(1) / 8, x.max(1)[0]], 1), [3] * 4)
     logits = 0
-    for m, i, j in itertools.product(range(2), range(3), range(3)):
+    for m, i, j in itertools.product(range(2), range(7), range(7)):
         logits = logits + module.conv.weight[0, m, i, j] * maps[:, m, i : i + 3, j : j + 5]
     return x / (1 + (-logits[:, None]).exp())
 
@@ -72,8 +72,8 @@ def aa(module, x):
 AA_OPTIONS = dict(padding=1, heads=2, value_ratio=0.25)
 CASES = {
     "SE": (lambda: SE(8, reduction=3), se),
-    "ECA": (lambda: ECA(8, kernel_size=5), eca),
-    "CBAM": (lambda: CBAM(8, reduction=2, kernel_size=3), cbam),
+    "ECA": (lambda: ECA(8), eca),
+    "CBAM": (lambda: CBAM(8, reduction=2), cbam),
     "A2": (lambda: A2(8), a2),
     "AA": (lambda: AA(8, 16, 3, **AA_OPTIONS, max_grid=5), aa),
     "AA, stride": (lambda: AA(8, 16, 3, stride=2, **AA_OPTIONS, max_grid=3), aa),
@@ -135,8 +135,6 @@ def test_an_activation_needs_a_norm_that_does_not_start_at_zero(kind):
 WRONG = {
     "reduction=65": lambda: DLALight(64, reduction=65, first_in_stage=True),
     "reduction=9": lambda: SE(8, reduction=9),
-    "kernel_size=4": lambda: ECA(8, kernel_size=4),
-    "kernel_size=6": lambda: CBAM(8, reduction=2, kernel_size=6),
     "max_grid=4": lambda: AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5)),
 }
 
