@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
+AA_HEADS = 8
+
 
 @MODELS.register_module()
 class A2(nn.Module):
@@ -41,15 +43,14 @@ class A2(nn.Module):
 class AA(nn.Module):
     """Convolution augmented by attention over pixels (Bello et al., ICCV 2019).
 
-    Heads attend with relative positions, softmax(q^T (k + r_rows + r_columns) / sqrt(D)) v. With a
-    stride they attend on the input pooled to the output's grid. It replaces a bottleneck's 3x3
-    convolution, in mmdet's ResNet, MRLAResNet and ComparatorResNet: ``dcn=dict(type="AA"),
-    stage_with_dcn=(False, True, True, True)``.
+    Eight heads attend with relative positions, softmax(q^T (k + r_rows + r_columns) / sqrt(D)) v.
+    The keys have a fifth of the output's channels, but a head at least 20. The values have a tenth,
+    and take the place of as many channels of the convolution. With a stride the heads attend on the
+    input pooled to the output's grid. It replaces a bottleneck's 3x3 convolution, in mmdet's
+    ResNet, MRLAResNet and ComparatorResNet: ``dcn=dict(type="AA"), stage_with_dcn=(False, True,
+    True, True)``.
 
     Args:
-        key_ratio: channels of all keys, as a share of the output's; a head has at least 20.
-        value_ratio: channels of all values, which take the place of as many channels of the
-            convolution.
         max_grid: largest height and width of the output.
     """
 
@@ -60,19 +61,15 @@ class AA(nn.Module):
         kernel_size: int,
         stride: int = 1,
         *,
-        heads: int = 8,
-        key_ratio: float = 0.2,
-        value_ratio: float = 0.1,
         max_grid: int = 28,
         **conv: object,
     ) -> None:
         super().__init__()
-        keys = max(20, int(key_ratio * out_channels / heads))
-        values = heads * max(1, int(value_ratio * out_channels / heads))
-        self.heads = heads
+        keys = max(20, int(0.2 * out_channels / AA_HEADS))
+        values = AA_HEADS * max(1, int(0.1 * out_channels / AA_HEADS))
         self.stride = stride
         self.max_grid = max_grid
-        self.sizes = (heads * keys, heads * keys, values)
+        self.sizes = (AA_HEADS * keys, AA_HEADS * keys, values)
         self.conv = nn.Conv2d(in_channels, out_channels - values, kernel_size, stride, **conv)
         self.qkv = nn.Conv2d(in_channels, sum(self.sizes), 1, bias=False)
         self.out = nn.Conv2d(values, values, 1, bias=False)
@@ -93,7 +90,7 @@ class AA(nn.Module):
         height, width = query.shape[2:]
         if max(height, width) > self.max_grid:
             raise InputError(f"max_grid={self.max_grid} is below {height} x {width}, this map's")
-        heads = (self.heads, -1)
+        heads = (AA_HEADS, -1)
         query = query.unflatten(1, heads)  # (B, G, D, H, W)
         query = query / query.shape[2] ** 0.5
         key = key.unflatten(1, heads)

@@ -53,7 +53,7 @@ def a2(module, x):
 
 def aa(module, x):
     pooled = F.avg_pool2d(x, 3, module.stride, padding=1) if module.stride > 1 else x
-    parts = [part.chunk(2, 1) for part in module.qkv(pooled).split(module.sizes, 1)]
+    parts = [part.chunk(8, 1) for part in module.qkv(pooled).split(module.sizes, 1)]
     pixels = list(itertools.product(*map(range, pooled.shape[2:])))
     outs, zero = [], module.max_grid - 1
     for q, k, v in zip(*parts, strict=True):
@@ -69,14 +69,13 @@ def aa(module, x):
     return torch.cat([module.conv(x), module.out(torch.cat(outs, 1))], 1)
 
 
-AA_OPTIONS = dict(padding=1, heads=2, value_ratio=0.25)
 CASES = {
     "SE": (lambda: SE(8, reduction=3), se),
     "ECA": (lambda: ECA(8), eca),
     "CBAM": (lambda: CBAM(8, reduction=2), cbam),
     "A2": (lambda: A2(8), a2),
-    "AA": (lambda: AA(8, 16, 3, **AA_OPTIONS, max_grid=5), aa),
-    "AA, stride": (lambda: AA(8, 16, 3, stride=2, **AA_OPTIONS, max_grid=3), aa),
+    "AA": (lambda: AA(8, 160, 3, padding=1, max_grid=5), aa),
+    "AA, stride": (lambda: AA(8, 160, 3, stride=2, padding=1, max_grid=3), aa),
 }
 
 
