@@ -91,27 +91,17 @@ class MRLAResLayer(ResLayer):
     """Stage of a ResNet: its blocks pass on a memory, which starts empty at every call.
 
     Args:
-        make_branch: builds the residual branch of a block, given its channels and `first_in_stage`.
-        attended: places of the blocks that get one, by default all.
+        make_branch: builds the residual branch of a block, given its channels and `first_in_stage`;
+            None for a plain stage.
         **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
     """
 
-    def __init__(
-        self,
-        *,
-        make_branch: Callable[..., LayerAttentionResidual],
-        attended: Sequence[int] | None = None,
-        **kwargs: object,
-    ) -> None:
+    def __init__(self, *, make_branch: Callable[..., nn.Module] | None, **kwargs: object) -> None:
         super().__init__(**kwargs)
         remove_unselected_plugins(self, kwargs["plugins"] or ())
         channels = kwargs["planes"] * self.block.expansion
-        starts = True
         for index, block in enumerate(self):
-            block.mrla = None
-            if attended is None or is_selected(index, len(self), attended):
-                block.mrla = make_branch(channels, first_in_stage=starts)
-                starts = False
+            block.mrla = make_branch and make_branch(channels, first_in_stage=index == 0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -167,8 +157,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             branch's norm starts at one.
         stages: regular expression; stages whose name, "layer1" to "layer4", it does not match
             entirely have no layer attention.
-        blocks: places of the blocks of a stage that have layer attention, counted from either end
-            as in `plugins`; by default all.
         contract_dilation: halve the dilation of the first block of each stage, as mmseg's
             ``ResNet`` does.
         **kwargs: those of mmdet's ``ResNet``.
@@ -196,7 +184,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         attention_drop_path: float = 0.0,
         zero_init_attention: bool = True,
         stages: str = ".*",
-        blocks: Sequence[int] | None = None,
         contract_dilation: bool = False,
         **kwargs: object,
     ) -> None:
@@ -205,31 +192,28 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
         self.stages = stage_pattern(stages)
-        self.blocks = blocks
         self.contract_dilation = contract_dilation
         super().__init__(depth, **kwargs)
-        has_branch = any(isinstance(module, LayerAttentionResidual) for module in self.modules())
-        if self.layer_attention is not None and not has_branch:
-            names = ", ".join(self.res_layers)
-            raise InputError(f"stages={stages!r}, blocks={blocks} leave no block of {names}")
+        is_matched = any(map(self.stages.fullmatch, self.res_layers))
+        if self.layer_attention is not None and not is_matched:
+            raise InputError(f"stages={stages!r} matches none of {', '.join(self.res_layers)}")
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        make_branch = partial(
-            LayerAttentionResidual,
-            self.layer_attention,
-            norm_cfg=self.norm_cfg,
-            drop_path=self.attention_drop_path,
-            zero_init=self.zero_init_attention,
-        )
+        make_branch = None
         name = f"layer{len(self.res_layers) + 1}"
-        is_attended = self.layer_attention is not None and self.stages.fullmatch(name)
+        if self.layer_attention is not None and self.stages.fullmatch(name):
+            make_branch = partial(
+                LayerAttentionResidual,
+                self.layer_attention,
+                norm_cfg=self.norm_cfg,
+                drop_path=self.attention_drop_path,
+                zero_init=self.zero_init_attention,
+            )
         block = self.block_classes[kwargs["block"]]
         dilations = [kwargs["dilation"]] * kwargs["num_blocks"]
         if self.contract_dilation:
             dilations[0] = max(dilations[0] // 2, 1)
         return MRLAResLayer(
-            make_branch=make_branch,
-            attended=self.blocks if is_attended else (),
-            **{**kwargs, "block": BlocksOfDilations(block, dilations)},
+            make_branch=make_branch, **{**kwargs, "block": BlocksOfDilations(block, dilations)}
         )

@@ -62,12 +62,11 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
         block = self.block_classes[kwargs["block"]]
-        return MRLAResLayer(make_branch=self.make_gate, **{**kwargs, "block": block})
+        make_gate = self.make_gate if self.layer_attention else None
+        return MRLAResLayer(make_branch=make_gate, **{**kwargs, "block": block})
 
-    def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module | None:
+    def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module:
         """Build the gate of a block."""
-        if self.layer_attention is None:
-            return None
         gate = MODELS.build(
             {**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage}
         )

@@ -72,22 +72,19 @@ def test_dilation_of_each_block(dcn, path):
     assert [block.conv1.dilation for block in basic.layer3] == [(2, 2), (2, 2)]
 
 
-@pytest.mark.parametrize("blocks", [None, (1, -1)])
 @torch.no_grad()
-def test_blocks_without_layer_attention_are_plain_and_pass_the_memory_on(blocks):
+def test_stages_without_layer_attention_are_plain():
     options = dict(base_channels=16, norm_eval=True)
-    backbone = randomize(MRLAResNet(50, BASE, stages="layer[13]", blocks=blocks, **options))
+    backbone = randomize(MRLAResNet(50, BASE, stages="layer[13]", **options))
     backbone, plain = backbone.double().eval(), ResNet(50, **options).double()
     found = {name[:-5] for name, _ in backbone.named_modules() if name.endswith(".mrla")}
-    places = {"layer1": blocks and (1, 2) or range(3), "layer3": blocks and (1, 5) or range(6)}
-    assert found == {f"{stage}.{place}" for stage, chosen in places.items() for place in chosen}
+    depths = {"layer1": 3, "layer3": 6}
+    assert found == {f"{stage}.{i}" for stage, depth in depths.items() for i in range(depth)}
     image = torch.randn(2, 3, 64, 96).double()
     expected = run_by_hand(backbone, load_plain(plain, backbone), image)
     torch.testing.assert_close(list(backbone(image)), expected)
     with pytest.raises(InputError, match="layer5"):
         MRLAResNet(50, BASE, stages="layer5", **options)
-    with pytest.raises(InputError, match="no block 3"):
-        MRLAResNet(50, BASE, blocks=(3,), **options)
     for wrong in ("(", ["a"], "layer", 3):  # "layer" matches no name entirely
         with pytest.raises(InputError, match="stages="):
             MRLAResNet(50, BASE, stages=wrong, **options)
