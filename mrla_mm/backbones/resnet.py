@@ -98,7 +98,8 @@ class MRLAResLayer(ResLayer):
 
     def __init__(self, *, make_branch: Callable[..., nn.Module] | None, **kwargs: object) -> None:
         super().__init__(**kwargs)
-        remove_unselected_plugins(self, kwargs["plugins"] or ())
+        if kwargs["plugins"]:
+            remove_unselected_plugins(self, kwargs["plugins"])
         channels = kwargs["planes"] * self.block.expansion
         for index, block in enumerate(self):
             block.mrla = make_branch and make_branch(channels, first_in_stage=index == 0)
@@ -126,7 +127,7 @@ def is_selected(index: int, depth: int, blocks: Sequence[int]) -> bool:
 def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
     """Remove plugins from the blocks that their entry does not name."""
     depth = len(stage)
-    for number in (1, 2, 3) if plugins else ():
+    for number in (1, 2, 3):
         entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
         for index, block in enumerate(stage):
             names = getattr(block, f"after_conv{number}_plugin_names")

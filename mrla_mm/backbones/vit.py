@@ -167,11 +167,9 @@ class MRLAViT(ViT):
         *,
         stage_blocks: int | Sequence[int] = 4,
         zero_init_attention: bool = True,
-        frozen_stages: int = -1,
         **kwargs: object,
     ) -> None:
         super().__init__(arch, **kwargs)
-        self.frozen_stages = frozen_stages  # from here on, or the parent would freeze too early
         self.layer_attention = attention_config(layer_attention)
         self.starts = stage_starts(stage_blocks, self.num_layers)
         if self.layer_attention is not None:

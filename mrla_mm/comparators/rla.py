@@ -3,11 +3,10 @@
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.backbones.resnet import remove_unselected_plugins
+from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 from mrla_mm.errors import InputError
 
@@ -48,7 +47,7 @@ class Aggregation(nn.Module):
             self.recurrent = nn.Conv2d(hidden_channels, hidden_channels, 3, padding=1, bias=False)
 
 
-class RLAResLayer(ResLayer):
+class RLAResLayer(MRLAResLayer):
     """Stage of an RLAResNet.
 
     Args:
@@ -57,8 +56,7 @@ class RLAResLayer(ResLayer):
     """
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
-        super().__init__(**{**kwargs, "block": RLABottleneck})
-        remove_unselected_plugins(self, kwargs["plugins"] or ())
+        super().__init__(make_branch=None, **{**kwargs, "block": RLABottleneck})
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
