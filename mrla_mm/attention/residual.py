@@ -146,10 +146,9 @@ class LayerAttentionResidual(BaseModule):
         out, memory = self.attention(x, shortcut, memory)
         tensors = Tensor | fx.Proxy  # with which torch.fx traces
         if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
-            inside = [type(each).__name__ for each in memory] if isinstance(memory, tuple) else ""
             raise InputError(
-                f"{type(self.attention).__name__} returned a {type(memory).__name__} {inside} as "
-                "its memory: return a tuple of tensors, empty for none, with numbers as tensors too"
+                f"the memory that {type(self.attention).__name__} returns must be a flat tuple of "
+                "tensors, empty for none, with numbers as tensors too"
             )
         return out, memory
 
