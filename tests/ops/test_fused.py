@@ -329,6 +329,19 @@ def test_autocast_leaves_scores_in_single_precision(path):
         assert torch.equal(light(tensors, "attention", path), expected)
 
 
+@pytest.mark.parametrize("function", [light, base_joined, mla_joined])
+def test_autocast_reaches_no_pass_of_a_step(function):
+    """A backward pass too may be called under autocast."""
+    is_light = function is light
+    depth = 0 if is_light else 2
+    tensors = draw((2, 12, 3, 4), "block end", depth=depth, history=is_light)
+    run = functools.partial(function, extent="block end", path="fused")
+    expected = results(run, tensors, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        computed = results(run, tensors, dtype=torch.float32)
+    assert all(torch.equal(computed[name], value) for name, value in expected.items())
+
+
 @needs_numba
 def test_dispatch_gives_its_reasons(monkeypatch):
     x = torch.zeros(1, 4, 2, 2)
