@@ -1,12 +1,11 @@
 """Layer attention in any backbone: its blocks carry the residual branch themselves.
 
 Each block of a run (`mrla_mm.backbones.runs`) gets a residual branch as `block.mrla`, which leaves
-all plain keys as they are, and becomes an object of a subclass of its own class, made on the fly,
-that runs the block and then the branch. A variant with a memory also needs a container that passes
-it on, which is replaced by a subclass in the same way.
+all plain keys as they are. `add_mixin` then changes the block's class to a subclass, made on the
+fly, that runs the block and the branch. For a variant with a memory it also changes the class of
+the module that calls the blocks, so that the memory is passed on.
 """
 
-import importlib.util
 import inspect
 import re
 from functools import cache
@@ -33,14 +32,10 @@ from mrla_mm.weights import PretrainedBackbone
 
 # How published files name the keys of a class; see mrla_mm.weights.
 KEY_LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
-PACKAGES = dict(mmseg="mmsegmentation")  # what to install for a scope, where names differ
 
 
 class Combined:
-    """Mixin of the classes that `combine` makes.
-
-    They have no importable name: `__reduce__` makes them anew from their bases.
-    """
+    """Base of the mixins: an object with one pickles, though its class has no importable name."""
 
     def __reduce__(self) -> tuple:
         return new_object, type(self).__bases__, self.__dict__
@@ -59,7 +54,7 @@ def new_object(*bases: type) -> object:
 
 
 def add_mixin(module: nn.Module, mixin: type) -> None:
-    """Make a module an object of the subclass of its class in which a mixin comes first."""
+    """Change a module's class to a subclass of it in which the mixin comes first."""
     kind = type(module)
     bases = kind.__bases__ if issubclass(kind, Combined) else (kind,)
     module.__class__ = combine(mixin, *bases)
@@ -82,10 +77,10 @@ BRANCHES = {
 }
 
 
-class CarriesBranch(Combined):
+class BlockWithBranch(Combined):
     """Mixin of a block that carries its residual branch as `mrla`."""
 
-    def attend(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
+    def run_branch(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
         """Run the branch on what the block returned for x and arguments; return y and memory."""
         branch = self.mrla
         inputs = [out, x if branch.has_shortcut else None]
@@ -94,50 +89,41 @@ class CarriesBranch(Combined):
         return run_checkpointed(getattr(self, "with_cp", False), branch, *inputs, *memory)
 
 
-class AttendedBlock(CarriesBranch):
-    """Mixin of a block whose variant has no memory: whoever calls it need know nothing."""
+class BlockWithoutMemory(BlockWithBranch):
+    """Mixin of a block whose variant has no memory: it is called as the plain block is."""
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Run the block as its class does, then the branch."""
         out = super().forward(x, *args, **kwargs)
-        return self.attend(out, x, (*args, *kwargs.values()))[0]
+        return self.run_branch(out, x, (*args, *kwargs.values()))[0]
 
 
 class HostArguments(tuple):
-    """What a block takes behind x, from a container that passes a memory on."""
+    """What the plain block takes behind x; its type tells a caller that passes the memory on."""
 
 
-class MemoryBlock(CarriesBranch):
-    """Mixin of a block whose variant has a memory, which its container passes on."""
+class BlockWithMemory(BlockWithBranch):
+    """Mixin of a block whose variant has a memory, which its caller passes on."""
 
+    # All is positional, since mmengine's activation_checkpointing passes no keywords.
     def forward(self, x: Tensor, args: object = None, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run the block with args, its own behind x, then the branch; return y and memory."""
+        """Run the block with x and args, then the branch; return y and memory."""
         if not isinstance(args, HostArguments):
             raise InputError(
                 f"a {type(self).__name__} was called without a memory: call its container as a "
                 "whole, or take an MRLALight that has none"
             )
-        return self.attend(super().forward(x, *args), x, args, *memory)
+        return self.run_branch(super().forward(x, *args), x, args, *memory)
 
 
-class HiddenBranch(Combined):
-    """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
-
-    def __iter__(self):
-        return (module for name, module in self._modules.items() if name != "mrla")
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class SequentialRuns(Combined):
+class SequentialCaller(Combined):
     """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks; each run starts with an empty memory."""
         memory = ()
         for block in self:
-            if isinstance(block, MemoryBlock):
+            if isinstance(block, BlockWithMemory):
                 if block.mrla.first_in_stage:
                     memory = ()
                 x, *memory = block(x, HostArguments(), *memory)
@@ -146,7 +132,7 @@ class SequentialRuns(Combined):
         return x
 
 
-class SwinRun(Combined):
+class SwinCaller(Combined):
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
     def forward(self, x: Tensor, hw_shape: Size) -> tuple:
@@ -159,7 +145,7 @@ class SwinRun(Combined):
         return *self.downsample(x, hw_shape), x, hw_shape
 
 
-CONTAINERS = {nn.Sequential: SequentialRuns, SwinBlockSequence: SwinRun}  # that pass memory on
+CALLERS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}  # that pass memory on
 
 
 class AnyBackbone(Combined, PretrainedBackbone):
@@ -221,7 +207,8 @@ def WithLayerAttention(  # a function, by the name that configs know
     """
     attention, pattern = attention_config(layer_attention), stage_pattern(stages)
     host, scope = find_host(backbone)
-    norm_cfg = branch_norm(host, kwargs)
+    defaults = default_arguments(host)
+    norm_cfg = branch_norm(defaults, kwargs)
     if attention and kwargs.get("rfp_inplanes"):
         raise InputError(
             f"rfp_inplanes={kwargs['rfp_inplanes']}: a recursive feature pyramid calls other "
@@ -233,8 +220,7 @@ def WithLayerAttention(  # a function, by the name that configs know
     if any(isinstance(module, LayerAttentionResidual) for module in model.modules()):
         raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
     options = dict(norm_cfg=norm_cfg, drop_path=attention_drop_path, zero_init=zero_init_attention)
-    has_channels, in_channels = argument(host, kwargs, "in_channels")
-    runs = find_runs(model, in_channels if has_channels else 3, probe_size)
+    runs = find_runs(model, (defaults | kwargs).get("in_channels", 3), probe_size)
     with MODELS.switch_scope_and_registry(scope or None):
         for run in choose_runs(host, runs, pattern):
             add_branches(model, run, attention, options)
@@ -247,32 +233,33 @@ def find_host(backbone: str | type) -> tuple[type, str]:
     host, scope = backbone, ""
     if isinstance(backbone, str):
         scope = backbone.rpartition(".")[0]
-        if scope and importlib.util.find_spec(scope) is None:
-            package = PACKAGES.get(scope, scope)
-            raise InputError(f"backbone={backbone!r} needs a package: pip install {package}")
         with MODELS.switch_scope_and_registry(None) as registry:
             host = registry.get(backbone)
     if not (isinstance(host, type) and issubclass(host, BaseModule)):
         raise InputError(
-            f"backbone={backbone!r} is unknown or not a plain backbone derived from BaseModule; "
-            'outside a config, its name needs its scope: "mmdet.CSPNeXt" or "mmpretrain.ConvNeXt"'
+            f"backbone={backbone!r} is unknown or not a plain backbone derived from BaseModule: "
+            "install its package; outside a config, its name needs its scope, as mmdet.CSPNeXt"
         )
     return host, scope
 
 
-def argument(host: type, kwargs: dict, name: str) -> tuple[bool, object]:
-    """Return whether a host has an argument, and its value: what is given, or its default."""
-    for base in host.__mro__:
-        parameters = inspect.signature(base.__init__).parameters
-        if name in parameters:
-            return True, kwargs.get(name, parameters[name].default)
-    return False, None
+def default_arguments(host: type) -> dict[str, object]:
+    """Return the arguments of a class and its bases with their defaults."""
+    defaults = {}
+    for base in reversed(host.__mro__):
+        parameters = inspect.signature(base.__init__).parameters.values()
+        defaults |= {parameter.name: parameter.default for parameter in parameters}
+    return defaults
 
 
-def branch_norm(host: type, kwargs: dict) -> dict:
-    """Return the norm of branches over maps: the backbone's own, else the one that they take."""
-    is_own, norm_cfg = argument(host, kwargs, "norm_cfg")
-    if not is_own:
+def branch_norm(defaults: dict, kwargs: dict) -> dict:
+    """Return the norm of branches over maps: the backbone's own, else one given for them alone.
+
+    That is removed from kwargs.
+    """
+    if "norm_cfg" in defaults:
+        norm_cfg = kwargs.get("norm_cfg", defaults["norm_cfg"])
+    else:
         norm_cfg = kwargs.pop("norm_cfg", None)
     is_for_maps = isinstance(norm_cfg, dict) and norm_cfg.get("type") != "LN"
     return norm_cfg if is_for_maps else dict(type="BN")
@@ -292,45 +279,35 @@ def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:
         names = ", ".join(dict.fromkeys(run.name for run in runs))
         raise InputError(f"stages={pattern.pattern!r} matches none of {names}")
     for run in chosen:
-        blocks = f"{len(run.blocks)} blocks, {run.channels} channels"
+        blocks = f"{len(run.blocks)} blocks, {run.blocks[0].channels} channels"
         print_log(f"layer attention in {run.name}: {blocks}", logger="current")
     return chosen
 
 
 def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> None:
-    """Give each block of a run its branch, and the container what passes a memory on."""
-    if run.layout == "tokens":
-        options = options | dict(norm_cfg=None, extra_tokens=run.extra_tokens)
-    blocks = [model.get_submodule(name) for name in run.blocks]
-    for block in blocks:
-        is_first = block is blocks[0]
-        position = dict(first_in_stage=is_first, has_shortcut=run.has_shortcut or not is_first)
-        block.mrla = BRANCHES[run.layout](attention, run.channels, **position, **options)
-        if isinstance(block, nn.Sequential):
-            add_mixin(block, HiddenBranch)
-    has_memory = getattr(blocks[0].mrla.attention, "has_memory", True)  # the same in all blocks
-    for block in blocks:
-        add_mixin(block, MemoryBlock if has_memory else AttendedBlock)
-    if has_memory:
-        pass_memory_on(model, run, attention)
+    """Give each block of a run its branch, and let their caller pass on a memory."""
+    for block in run.blocks:
+        own = dict(first_in_stage=block is run.blocks[0], has_shortcut=block.keeps_shape)
+        if block.layout == "tokens":
+            own["norm_cfg"] = None  # for LayerNorm
+        module = block.module
+        module.mrla = BRANCHES[block.layout](attention, block.channels, **options | own)
+        has_memory = getattr(module.mrla.attention, "has_memory", True)
+        add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
+    if has_memory:  # the same in all blocks
+        let_pass_memory_on(model.get_submodule(run.caller), run, attention)
 
 
-def pass_memory_on(model: nn.Module, run: Run, attention: dict) -> None:
-    """Let the module that calls a run's blocks pass the memory on; InputError if it cannot."""
-    container = model.get_submodule(run.container)
-    is_caller = run.called_as_whole
-    if isinstance(container, nn.ModuleList):  # the module that holds the list calls its blocks
-        container = model.get_submodule(run.container.rpartition(".")[0])
-        is_caller = True
-    for kind, mixin in CONTAINERS.items():
-        if isinstance(container, mixin):  # for another run in it
+def let_pass_memory_on(caller: nn.Module, run: Run, attention: dict) -> None:
+    """Let the module that calls a run's blocks pass their memory on; InputError if it cannot."""
+    for host, mixin in CALLERS.items():
+        if isinstance(caller, mixin):  # it calls another run too
             return
-        runs_as_kind = isinstance(container, kind) and type(container).forward is kind.forward
-        if is_caller and runs_as_kind:
-            add_mixin(container, mixin)
+        if isinstance(caller, host) and type(caller).forward is host.forward:
+            add_mixin(caller, mixin)
             return
     raise InputError(
         f"{attention['type']} hands a memory from block to block, which the "
-        f"{type(container).__name__} of {run.name} cannot pass on: take MRLALight with "
+        f"{type(caller).__name__} that calls {run.name} cannot pass on: take MRLALight with "
         'previous="shortcut" or "none", or leave this run out by stages='
     )

@@ -13,7 +13,7 @@ from torch import nn
 
 from mrla_mm.attention import TokenAttentionResidual
 from mrla_mm.attention.tokens import to_map, to_tokens
-from mrla_mm.backbones.runs import Run, find_runs
+from mrla_mm.backbones.runs import find_runs
 from mrla_mm.errors import InputError
 
 from ..attention.reference import light
@@ -47,7 +47,7 @@ def test_looking_for_runs_changes_nothing():
     swin = MODELS.build(dict(type="mmdet.SwinTransformer", embed_dims=48))  # has drop path
     random_state = torch.get_rng_state()
     assert [len(run.blocks) for run in find_runs(swin)] == [2, 2, 6, 2]
-    channels = {run.container: run.channels for run in find_runs(backbone)}
+    channels = {run.name: run.blocks[0].channels for run in find_runs(backbone)}
     assert channels == {"stem": 8, "stage2.1.blocks": 32, "stage3.1.blocks": 64}
     assert torch.equal(torch.get_rng_state(), random_state) and backbone.training
     assert_equal(backbone.state_dict().values(), state.values())
@@ -94,13 +94,13 @@ class TokenBlock(Block):
 
 
 class Network(BaseModule):
-    """Runs in containers of all kinds, and what is none: layers, repeats, blocks side by side."""
+    """Runs in containers of all kinds, and what is none: layers, stages, repeats, siblings."""
 
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
         self.runs = nn.Sequential(Block(8, 8), Block(8, 8), Kin(8, 16), Kin(16, 16), Block(16, 8))
-        self.nested = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
+        self.stages = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
         self.outer = nn.Sequential(Nest(), Nest())
         self.own = Reversed(Block(8, 8), Block(8, 8))
         self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
@@ -112,7 +112,7 @@ class Network(BaseModule):
         self.child1, self.child2 = Block(8, 8), Block(8, 8)
 
     def forward(self, x):
-        x = self.own(self.outer(self.nested(self.runs(self.layers(x)))))
+        x = self.own(self.outer(self.stages(self.runs(self.layers(x)))))
         x = self.tied(self.one_by_one[1](self.one_by_one[0](x)))
         x = sum(block(x) for block in self.side_by_side)
         x, grid = x.permute(0, 2, 3, 1), x.shape[2:]
@@ -124,24 +124,26 @@ class Network(BaseModule):
 
 
 LIGHT_8 = dict(type="MRLALight", head_channels=8)
-RUNS = [
-    Run("runs", ("runs.0", "runs.1"), "maps", 8, 0, True, True),
-    Run("runs", ("runs.2", "runs.3"), "maps", 16, 0, False, True),
-    Run("nested", ("nested.0", "nested.1"), "maps", 8, 0, True, True),
-    Run("outer", ("outer.0", "outer.1"), "maps", 8, 0, True, True),
-    Run("own", ("own.0", "own.1"), "maps", 8, 0, True, True),
-    Run("one_by_one", ("one_by_one.0", "one_by_one.1"), "maps", 8, 0, True, False),
-    Run("last", ("last.0", "last.1"), "maps, channels last", 8, 0, True, False),
-    Run("tokens", ("tokens.0", "tokens.1"), "tokens", 8, 0, True, False),
-]
+RUNS = {  # layout, channels, shape kept by the first block, caller
+    ("runs.0", "runs.1"): ("maps", 8, True, "runs"),
+    ("runs.2", "runs.3"): ("maps", 16, False, "runs"),
+    ("outer.0", "outer.1"): ("maps", 8, True, "outer"),
+    ("own.0", "own.1"): ("maps", 8, True, "own"),
+    ("one_by_one.0", "one_by_one.1"): ("maps", 8, True, ""),
+    ("last.0", "last.1"): ("maps, channels last", 8, True, ""),
+    ("tokens.0", "tokens.1"): ("tokens", 8, True, ""),
+    ("child1", "child2"): ("maps", 8, True, ""),
+}
 
 
-def test_runs_are_told_from_what_is_none():
-    runs = {run.name: run for run in find_runs(Network())}
-    children = runs.pop("child1")
-    assert children.blocks == ("child1", "child2") and children.container == ""
-    assert find_runs(Network())[1:] == RUNS
-    assert find_runs(Network(), size=(64, 48))[1:] == RUNS
+@pytest.mark.parametrize("size", [None, (64, 48), (16, 14)])  # 8 x 16 pixels look like channels too
+def test_runs_are_told_from_what_is_none(size):
+    found = {}
+    for run in find_runs(Network(), size=size):
+        first = run.blocks[0]
+        facts = first.layout, first.channels, first.keeps_shape, run.caller
+        found[tuple(block.name for block in run.blocks)] = facts
+    assert found == RUNS
 
 
 def reference(branch, out, x, grid):
@@ -176,15 +178,16 @@ def test_each_block_computes_the_papers_equations_behind_its_own():
             block.register_forward_hook(partial(record, name), with_kwargs=True)
     with torch.no_grad():
         network(torch.rand(2, 3, 5, 7).double())
-        assert calls.keys() == {name for run in find_runs(plain) for name in run.blocks}
+        assert calls.keys() == {block.name for run in find_runs(plain) for block in run.blocks}
         for name, (args, kwargs, found) in calls.items():
             out = plain.get_submodule(name)(*args, **kwargs)
             branch = network.get_submodule(f"{name}.mrla")
+            assert branch.has_shortcut == (out.shape == args[0].shape)
             torch.testing.assert_close(found, reference(branch, out, args[0], (5, 7)))
 
 
 def test_a_memory_is_passed_on_within_a_run():
-    network = build(Network, layer_attention="MRLABase", stages="runs|outer|nested")
+    network = build(Network, layer_attention="MRLABase", stages="runs|outer")
     network = randomize(network).double()
     found = network.runs(IMAGE.double().new_ones(2, 8, 9, 7))
     x, memory = IMAGE.double().new_ones(2, 8, 9, 7), ()
@@ -314,10 +317,14 @@ class Fixed(Network):
         raise RuntimeError("takes 640 x 640 alone")
 
 
+class OverwritingBlock(Block):
+    def forward(self, x):
+        return super().forward(x.relu_())
+
+
 class PreActivation(Sequential):
     def __init__(self, init_cfg=None):
-        layers = nn.ReLU(inplace=True), nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 1)
-        super().__init__(*[nn.Sequential(*copy.deepcopy(layers)) for _ in "ab"], init_cfg=init_cfg)
+        super().__init__(OverwritingBlock(3, 3), OverwritingBlock(3, 3), init_cfg=init_cfg)
 
 
 MLA = dict(backbone=Network, layer_attention="MLA")
@@ -329,13 +336,14 @@ FAULTS = {
     "no class": (dict(backbone="mmdet.ResNeXt50"), "ResNeXt50"),
     "not plain": (dict(backbone="PVTv2Layout"), "PVTv2Layout"),
     "twice": (dict(backbone="MRLAResNet", depth=18), "already has layer attention"),
-    "package": (dict(backbone="mmyolo.YOLOv5CSPDarknet"), "pip install mmyolo"),
+    "package": (dict(backbone="mmyolo.YOLOv5CSPDarknet"), "mmyolo.*install its package"),
     "stages": (dict(backbone="mmdet.CSPNeXt", stages="layer1", **CSP), "stem, stage2.1.blocks"),
     "start of a name": (dict(backbone="mmdet.CSPNeXt", stages="stage2", **CSP), "stage2.1.blocks"),
     "pattern": (dict(backbone="mmdet.CSPNeXt", stages="(", **CSP), "stages='\\('"),
     "list": (dict(backbone="mmdet.CSPNeXt", stages=["a"], **CSP), "stages=\\['a'\\]"),
-    "memory": (dict(MLA, stages="last"), "MLA.*Network.* of last"),
-    "own forward": (dict(MLA, stages="own"), "Reversed of own"),
+    "memory": (dict(MLA, stages="last"), "MLA.*Network.* that calls last"),
+    "one by one": (dict(MLA, stages="one_by_one"), "Network.* that calls one_by_one"),
+    "own forward": (dict(MLA, stages="own"), "Reversed.* that calls own"),
     "pyramid": (dict(backbone="mmdet.DetectoRS_ResNet", depth=50, rfp_inplanes=8), "rfp_backbone"),
 }
 
