@@ -8,9 +8,7 @@ of a seed see the same images, and start from the same weights where the first c
 import argparse
 import signal
 import sys
-import time
 from contextlib import closing
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +35,6 @@ def parse_args(argv):
     parser.add_argument("--jobs", type=positive, help=jobs)
     parser.add_argument("--metric", help="e.g. coco/bbox_mAP (default: the first of the test)")
     parser.add_argument("--out", type=Path, default="work_dirs/compare", help="for all results")
-    parser.add_argument("--independent", action="store_true", help="share no initial weights")
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
@@ -49,23 +46,19 @@ def main(argv=None):
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     with compare.reserve(args.out):
-        shared = dict(share_weights=not args.independent)
         seeds = range(args.first_seed, args.first_seed + args.seeds)
-        plan = compare.make_plan(args.configs, args.out, seeds, args.cfg_options, **shared)
+        plan = compare.make_plan(args.configs, args.out, seeds, args.cfg_options)
         for remark in plan.remarks:
             print(remark)
         missing = plan.missing()
-        begun = sum((folder / "last_checkpoint").is_file() for folder in missing)
+        begun = sum(compare.is_begun(folder) for folder in missing)
         finished = len(plan.run_folders()) - len(missing)
         print(f"{finished} runs finished, {len(missing)} to do, {begun} of them begun", flush=True)
         faults = []
-        start = time.monotonic()
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as runs:
             for number, (folder, fault) in enumerate(runs, 1):
                 outcome = f"{folder} fails: {fault}" if fault else f"{folder} is finished"
-                left = len(missing) - number
-                rest = timedelta(seconds=round(left * (time.monotonic() - start) / number))
-                print(f"{outcome}; {left} left, about {rest}", flush=True)
+                print(f"{outcome}; {len(missing) - number} left", flush=True)
                 if fault:
                     faults.append(outcome)
                 compare.write_results(plan, args.metric, faults)

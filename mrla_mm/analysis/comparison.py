@@ -37,18 +37,16 @@ class Gain(NamedTuple):
 def gains(values: Mapping[str, BySeed]) -> dict[str, Gain]:
     """Return what each config but the first gains over the first, with corrected p values."""
     first, *others = values
-    found = {name: gain(values[name], values[first]) for name in others}
-    corrected = holm([each.p for each in found.values()])
-    for (name, each), p in zip(found.items(), corrected, strict=True):
-        found[name] = each._replace(p=p)
-    return found
+    single = {name: gain(values[name], values[first]) for name in others}
+    corrected = holm([each.p for each in single.values()])
+    return {name: single[name]._replace(p=p) for name, p in zip(single, corrected, strict=True)}
 
 
 def gain(values: BySeed, first: BySeed) -> Gain:
     """Return what a config gains, with the p value of this comparison alone."""
-    shared = [seed for seed in values if seed in first]
+    seeds = [seed for seed in values if seed in first]
     # Rounding errors of floats would make a tiny spread, and so a tiny p, of equal differences.
-    differences = [round(values[seed] - first[seed], 9) for seed in shared]
+    differences = [round(values[seed] - first[seed], 9) for seed in seeds]
     if len(set(differences)) < 2:
         return Gain(differences)
     test = ttest_1samp(differences, 0)
@@ -73,7 +71,7 @@ def sign_test_remark(found: Iterable[Gain]) -> str:
     return f"\nInterval and p assume normal differences. A sign test, which does not, {limit}.\n"
 
 
-def digits_of(error: float) -> int:
+def decimals_for(error: float) -> int:
     """Return how many decimals show two digits of an error."""
     return max(0, 1 - math.floor(math.log10(error or 0.001)))
 
@@ -83,17 +81,25 @@ def describe(values: Sequence[float]) -> str:
     if len(values) < 2:
         return "".join(f"{value:.4g}" for value in values)
     error = statistics.stdev(values) / len(values) ** 0.5
-    digits = digits_of(error)
-    return f"{statistics.mean(values):.{digits}f} ± {error:.{digits}f}"
+    decimals = decimals_for(error)
+    return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"
 
 
 def describe_gain(gained: Gain) -> list[str]:
-    """Return the cells of a table's row: mean and interval, and p; empty for no differences."""
+    """Return two cells of a table: mean with interval, and p; empty where there is none."""
     if math.isnan(gained.p):
         return [f"{gained.mean:+.4g}" if gained.differences else "", ""]
-    digits = digits_of(gained.high - gained.mean)
-    mean, low, high = (f"{x:+.{digits}f}" for x in (gained.mean, gained.low, gained.high))
+    decimals = decimals_for(gained.high - gained.mean)
+    mean, low, high = (f"{x:+.{decimals}f}" for x in (gained.mean, gained.low, gained.high))
     return [f"{mean} ({low} to {high})", f"{gained.p:.2g}"]
+
+
+def describe_costs(costs: Sequence[float]) -> str:
+    """Return the median as text, empty for no values."""
+    median = statistics.median(costs or [math.nan])
+    if math.isnan(median):
+        return ""
+    return f"{median:,.0f}" if median >= 1000 else f"{median:.3g}"
 
 
 def make_table(
@@ -110,10 +116,10 @@ def make_table(
     lines = [head, ["---"] * len(head)]
     for name, by_seed in values.items():
         gain_cells = describe_gain(gained.get(name, Gain([])))
-        medians = [statistics.median(costs[name].get(key) or [math.nan]) for key in cost_names]
-        cells = [f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in medians]
-        lines.append([name, str(len(by_seed)), describe([*by_seed.values()]), *gain_cells, *cells])
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines).replace(" nan ", " ")
+        cost_cells = [describe_costs(costs[name].get(key, [])) for key in cost_names]
+        value = describe([*by_seed.values()])
+        lines.append([name, str(len(by_seed)), value, *gain_cells, *cost_cells])
+    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return text + sign_test_remark(gained.values())
 
 

@@ -1,7 +1,17 @@
-"""Configs trained and tested from several seeds: planned, run side by side, and put in a table."""
+"""Configs trained and tested from several seeds: planned, run side by side, and put in a table.
 
-from mrla_mm.compare.plan import Plan, make_plan, reserve
+A run is a folder `<out>/<config>/seed_<n>` beside `<config>.py`, the config as it runs. Its files
+say how far it is, and the next call goes on from there:
+
+* `last_checkpoint`, written by mmengine's checkpoint hook: the training has begun;
+* `trained.json`: the training has ended; what it cost;
+* `result.json`: the test has ended too, so the run is finished; its metrics and costs.
+
+`run.log` has the output of its processes, one attempt after the other.
+"""
+
+from mrla_mm.compare.plan import Plan, is_begun, make_plan, reserve
 from mrla_mm.compare.results import write_results
 from mrla_mm.compare.run import find_slots, run_all
 
-__all__ = ["Plan", "find_slots", "make_plan", "reserve", "run_all", "write_results"]
+__all__ = ["Plan", "find_slots", "is_begun", "make_plan", "reserve", "run_all", "write_results"]

@@ -2,8 +2,6 @@
 
 import fcntl
 import hashlib
-import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,124 +14,124 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-# Parts of a config that decide how a model is trained and tested, by what is said if they differ.
-TRAINING = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler")
-TRAINING += ("auto_scale_lr", "custom_hooks", "load_from")
-SETTINGS = {
-    "trains by another schedule": TRAINING,
-    "is tested otherwise": ("test_dataloader", "test_evaluator"),
+# Parts of a config that decide how a model is trained and tested.
+RECIPE = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler", "auto_scale_lr")
+RECIPE += ("custom_hooks", "load_from", "test_dataloader", "test_evaluator")
+OVERRIDES = {
+    "randomness.seed": 0,  # each run sets its own
+    "train_dataloader.persistent_workers": False,  # a resumed run would not have their random state
+    "default_hooks.checkpoint.type": "AtomicCheckpointHook",
+    "default_hooks.checkpoint.max_keep_ckpts": 1,
+    "default_hooks.checkpoint.out_dir": None,  # all configs would share it
 }
-RESULT = "result.json"  # in the folder of a run that is finished
+RESULT = "result.json"
 
 
 class Plan(NamedTuple):
-    """Configs to run by name, of which the first is the baseline, seeds, remarks for the table."""
+    """Names of configs, of which the first is the baseline, seeds, and remarks for the table."""
 
     out: Path
-    files: dict[str, Path]
+    names: list[str]
     seeds: range
     remarks: list[str]
 
     def run_folders(self) -> list[Path]:
         """Return the folders of all runs, seed by seed."""
-        files = self.files.values()
-        return [file.with_name(f"seed_{seed}") for seed in self.seeds for file in files]
+        return [self.out / name / f"seed_{seed}" for seed in self.seeds for name in self.names]
 
     def missing(self) -> list[Path]:
         """Return the folders of the runs that are not finished."""
-        return [folder for folder in self.run_folders() if not (folder / RESULT).is_file()]
+        return [folder for folder in self.run_folders() if not is_finished(folder)]
+
+
+def config_file(out: Path, name: str) -> Path:
+    """Return the file of a config as it runs."""
+    return out / name / f"{name}.py"
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run is trained and tested."""
+    return (folder / RESULT).is_file()
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run has a checkpoint or is finished."""
+    return (folder / "last_checkpoint").is_file() or is_finished(folder)
 
 
 @contextmanager
 def reserve(out: Path) -> Iterator[None]:
     """Keep other comparisons out of a folder; raises InputError if one is running in it."""
     out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("a+") as file:
+    with (out / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
             remedy = "wait for its end, or give another folder"
-            raise InputError(f"--out {out} is in use by {file.read()}: {remedy}") from None
+            raise InputError(f"--out {out} is in use by another comparison: {remedy}") from None
         except OSError as error:
             raise InputError(f"--out {out}: no locks on its disk ({error}): name another") from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
         yield
 
 
-def make_plan(
-    names: Sequence[str], out: Path, seeds: range, options: Mapping, *, share_weights: bool = True
-) -> Plan:
+def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -> Plan:
     """Read the configs and write them as they run.
 
     Raises InputError if one cannot be read or its model not be built, two have one name, or a
     folder has runs of another config.
     """
+    configs = read_configs(names, options)
+    remarks = find_remarks(configs)
+    first, *_ = configs
+    # Nothing reads this hash. With it in the config, `check_unchanged` notices that the model whose
+    # weights the runs shared has changed.
+    first_model = hashlib.sha256(repr(configs[first].model).encode()).hexdigest()
+    for name, cfg in configs.items():
+        shared = {"compare.weights_shared_with": first}
+        shared["compare.first_model_sha256"] = None if name == first else first_model
+        cfg.merge_from_dict(OVERRIDES | shared)
+        check_unchanged(config_file(out, name), cfg)
+    for name, cfg in configs.items():
+        write_atomically(config_file(out, name), cfg.pretty_text.encode())
+    return Plan(out, list(configs), seeds, remarks)
+
+
+def read_configs(names: Sequence[str], options: Mapping[str, object]) -> dict[str, Config]:
+    """Read configs, by the names of their files, and try to build their models."""
     configs = {}
     for given in names:
-        cfg = read_and_build(given, options)
+        try:
+            cfg = read_config(given, options)
+            build_model(cfg)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a config does
+            raise InputError(f"config {given}: {type(error).__name__}: {error}") from error
         name = Path(cfg.filename).stem
         if name in configs:
-            raise InputError(f"there are two configs {name}, and one folder {out / name}")
+            raise InputError(f"there are two configs {name}, which would share a folder")
         configs[name] = cfg
-    remarks = find_remarks(configs)
-    files = {name: out / name / f"{name}.py" for name in configs}
-    first = next(iter(configs))
-    digest = hashlib.sha256(repr(configs[first].model).encode()).hexdigest()
-    for name, cfg in configs.items():
-        overrides = {"randomness.seed": 0}  # each run sets its own
-        # Their random state would go on from epoch to epoch, but not into a resumed run.
-        overrides["train_dataloader.persistent_workers"] = False
-        overrides["default_hooks.checkpoint.type"] = "AtomicCheckpointHook"
-        overrides["default_hooks.checkpoint.max_keep_ckpts"] = 1
-        overrides["default_hooks.checkpoint.out_dir"] = None  # all configs would share it
-        if share_weights:
-            overrides["compare.weights_shared_with"] = first
-            # Not read: a config is another one for `check_unchanged` if the first one's model is.
-            overrides["compare.first_model_sha256"] = None if name == first else digest
-        cfg.merge_from_dict(overrides)
-        check_unchanged(files[name], cfg)
-    for name, cfg in configs.items():
-        write_atomically(files[name], cfg.pretty_text.encode())
-    return Plan(out, files, seeds, remarks)
-
-
-def read_and_build(name: str, options: Mapping[str, object]) -> Config:
-    """Read a config, and see whether its model can be built."""
-    try:
-        cfg = read_config(name, options)
-        build_model(cfg)
-        return cfg
-    except InputError:
-        raise
-    except Exception as error:  # whatever a config does
-        raise InputError(f"config {name}: {type(error).__name__}: {error}") from error
+    return configs
 
 
 def find_remarks(configs: Mapping[str, Config]) -> list[str]:
-    """Say which configs train by another schedule than the first, or are tested otherwise."""
+    """Say which configs are not trained and tested as the first is."""
     remarks = []
     first, *others = configs
     for name in others:
-        own, base = configs[name], configs[first]
-        for what, keys in SETTINGS.items():
-            changed = [key for key in keys if own.get(key) != base.get(key)]
-            if changed:
-                remarks.append(f"{name} {what} than {first}: {', '.join(changed)} differ.")
+        changed = [key for key in RECIPE if configs[name].get(key) != configs[first].get(key)]
+        if changed:
+            keys = ", ".join(changed)
+            remarks.append(f"{name} is not trained or tested as {first} is: {keys} differ.")
     return remarks
 
 
 def check_unchanged(file: Path, cfg: Config) -> None:
     """Raise InputError if there are runs of another config beside a config's file."""
-    runs = file.parent
-    begun = any(runs.glob("seed_*/last_checkpoint")) or any(runs.glob(f"seed_*/{RESULT}"))
+    begun = any(is_begun(folder) for folder in file.parent.glob("seed_*"))
     if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
         return
-    old = Config.fromfile(file).to_dict()
-    new = Config.fromstring(cfg.pretty_text, ".py").to_dict()
-    what = "of another config"
-    if old | {"compare": None} == new | {"compare": None}:
-        what = "that shared their initial weights with another first config, or with none"
-    raise InputError(f"{file.parent} has runs {what}: delete it, or give another --out")
+    raise InputError(
+        f"{file.parent} has runs of another config, or that started from the weights of another "
+        "first config: delete it, or give another --out"
+    )

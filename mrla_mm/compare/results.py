@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from mrla_mm.analysis.comparison import draw, gains, make_table
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT, Plan
+from mrla_mm.compare.plan import RESULT, Plan, is_finished
 
 
 def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[str, list[str]]:
@@ -15,31 +15,44 @@ def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[st
 
     The metric is by default the first that the test returns. A run without it is a fault too.
     """
-    files = [folder / RESULT for folder in plan.run_folders()]
-    results = [json.loads(file.read_text()) for file in files if file.is_file()]
-    text = ""
-    faults = list(faults)
+    finished = [folder for folder in plan.run_folders() if is_finished(folder)]
+    results = [json.loads((folder / RESULT).read_text()) for folder in finished]
+    table = ""
     if results:
         metric = metric or next(iter(results[0]["metrics"]))
-        values = {name: {} for name in plan.files}
-        costs = {name: defaultdict(list) for name in plan.files}
-        for result in results:
-            name, seed, metrics = result["config"], result["seed"], result["metrics"]
-            if math.isfinite(metrics.get(metric, math.nan)):
-                values[name][seed] = metrics[metric]
-            else:
-                faults.append(f"{name}, seed {seed}: no {metric} in {json.dumps(metrics)}")
-            for key, cost in result["costs"].items():
-                costs[name][key].append(cost)
-        text = make_table(values, metric, costs)
+        values, lacking = values_by_seed(plan, results, metric)
+        faults = [*faults, *lacking]
+        table = make_table(values, metric, costs_by_name(plan, results))
         write_csv(plan, results)
         if len(values) > 1:
-            figure = draw(gains(values), f"{metric} less that of {next(iter(values))}")
+            figure = draw(gains(values), f"{metric} less that of {plan.names[0]}")
             for suffix in ("svg", "png"):
                 figure.savefig(plan.out / f"differences.{suffix}", dpi=150)
-    text += "".join(f"\n{line}\n" for line in (*plan.remarks, *faults))
+    text = table + "".join(f"\n{line}\n" for line in (*plan.remarks, *faults))
     write_atomically(plan.out / "table.md", text.encode())
     return text, faults
+
+
+def values_by_seed(plan: Plan, results: list[dict], metric: str) -> tuple[dict, list[str]]:
+    """Return a metric of each config by seed, and what to say of the runs that lack it."""
+    values = {name: {} for name in plan.names}
+    lacking = []
+    for result in results:
+        name, seed, metrics = result["config"], result["seed"], result["metrics"]
+        if math.isfinite(metrics.get(metric, math.nan)):
+            values[name][seed] = metrics[metric]
+        else:
+            lacking.append(f"{name}, seed {seed}: no {metric} in {json.dumps(metrics)}")
+    return values, lacking
+
+
+def costs_by_name(plan: Plan, results: list[dict]) -> dict[str, dict[str, list[float]]]:
+    """Return what the runs of each config cost, by what is counted."""
+    costs = {name: defaultdict(list) for name in plan.names}
+    for result in results:
+        for key, cost in result["costs"].items():
+            costs[result["config"]][key].append(cost)
+    return costs
 
 
 def write_csv(plan: Plan, results: list[dict]) -> None:

@@ -23,13 +23,13 @@ from torch import Tensor
 from mrla_mm import cli
 from mrla_mm.analysis.complexity import image_shape, measure
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT
+from mrla_mm.compare.plan import RESULT, config_file
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 from mrla_mm.training import resume_from, train
 
-TRAINED = "trained.json"  # what the training cost, once it has ended
+TRAINED = "trained.json"
 LOG = "run.log"
 
 
@@ -59,7 +59,7 @@ def shared_weights(cfg: Config, first: Config, seed: int) -> dict[str, Tensor]:
 
 
 class ComparedRunHook(Hook):
-    """Shared initial weights, random numbers that a resumed run repeats, and costs."""
+    """Sets shared initial weights, seeds every iteration, and writes what the training cost."""
 
     priority = "VERY_HIGH"
 
@@ -68,11 +68,10 @@ class ComparedRunHook(Hook):
 
         mmengine calls init_weights after this, and loads `load_from` after that.
         """
-        compare = runner.cfg.get("compare")
-        if compare is None or runner.cfg.resume:
+        if runner.cfg.resume:
             return
-        name = compare.weights_shared_with
-        first = read_config(str(Path(runner.work_dir).parents[1] / name / f"{name}.py"), {})
+        first_name = runner.cfg.compare.weights_shared_with
+        first = read_config(str(config_file(Path(runner.work_dir).parents[1], first_name)), {})
         weights = shared_weights(runner.cfg, first, runner.seed)
         model = runner.model
         model.init_weights = lambda: model.load_state_dict(weights)
@@ -82,7 +81,7 @@ class ComparedRunHook(Hook):
         runner.train_dataloader.worker_init_fn = None
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Seed the epoch."""
+        """Seed the first iteration of an epoch, which may be that of a resumed run."""
         seed_iteration(runner.seed, runner.iter)
 
     def after_train_iter(self, runner: Runner, *_: object, **__: object) -> None:
@@ -90,7 +89,7 @@ class ComparedRunHook(Hook):
         seed_iteration(runner.seed, runner.iter + 1)
 
     def after_train(self, runner: Runner) -> None:
-        """Note what the run has cost."""
+        """Write what the training cost, which also says that it has ended."""
         seconds, _ = runner.message_hub.get_scalar("train/time").data
         costs = {"parameters": sum(p.numel() for p in runner.model.parameters())}
         costs["seconds an iteration"] = float(statistics.median(seconds))
@@ -99,7 +98,7 @@ class ComparedRunHook(Hook):
 
 
 def seed_iteration(seed: int, iteration: int) -> None:
-    """Seed an iteration of a run."""
+    """Seed an iteration of a run: another number for each of both, and the same after a resume."""
     set_random_seed((1_000_003 * seed + iteration) % 2**32)
 
 
@@ -112,10 +111,10 @@ def peak_memory() -> float:
 
 
 def train_and_test(folder: Path) -> None:
-    """Train what is not trained, test it, and write the result."""
+    """Bring a run to its end: train unless that is done, test, and write the result."""
     name = folder.parent.name
     seed = int(folder.name.removeprefix("seed_"))
-    cfg = read_config(str(folder.with_name(f"{name}.py")), {"randomness.seed": seed})
+    cfg = read_config(str(config_file(folder.parents[1], name)), {"randomness.seed": seed})
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)
@@ -129,17 +128,14 @@ def train_and_test(folder: Path) -> None:
 
 
 def test(cfg: Config, folder: Path) -> dict[str, float]:
-    """Return the metrics of the last checkpoint in a folder; InputError if either is missing.
-
-    mmengine would show pictures with the visualizer of the training, which is closed.
-    """
+    """Return the metrics of the last checkpoint in a folder; InputError if either is missing."""
     checkpoint = find_latest_checkpoint(folder)
     if checkpoint is None:
         raise InputError(f"{folder} has no checkpoint any more: delete it to train again")
-    resume = dict(load_from=str(checkpoint), resume=False)
-    cfg.update(resume, work_dir=str(folder / "test"), visualizer=None)
-    found = cli.build_runner(cfg, "test").test()
-    metrics = {key: float(value) for key, value in found.items() if isinstance(value, Number)}
+    cfg.update(load_from=str(checkpoint), resume=False, work_dir=str(folder / "test"))
+    cfg.visualizer = None  # mmengine would reuse that of the training, which is closed
+    evaluated = cli.build_runner(cfg, "test").test()
+    metrics = {key: float(value) for key, value in evaluated.items() if isinstance(value, Number)}
     if not metrics:
         raise InputError("the test returns no metric; mmdet does so if nothing is detected")
     return metrics
@@ -154,24 +150,24 @@ def count_operations(cfg: Config) -> float:
         return math.nan
 
 
-def work(folder: Path) -> None:
-    """Do a run in this process: in a group of its own, with the output in its log."""
+def run_process(folder: Path) -> None:
+    """Do a run as a process of its own, with its own process group and the output in its log."""
     os.setsid()
     threading.Thread(target=end_with_parent, daemon=True).start()
-    with (folder / LOG).open("w") as log:
+    with (folder / LOG).open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     sys.exit(cli.run(lambda _: train_and_test(folder)))
 
 
 def end_with_parent() -> None:
-    """Wait for the parent's end, however it ends, and kill this process and its loaders."""
+    """Wait for the parent's end, however it ends, and kill this process group."""
     multiprocessing.parent_process().join()
     os.killpg(0, signal.SIGKILL)
 
 
 def find_slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return the environment variables of as many runs as there is room for at a time."""
+    """Return a slot for each run that may be under way at a time: its environment variables."""
     gpus = torch.cuda.device_count()
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
@@ -188,12 +184,13 @@ def fault_of(process: multiprocessing.Process, folder: Path) -> str:
     process.join()
     if process.exitcode < 0:
         return signal.Signals(-process.exitcode).name
-    last_line = (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
-    return last_line if process.exitcode else ""
+    if process.exitcode == 0:
+        return ""
+    return (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Path, str]]:
-    """Run all, as many at a time as there are slots; yield each that ends, with its fault.
+    """Run all, as many at a time as there are slots; yield the folder of each that ends, and fault.
 
     Closing the generator kills running processes; the next call resumes them from their last
     checkpoint.
@@ -207,9 +204,10 @@ def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Pa
             while waiting and free:
                 slot = free.pop()
                 folder = waiting.pop(0)
-                write_atomically(folder / LOG, b"")
-                os.environ.update(slot)
-                process = spawn.Process(target=work, args=(folder,))
+                folder.mkdir(exist_ok=True)
+                (folder / LOG).touch()
+                os.environ.update(slot)  # which the new process inherits
+                process = spawn.Process(target=run_process, args=(folder,))
                 process.start()
                 running[process.sentinel] = process, folder, slot
             for sentinel in wait(running):

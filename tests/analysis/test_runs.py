@@ -46,7 +46,7 @@ def test_the_table():
     head, _, plain, light, *remarks = comparison.make_table(values, "AP", costs).splitlines()
     assert "over plain (95 % interval)" in head and head.endswith("| MiB | seconds |")
     assert plain == "| plain | 5 | 0.5000 ± 0.0000 |  |  | 1,234 | 2 |"
-    assert "| +0.030 (+0.010 to +0.050) | 0.013 | 20 | |" in light
+    assert "| +0.030 (+0.010 to +0.050) | 0.013 | 20 |  |" in light
     assert "0.062" in remarks[1], "five seeds are too few for a sign test"
     more = {name: own | {5: own[0]} for name, own in values.items()}
     assert "sign test" not in comparison.make_table(more, "AP", costs)

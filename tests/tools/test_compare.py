@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mrla_mm import cli, compare
+from mrla_mm.compare.plan import config_file
 from mrla_mm.compare.run import ComparedRunHook, initial_weights, shared_weights
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
@@ -35,13 +36,13 @@ def configs(tmp_path):
     return [LIGHT, *(str(tmp_path / f"{name}.py") for name in PARTS)]
 
 
-def plan_of(names, out, **options):
-    return compare.make_plan(names, out / "out", range(2), {}, **options)
+def plan_of(names, out):
+    return compare.make_plan(names, out / "out", range(2), {})
 
 
 def test_what_both_models_draw_at_random_starts_the_same(configs, tmp_path):
     plan = plan_of(configs[:2], tmp_path)
-    first, second = (read_config(str(file), {}) for file in plan.files.values())
+    first, second = (read_config(str(config_file(plan.out, name)), {}) for name in plan.names)
     second.resume = False
     work_dir = plan.missing()[1]
     runner = SimpleNamespace(cfg=second, model=build_model(second), seed=3, work_dir=work_dir)
@@ -83,11 +84,11 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     keys = [remark.split(": ")[1].split()[0] for remark in plan.remarks]
     assert keys == ["train_cfg", "test_evaluator"]
     assert "longer" in plan.remarks[0] and "other_test" in plan.remarks[1]
-    assert len(plan.run_folders()) == 8 and all(file.is_file() for file in plan.files.values())
-    plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path, share_weights=False)
-    ((name, file),) = plan.files.items()
+    assert len(plan.run_folders()) == 8 and len(list((tmp_path / "out").glob("*/*.py"))) == 4
+    plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path)
+    (name,) = plan.names
     assert name == "retinanet_r50_mrla_light_1x"
-    assert read_config(str(file), {}).model.type == "RetinaNet"
+    assert read_config(str(config_file(plan.out, name)), {}).model.type == "RetinaNet"
 
 
 def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tmp_path):
@@ -113,10 +114,8 @@ def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
 
     change(first, "train_cfg = dict(max_epochs=12)")
     plan_of([first, stem], tmp_path)
-    with pytest.raises(InputError, match="stem has runs.* first config"):
-        plan_of([first, stem], tmp_path, share_weights=False)
     change(first, "model = dict(backbone=dict(stem_channels=12))")
-    with pytest.raises(InputError, match="stem has runs.* first config"):
+    with pytest.raises(InputError, match="stem has runs of another config.* first config"):
         plan_of([first, stem], tmp_path)
     change(stem, "train_cfg = dict(max_epochs=3)")
     with pytest.raises(InputError, match="stem has runs of another config"):
@@ -126,7 +125,7 @@ def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
 def test_two_comparisons_do_not_share_a_folder(tmp_path):
     with compare.reserve(tmp_path):
         arguments = ["config.py", "--out", str(tmp_path)]
-        with pytest.raises(InputError, match=f"process {os.getpid()} "):
+        with pytest.raises(InputError, match="in use"):
             load_tool("compare").main(arguments)
     with compare.reserve(tmp_path):
         pass
@@ -142,8 +141,7 @@ def test_numbers_that_mean_nothing_are_refused(option, capsys):
 
 @pytest.mark.parametrize("metrics", [dict(AP50=0.5), dict(AP=math.nan, AP50=0.5)])
 def test_a_run_without_the_metric_is_a_fault_beside_the_others(metrics, tmp_path):
-    files = {name: tmp_path / name / f"{name}.py" for name in ("plain", "light")}
-    plan = compare.Plan(tmp_path, files, range(1), ["A remark."])
+    plan = compare.Plan(tmp_path, ["plain", "light"], range(1), ["A remark."])
     for folder, found in zip(plan.missing(), (dict(AP=0.5), metrics), strict=True):
         folder.mkdir(parents=True)
         result = dict(config=folder.parent.name, seed=0, metrics=found, costs=dict(seconds=1.0))
