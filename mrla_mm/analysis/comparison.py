@@ -7,7 +7,7 @@ against no difference, corrected for the number of comparisons by Holm's method 
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,15 +62,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def sign_test_remark(found: Iterable[Gain]) -> str:
-    """Say what a sign test could show at best if there are too few seeds for 0.05."""
-    seeds = min((len(each.differences) for each in found if each.differences), default=6)
-    if seeds >= 6:
-        return ""
-    limit = f"cannot go below p = {2 ** (1 - seeds):.2g} with as few seeds as {seeds}"
-    return f"\nInterval and p assume normal differences. A sign test, which does not, {limit}.\n"
-
-
 def decimals_for(error: float) -> int:
     """Return how many decimals show two digits of an error."""
     return max(0, 1 - math.floor(math.log10(error or 0.001)))
@@ -119,8 +110,7 @@ def make_table(
         cost_cells = [describe_costs(costs[name].get(key, [])) for key in cost_names]
         value = describe([*by_seed.values()])
         lines.append([name, str(len(by_seed)), value, *gain_cells, *cost_cells])
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return text + sign_test_remark(gained.values())
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def draw(found: Mapping[str, Gain], label: str) -> Figure:

@@ -1,7 +1,6 @@
 """Runs of a comparison: each trains and tests a config from a seed, in a process of its own."""
 
 import json
-import math
 import multiprocessing
 import os
 import resource
@@ -21,7 +20,6 @@ from mmengine.runner import Runner, find_latest_checkpoint, set_random_seed
 from torch import Tensor
 
 from mrla_mm import cli
-from mrla_mm.analysis.complexity import image_shape, measure
 from mrla_mm.atomic import write_atomically
 from mrla_mm.compare.plan import RESULT, config_file
 from mrla_mm.config import read_config
@@ -122,7 +120,6 @@ def train_and_test(folder: Path) -> None:
         train(cfg, [ComparedRunHook()])
     metrics = test(cfg, folder)
     costs = json.loads((folder / TRAINED).read_text())
-    costs["multiply-adds, G"] = count_operations(cfg)
     result = dict(config=name, seed=seed, metrics=metrics, costs=costs)
     write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
 
@@ -139,15 +136,6 @@ def test(cfg: Config, folder: Path) -> dict[str, float]:
     if not metrics:
         raise InputError("the test returns no metric; mmdet does so if nothing is detected")
     return metrics
-
-
-def count_operations(cfg: Config) -> float:
-    """Return 10^9 multiply-adds for one image, NaN for a model that needs more than images."""
-    try:
-        return measure(build_model(cfg), image_shape(cfg)).total / 1e9
-    except Exception as error:  # whatever the model is
-        print(f"multiply-adds are not counted: {type(error).__name__}: {error}")  # noqa: T201
-        return math.nan
 
 
 def run_process(folder: Path) -> None:
