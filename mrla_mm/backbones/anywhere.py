@@ -116,6 +116,16 @@ class BlockWithMemory(BlockWithBranch):
         return self.run_branch(super().forward(x, *args), x, args, *memory)
 
 
+class HiddenBranch(Combined):
+    """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
+
+    def __iter__(self):
+        return (module for name, module in self._modules.items() if name != "mrla")
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class SequentialCaller(Combined):
     """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
@@ -289,10 +299,12 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
     for block in run.blocks:
         own = dict(first_in_stage=block is run.blocks[0], has_shortcut=block.keeps_shape)
         if block.layout == "tokens":
-            own["norm_cfg"] = None  # for LayerNorm
+            own |= dict(norm_cfg=None, extra_tokens=block.extra_tokens)  # None for LayerNorm
         module = block.module
         module.mrla = BRANCHES[block.layout](attention, block.channels, **options | own)
         has_memory = getattr(module.mrla.attention, "has_memory", True)
+        if isinstance(module, nn.Sequential):
+            add_mixin(module, HiddenBranch)
         add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
     if has_memory:  # the same in all blocks
         let_pass_memory_on(model.get_submodule(run.caller), run, attention)

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from mrla_mm.errors import InputError
 
 SIDES = (128, 224, 256, 384)  # of images, where a backbone does not say which it takes
+MAX_EXTRA_TOKENS = 2  # class and distillation, before the patches
 Size = tuple[int, int]  # rows and columns, of an image or of a grid
 
 
@@ -39,8 +40,10 @@ class Block(NamedTuple):
 
     Attributes:
         name: its name in the backbone.
-        layout: "maps" (B, C, H, W), "maps, channels last" (B, H, W, C) or "tokens" (B, H W, C).
+        layout: "maps" (B, C, H, W), "maps, channels last" (B, H, W, C), or "tokens" (B, E + H W, C)
+            with E class tokens before the patches.
         channels: C of what it returns.
+        extra_tokens: E.
         keeps_shape: whether it returns the shape that it takes.
         producers: names of the modules that returned what it takes.
     """
@@ -49,6 +52,7 @@ class Block(NamedTuple):
     module: nn.Module
     layout: str
     channels: int
+    extra_tokens: int
     keeps_shape: bool
     producers: set[str]
 
@@ -87,6 +91,7 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     calls = call_with_zeros(backbone, in_channels, size)
     found = [as_block(name, backbone.get_submodule(name), calls[name]) for name in calls]
     blocks = {block.module: block for block in found if block}
+    blocks = {module: block for module, block in blocks.items() if not is_stage(module, blocks)}
     runs = []
     inside = set()  # modules of the blocks in `runs`
     for name, container in backbone.named_modules():
@@ -98,6 +103,13 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
             for block in members:
                 inside.update(block.module.modules())
     return runs
+
+
+def is_stage(module: nn.Module, blocks: dict[nn.Module, Block]) -> bool:
+    """Whether a module is an nn.Sequential with a run inside, and so not a block."""
+    if not isinstance(module, nn.Sequential):
+        return False
+    return any(consecutive(part, blocks) for part in module.modules())
 
 
 def consecutive(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[list[Block]]:
@@ -119,11 +131,10 @@ def consecutive(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[li
 def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | None:
     """Return a module as a block, or None.
 
-    It is none if it has no children, is an nn.Sequential, which is a stage, is called several
-    times, has a forward of its own as an object, or overwrites its input, as ReLU(inplace=True)
-    does: the branch could not take it.
+    It is none if it has no children, is called several times, has a forward of its own as an
+    object, or overwrites its input, as ReLU(inplace=True) does: the branch could not take it.
     """
-    if not module._modules or isinstance(module, nn.Sequential) or "forward" in vars(module):
+    if not module._modules or "forward" in vars(module):
         return None
     is_repeated = len(calls) > len({call.image for call in calls})
     layout = layout_of(calls)
@@ -132,7 +143,11 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     channels = calls[0].output_shape[1 if layout == "maps" else -1]
     keeps_shape = all(call.input_shape == call.output_shape for call in calls)
     producers = set.intersection(*(call.producers for call in calls))
-    return Block(name, module, layout, channels, keeps_shape, producers)
+    extra_tokens = 0
+    if layout == "tokens":
+        rows, columns = calls[0].grid
+        extra_tokens = calls[0].output_shape[1] - rows * columns
+    return Block(name, module, layout, channels, extra_tokens, keeps_shape, producers)
 
 
 def layout_of(calls: Sequence[Call]) -> str | None:
@@ -159,12 +174,12 @@ def has_aspect(grid: Size, image: Size) -> bool:
 
 
 def grid_of(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
-    """Return the grid (H, W) of tokens (B, H W, C) that is among the arguments of a call."""
+    """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
     pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
     for rows, columns in pairs:
         is_pair = isinstance(rows, int) and isinstance(columns, int)
-        if is_pair and rows * columns == tokens.shape[1]:
+        if is_pair and 0 <= tokens.shape[1] - rows * columns <= MAX_EXTRA_TOKENS:
             return rows, columns
     return None
 

@@ -94,13 +94,13 @@ class TokenBlock(Block):
 
 
 class Network(BaseModule):
-    """Runs in containers of all kinds, and what is none: layers, stages, repeats, siblings."""
+    """Runs in containers of all kinds, and what is none: layers, repeats, siblings."""
 
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
         self.runs = nn.Sequential(Block(8, 8), Block(8, 8), Kin(8, 16), Kin(16, 16), Block(16, 8))
-        self.stages = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
+        self.nested = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
         self.outer = nn.Sequential(Nest(), Nest())
         self.own = Reversed(Block(8, 8), Block(8, 8))
         self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
@@ -112,7 +112,7 @@ class Network(BaseModule):
         self.child1, self.child2 = Block(8, 8), Block(8, 8)
 
     def forward(self, x):
-        x = self.own(self.outer(self.stages(self.runs(self.layers(x)))))
+        x = self.own(self.outer(self.nested(self.runs(self.layers(x)))))
         x = self.tied(self.one_by_one[1](self.one_by_one[0](x)))
         x = sum(block(x) for block in self.side_by_side)
         x, grid = x.permute(0, 2, 3, 1), x.shape[2:]
@@ -127,6 +127,7 @@ LIGHT_8 = dict(type="MRLALight", head_channels=8)
 RUNS = {  # layout, channels, shape kept by the first block, caller
     ("runs.0", "runs.1"): ("maps", 8, True, "runs"),
     ("runs.2", "runs.3"): ("maps", 16, False, "runs"),
+    ("nested.0", "nested.1"): ("maps", 8, True, "nested"),
     ("outer.0", "outer.1"): ("maps", 8, True, "outer"),
     ("own.0", "own.1"): ("maps", 8, True, "own"),
     ("one_by_one.0", "one_by_one.1"): ("maps", 8, True, ""),
