@@ -161,11 +161,16 @@ CALLERS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}  # th
 class AnyBackbone(Combined, PretrainedBackbone):
     """Mixin of a backbone that `WithLayerAttention` builds: strict pretrained weights."""
 
-    freezes_from = 1  # ViTs freeze in their constructor alone, and their embedding even at -1
+    # mmpretrain's ViTs freeze in their constructor, and their `_freeze_stages` freezes the
+    # embedding even at frozen_stages=-1
+    freezes_from = 1
 
     @property
     def optional_parts(self) -> list[str]:
-        """Norms of the outputs, which classifiers' files lack; a batch norm is the stem's norm1."""
+        """Norms of the outputs, which classifiers' files lack.
+
+        A batch norm of such a name is no output's: `norm1` of a ResNet is in its stem.
+        """
         kinds = nn.LayerNorm, nn.GroupNorm
         names = [f"norm{index}" for index in range(4)]
         return [name for name in names if isinstance(getattr(self, name, None), kinds)]
@@ -302,11 +307,11 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
             own |= dict(norm_cfg=None, extra_tokens=block.extra_tokens)  # None for LayerNorm
         module = block.module
         module.mrla = BRANCHES[block.layout](attention, block.channels, **options | own)
-        has_memory = getattr(module.mrla.attention, "has_memory", True)
         if isinstance(module, nn.Sequential):
             add_mixin(module, HiddenBranch)
+        has_memory = getattr(module.mrla.attention, "has_memory", True)
         add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
-    if has_memory:  # the same in all blocks
+    if any(isinstance(block.module, BlockWithMemory) for block in run.blocks):
         let_pass_memory_on(model.get_submodule(run.caller), run, attention)
 
 

@@ -119,7 +119,7 @@ def consecutive(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[li
     for module in container._modules.values():
         block = blocks.get(module)
         if block and not isinstance(container, nn.Sequential) and is_layer(module):
-            block = None  # as conv1 and conv2 inside a block, which follow each other as well
+            block = None  # such as mmcv's ConvModules inside a block, which form no run
         if block and previous and block.follows(previous):
             groups[-1].append(block)
         elif block:
@@ -131,8 +131,8 @@ def consecutive(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[li
 def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | None:
     """Return a module as a block, or None.
 
-    It is none if it has no children, is called several times, has a forward of its own as an
-    object, or overwrites its input, as ReLU(inplace=True) does: the branch could not take it.
+    It is none if it has no children, is called several times, has a forward that was replaced on
+    the object, or overwrites its input, as ReLU(inplace=True) does: the branch could not take it.
     """
     if not module._modules or "forward" in vars(module):
         return None

@@ -24,6 +24,9 @@ OVERRIDES = {
     "default_hooks.checkpoint.max_keep_ckpts": 1,
     "default_hooks.checkpoint.out_dir": None,  # all configs would share it
 }
+# Files of a run that say how far it is; see the package.
+BEGUN = "last_checkpoint"
+TRAINED = "trained.json"
 RESULT = "result.json"
 
 
@@ -56,7 +59,7 @@ def is_finished(folder: Path) -> bool:
 
 def is_begun(folder: Path) -> bool:
     """Whether a run has a checkpoint or is finished."""
-    return (folder / "last_checkpoint").is_file() or is_finished(folder)
+    return (folder / BEGUN).is_file() or is_finished(folder)
 
 
 @contextmanager

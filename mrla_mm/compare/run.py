@@ -21,13 +21,12 @@ from torch import Tensor
 
 from mrla_mm import cli
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT, config_file
+from mrla_mm.compare.plan import RESULT, TRAINED, config_file
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 from mrla_mm.training import resume_from, train
 
-TRAINED = "trained.json"
 LOG = "run.log"
 
 

@@ -184,7 +184,11 @@ def match_layout(tensor: Tensor, x: Tensor) -> Tensor:
 
 
 def label_receivers(gradients: Sequence[Tensor], ctx) -> None:
-    """Label the gradients that a node returns for its last inputs with the nodes that get them."""
+    """Label the gradients that a node returns for its last inputs with the nodes that get them.
+
+    A Function's ctx is its node of the graph. Its next_functions leave out inputs that are None, so
+    the last inputs are counted from the end.
+    """
     receivers = reversed(ctx.next_functions)
     for gradient, (receiver, _) in zip(reversed(gradients), receivers, strict=False):
         gradient.receiver = receiver

@@ -130,7 +130,10 @@ def layer_backward(
     """Add to the gradients of the values; return those of x, parameters and earlier keys.
 
     grad is that of what `write_output` wrote. With add_relu, c and the shortcut share that of x.
+    The last value is this layer's own: its gradient is complete once the sums are, and goes on to
+    x.
     """
+    *_, grad_own_value = grad_values
     backward_sums = mla_sums if layer.is_mla else base_sums
     sums, value_sums = backward_sums(passes, grad, x, values, layer, saved, grad_values)
     grad_keys = None if layer.is_mla else grad_keys_or_averages
@@ -141,7 +144,7 @@ def layer_backward(
         grad_pixel = grad_pixel + grad_keys_or_averages / (x.shape[2] * x.shape[3])
     grad_x = torch.empty_like(x)
     passes.apply_backward(
-        grad_values[-1],
+        grad_own_value,
         None if layer.is_mla else layer.weights.value,
         Coefficients(),
         grad_pixel=grad_pixel,
@@ -155,8 +158,9 @@ def layer_backward(
 def base_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
     """Add to the gradients of base's values; return sums of the last one, dw(x), and of all."""
     scores, gain = saved.attention.scores, saved.coefficients.gain
-    options = dict(grad_values=grad_values, sum_grad=layer.norm is not None)
-    value_sums = passes.weighted_sum_backward(grad, values, scores, gain, **options)
+    value_sums = passes.weighted_sum_backward(
+        grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.norm is not None
+    )
     sums = passes.grid_sums(grad_values[-1], x, convolved=True, sum_grad=False)
     return sums, value_sums
 
@@ -169,8 +173,10 @@ def mla_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSu
     sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.norm is not None)
     grad_total = total  # the memory of total is free again
     passes.apply_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
-    options = dict(grad_values=grad_values, sum_grad=False)
-    return sums, passes.weighted_sum_backward(grad_total, values, scores, gain, **options)
+    value_sums = passes.weighted_sum_backward(
+        grad_total, values, scores, gain, grad_values=grad_values, sum_grad=False
+    )
+    return sums, value_sums
 
 
 def base_fused(

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops.coefficients import GridSums, ValueSums, value_weights
-from mrla_mm.ops.loops import PIECES, channels_last, contiguous, count_threads, share
+from mrla_mm.ops.loops import (
+    GRAD,
+    HISTORY,
+    PIECES,
+    SUMS,
+    TAPS,
+    channels_last,
+    contiguous,
+    count_threads,
+    share,
+)
 from mrla_mm.ops.torch_passes import TorchPasses, sample_kernels
 
 
@@ -53,9 +63,9 @@ class Layout(NamedTuple):
             if tensor is None:
                 array = np.empty((0,) * (3 if self.channels_last else 2), np.float32)
             elif self.channels_last:
-                array = tensor.detach().permute(0, 2, 3, 1).reshape(batch, -1, channels).numpy()
+                array = tensor.detach().permute(0, 2, 3, 1).view(batch, -1, channels).numpy()
             else:
-                array = tensor.detach().reshape(batch * channels, -1).numpy()
+                array = tensor.detach().view(batch * channels, -1).numpy()
             arrays.append(array)
         return arrays
 
@@ -92,7 +102,11 @@ class NumbaPasses(TorchPasses):
     """Passes for float32 maps on CPUs, each of which reads and writes every map once."""
 
     def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
-        """Loops are compiled once; what they do differs with what is small, or taken in blocks."""
+        """Loops are compiled once; what they do differs with what is small, or taken in blocks.
+
+        Up to 4 rows and 8 columns each size is a case of its own: all pixels are near an edge, and
+        loops are shorter than a vector.
+        """
         batch, _, height, width = shape
         in_blocks = height * width > contiguous.BLOCK
         return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks
@@ -137,11 +151,11 @@ class NumbaPasses(TorchPasses):
             options = dict(history=history, convolved=convolved, sum_grad=sum_grad)
             return super().grid_sums(grad, x, **options)
         layout = Layout.of(x)
-        sums = layout.new_sums(11)
+        sums = layout.new_sums(SUMS)
         layout.run("grid_sums", *layout.maps(grad, x, history), sums)
         sums = layout.collect(sums)
-        of_history = None if history is None else sums[..., 9]
-        return GridSums(sums[..., :9], of_history, sums[..., 10] if sum_grad else None)
+        of_history = None if history is None else sums[..., HISTORY]
+        return GridSums(sums[..., :TAPS], of_history, sums[..., GRAD] if sum_grad else None)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Read all values in one loop."""
@@ -166,5 +180,8 @@ class NumbaPasses(TorchPasses):
 
 
 def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Where the maps begin: a loop is compiled once, not for each number of maps."""
+    """Where the maps begin: a loop is compiled once, not for each number of maps.
+
+    The maps are dense in the layout of the loop's other maps, and the caller keeps them alive.
+    """
     return np.array([tensor.data_ptr() for tensor in tensors], np.int64)

@@ -19,6 +19,10 @@ from mrla_mm.torch_support import Region, openmp_parallel
 
 LOGGER = logging.getLogger("mrla_mm")
 MIN_SHARED = 2**15  # elements of a map below which sharing it costs more than it saves
+TAPS = 9  # of the value's kernel
+HISTORY = TAPS  # where `grid_sums` has the sum of the history, behind those of the taps
+GRAD = TAPS + 1  # and the sum of the gradient
+SUMS = TAPS + 2
 PIECES = 4  # for each thread: one that is late leaves its share to the others
 
 

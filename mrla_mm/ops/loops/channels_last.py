@@ -7,7 +7,7 @@ summed over a band is summed row by row first, so that rounding errors stay smal
 import numpy as np
 from numba import float32
 
-from mrla_mm.ops.loops import compiled, map_at
+from mrla_mm.ops.loops import GRAD, HISTORY, TAPS, compiled, map_at
 
 
 @compiled
@@ -111,13 +111,13 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
             for column in range(width):
                 pixel = row * width + column
                 g = grad[sample, pixel]
-                for tap in range(9):
+                for tap in range(TAPS):
                     r, c = row + tap // 3 - 1, column + tap % 3 - 1
                     if 0 <= r < height and 0 <= c < width:
                         add_scaled(of_row[tap], x[sample, r * width + c], g)
                 if len(history) > 0:
-                    add_scaled(of_row[9], history[sample, pixel], g)
-                total = of_row[10]
+                    add_scaled(of_row[HISTORY], history[sample, pixel], g)
+                total = of_row[GRAD]
                 for i in range(len(g)):
                     total[i] += g[i]
             move_sums(sums[unit], of_row)

@@ -6,7 +6,7 @@ A coefficient is one value for each plane. A map that is absent has no planes.
 import numpy as np
 from numba import float32
 
-from mrla_mm.ops.loops import compiled, map_at
+from mrla_mm.ops.loops import GRAD, HISTORY, SUMS, compiled, map_at
 
 BLOCK = 1024  # pixels that stay in a core's first cache from one loop to the next
 
@@ -81,7 +81,7 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
     height, width, _ = grid
     rows = min(height, max(BLOCK // width, 1))
     shifted = np.empty((3, (rows + 2) * width), np.float32)
-    totals = np.empty(11)
+    totals = np.empty(SUMS)
     for plane in range(start, stop):
         totals[:] = 0
         for first in range(0, height, rows):
@@ -96,8 +96,8 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
                 h = history[plane, begin:end]
                 for p in range(len(g)):
                     of_history += g[p] * h[p]
-            totals[9] += of_history
-            totals[10] += of_grad
+            totals[HISTORY] += of_history
+            totals[GRAD] += of_grad
         sums[plane] = totals
 
 
