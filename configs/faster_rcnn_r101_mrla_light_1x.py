@@ -1,3 +1,5 @@
 # Faster R-CNN on ResNet-101 with MRLA-light, 1x schedule (App. B.3).
 _base_ = "./faster_rcnn_r101_1x.py"
-model = dict(backbone=dict(type="MRLAResNet", layer_attention=dict(type="MRLALight")))
+model = dict(
+    backbone=dict(type="MRLAResNet", layer_attention=dict(type="MRLALight", head_channels=32))
+)

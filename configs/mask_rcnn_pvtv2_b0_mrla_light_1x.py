@@ -1,3 +1,5 @@
 # Mask R-CNN on PVTv2-B0 with MRLA-light, 1x schedule.
 _base_ = "./mask_rcnn_pvtv2_b0_1x.py"
-model = dict(backbone=dict(type="MRLAPVTv2", layer_attention=dict(type="MRLALight")))
+model = dict(
+    backbone=dict(type="MRLAPVTv2", layer_attention=dict(type="MRLALight", head_channels=16))
+)

@@ -1,3 +1,5 @@
 # RetinaNet on ResNet-101 with MRLA-base, 1x schedule (App. B.3).
 _base_ = "./retinanet_r101_1x.py"
-model = dict(backbone=dict(type="MRLAResNet", layer_attention=dict(type="MRLABase")))
+model = dict(
+    backbone=dict(type="MRLAResNet", layer_attention=dict(type="MRLABase", head_channels=32))
+)

@@ -1,5 +1,6 @@
 # RetinaNet on a plain ResNet-50, 1x schedule: the baseline that the MRLA configs are compared with.
 _base_ = ["mmdet::retinanet/retinanet_r50_fpn_1x_coco.py", "./_base_/mrla_mm.py"]
-# The paper's batch is 16; fewer images take a smaller step.
-auto_scale_lr = dict(enable=True, base_batch_size=16)
+auto_scale_lr = dict(
+    enable=True, base_batch_size=16
+)  # the paper's batch; fewer images take a smaller step
 default_hooks = dict(checkpoint=dict(type="AtomicCheckpointHook"))

@@ -3,8 +3,9 @@
 # mmpretrain's config; below is what differs.
 _base_ = ["mmpretrain::resnet/resnet50_8xb32_in1k.py", "./mrla_mm.py"]
 data_root = "data/imagenet"
-# As torchvision's ResNet, whose figures the paper compares with
-model = dict(backbone=dict(zero_init_residual=False))
+model = dict(
+    backbone=dict(zero_init_residual=False)
+)  # as torchvision's ResNet, whose figures the paper compares with
 auto_scale_lr = dict(enable=True)  # base_batch_size is 256; fewer images take a smaller step
 default_hooks = dict(
     checkpoint=dict(type="AtomicCheckpointHook", max_keep_ckpts=3, save_best="auto")

@@ -2,6 +2,8 @@
 _base_ = "./ceit_tiny_8xb128.py"
 model = dict(
     backbone=dict(
-        type="MRLACeiT", layer_attention=dict(type="MRLALight"), zero_init_attention=False
+        type="MRLACeiT",
+        layer_attention=dict(type="MRLALight", head_channels=16),
+        zero_init_attention=False,
     )
 )

@@ -2,5 +2,9 @@
 # zero.
 _base_ = "./deit_tiny_8xb128.py"
 model = dict(
-    backbone=dict(type="MRLAViT", layer_attention=dict(type="MRLALight"), zero_init_attention=False)
+    backbone=dict(
+        type="MRLAViT",
+        layer_attention=dict(type="MRLALight", head_channels=16),
+        zero_init_attention=False,
+    )
 )

@@ -3,6 +3,8 @@
 _base_ = "./pvtv2_b1_8xb128.py"
 model = dict(
     backbone=dict(
-        type="MRLAPVTv2", layer_attention=dict(type="MRLALight"), zero_init_attention=False
+        type="MRLAPVTv2",
+        layer_attention=dict(type="MRLALight", head_channels=16),
+        zero_init_attention=False,
     )
 )
