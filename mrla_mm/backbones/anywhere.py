@@ -213,7 +213,7 @@ def WithLayerAttention(  # a function, by the name that configs know
 
     Raises:
         InputError: the backbone has no run, or none that `stages` matches; or the variant has a
-            memory, which the container of a run cannot pass on.
+            memory, which what calls the blocks of a run cannot pass on.
 
     Example:
         >>> from mmengine.registry import MODELS
@@ -252,8 +252,8 @@ def find_host(backbone: str | type) -> tuple[type, str]:
             host = registry.get(backbone)
     if not (isinstance(host, type) and issubclass(host, BaseModule)):
         raise InputError(
-            f"backbone={backbone!r} is unknown or not a plain backbone derived from BaseModule: "
-            "install its package; outside a config, its name needs its scope, as mmdet.CSPNeXt"
+            f"backbone={backbone!r} is not a plain backbone derived from BaseModule, or unknown: "
+            "then install its package, and outside a config name its scope, as in mmdet.CSPNeXt"
         )
     return host, scope
 
@@ -270,7 +270,7 @@ def default_arguments(host: type) -> dict[str, object]:
 def branch_norm(defaults: dict, kwargs: dict) -> dict:
     """Return the norm of branches over maps: the backbone's own, else one given for them alone.
 
-    That is removed from kwargs.
+    A norm_cfg that the backbone does not take is removed from kwargs.
     """
     if "norm_cfg" in defaults:
         norm_cfg = kwargs.get("norm_cfg", defaults["norm_cfg"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.runner import Runner, find_latest_checkpoint, set_random_seed
+from mmengine.runner import Runner, set_random_seed
 from torch import Tensor
 
 from mrla_mm import cli
@@ -25,9 +25,10 @@ from mrla_mm.compare.plan import RESULT, TRAINED, config_file
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
-from mrla_mm.training import resume_from, train
+from mrla_mm.training import last_checkpoint, resume_from, train
 
 LOG = "run.log"
+START = "---- an attempt starts ----"  # in the log
 
 
 def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]]:
@@ -95,7 +96,7 @@ class ComparedRunHook(Hook):
 
 
 def seed_iteration(seed: int, iteration: int) -> None:
-    """Seed an iteration of a run: another number for each of both, and the same after a resume."""
+    """Seed an iteration: by seed and iteration alone, so that a resumed run draws the same."""
     set_random_seed((1_000_003 * seed + iteration) % 2**32)
 
 
@@ -115,7 +116,7 @@ def train_and_test(folder: Path) -> None:
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)
-        resume_from(cfg, find_latest_checkpoint(folder))
+        resume_from(cfg, last_checkpoint(folder))
         train(cfg, [ComparedRunHook()])
     metrics = test(cfg, folder)
     costs = json.loads((folder / TRAINED).read_text())
@@ -125,10 +126,10 @@ def train_and_test(folder: Path) -> None:
 
 def test(cfg: Config, folder: Path) -> dict[str, float]:
     """Return the metrics of the last checkpoint in a folder; InputError if either is missing."""
-    checkpoint = find_latest_checkpoint(folder)
-    if checkpoint is None:
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is None or not Path(checkpoint).is_file():
         raise InputError(f"{folder} has no checkpoint any more: delete it to train again")
-    cfg.update(load_from=str(checkpoint), resume=False, work_dir=str(folder / "test"))
+    cfg.update(load_from=checkpoint, resume=False, work_dir=str(folder / "test"))
     cfg.visualizer = None  # mmengine would reuse that of the training, which is closed
     evaluated = cli.build_runner(cfg, "test").test()
     metrics = {key: float(value) for key, value in evaluated.items() if isinstance(value, Number)}
@@ -173,7 +174,8 @@ def fault_of(process: multiprocessing.Process, folder: Path) -> str:
         return signal.Signals(-process.exitcode).name
     if process.exitcode == 0:
         return ""
-    return (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    last_line = (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    return f"exit code {process.exitcode}" if last_line in ("", START) else last_line
 
 
 def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Path, str]]:
@@ -192,7 +194,8 @@ def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Pa
                 slot = free.pop()
                 folder = waiting.pop(0)
                 folder.mkdir(exist_ok=True)
-                (folder / LOG).touch()
+                with (folder / LOG).open("a") as log:
+                    log.write(f"\n{START}\n")
                 os.environ.update(slot)  # which the new process inherits
                 process = spawn.Process(target=run_process, args=(folder,))
                 process.start()

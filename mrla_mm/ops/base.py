@@ -129,7 +129,8 @@ def layer_backward(
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Add to the gradients of the values; return those of x, parameters and earlier keys.
 
-    grad is that of what `write_output` wrote. With add_relu, c and the shortcut share that of x.
+    grad is that of what `write_output` wrote. With add_relu the first is the gradient of c, which
+    is also the shortcut's.
     The last value is this layer's own: its gradient is complete once the sums are, and goes on to
     x.
     """
@@ -156,7 +157,10 @@ def layer_backward(
 
 
 def base_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
-    """Add to the gradients of base's values; return sums of the last one, dw(x), and of all."""
+    """Add to grad_values; return sums over the grid.
+
+    They are of the own value's gradient times shifted x, and of grad times each value.
+    """
     scores, gain = saved.attention.scores, saved.coefficients.gain
     value_sums = passes.weighted_sum_backward(
         grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.norm is not None
@@ -166,7 +170,11 @@ def base_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridS
 
 
 def mla_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
-    """Add to the gradients of MLA's values; return sums of the convolution and of all values."""
+    """Add to grad_values; return sums over the grid.
+
+    They are of grad times the shifted sum of the values, which the convolution takes, and of that
+    sum's gradient times each value.
+    """
     scores, gain = saved.attention.scores, saved.coefficients.gain
     total = torch.empty_like(x)
     passes.weighted_sum(values, scores, Coefficients(gain=gain), out=total)

@@ -7,6 +7,8 @@
 `light` and `base` say in which order a layer runs them. The abstract methods read and write maps;
 those for coefficients take small tensors.
 
+Coefficients are (B, C), keys (B, T, C); `coefficients` says what its functions compute.
+
 Maps (B, C, H, W) have one dtype and one dense layout. A pass writes every element of the arguments
 out, grad_x and grad_history, which the caller allocates, and adds to grad_values; it only reads the
 other maps. No output shares memory with another argument unless the method says so.

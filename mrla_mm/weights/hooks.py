@@ -1,7 +1,5 @@
 """Strictness for whole checkpoints: `load_from`, resuming and testing."""
 
-from copy import copy
-
 from mmengine.hooks import Hook
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
@@ -13,7 +11,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.states import BACKBONE, find_state
+from mrla_mm.weights.states import BACKBONE, find_state, select_entry, unwrap
 
 
 @HOOKS.register_module()
@@ -25,6 +23,8 @@ class CheckpointCheckHook(Hook):
     attention, are accepted too. A training whose backbone starts from random weights and keeps part
     of them gets a warning.
     """
+
+    priority = "VERY_HIGH"  # before an EMAHook loads the average from the same file
 
     def before_run(self, runner: Runner) -> None:
         """Look at the file that mmengine is about to load, which may execute what it holds.
@@ -61,11 +61,14 @@ class CheckpointCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Compare the checkpoint that was read with the model that it is for.
 
-        What is compared is what mmengine then loads: alone it looks in no other entry of the file.
+        A state dict in another entry, or inside a wrapper's, is put where mmengine looks for it.
         """
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
-        checkpoint["state_dict"] = copy(source.state)
+        content, entries = select_entry(checkpoint, None)
+        state, wrappers = unwrap(content)
+        if wrappers or entries != ["state_dict"]:
+            checkpoint["state_dict"] = state
         # renames what the model renames, such as a detector's keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")

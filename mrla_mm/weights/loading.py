@@ -78,7 +78,7 @@ class LoadReport:
         self.missing += self.new_attention
         self.missing += [key for key in self.allowed_missing if not key.endswith(COUNTER)]
         self.new_attention = []
-        self.allowed_missing = []
+        self.allowed_missing = [key for key in self.allowed_missing if key.endswith(COUNTER)]
         self.unexpected += self.other_modules
         self.other_modules = []
 

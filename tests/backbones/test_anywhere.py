@@ -188,7 +188,7 @@ def test_each_block_computes_the_papers_equations_behind_its_own():
 
 
 def test_a_memory_is_passed_on_within_a_run():
-    network = build(Network, layer_attention="MRLABase", stages="runs|outer")
+    network = build(Network, layer_attention="MRLABase", stages="runs|outer|nested")
     network = randomize(network).double()
     found = network.runs(IMAGE.double().new_ones(2, 8, 9, 7))
     x, memory = IMAGE.double().new_ones(2, 8, 9, 7), ()
@@ -199,6 +199,9 @@ def test_a_memory_is_passed_on_within_a_run():
             out, *memory = ours.mrla(out, x, *(memory if index % 2 else ()))
         x = out
     torch.testing.assert_close(found, x)
+    out, *memory = network.nested[0].mrla(plain.nested[0](x[:, :8]), x[:, :8])
+    expected, *_ = network.nested[1].mrla(plain.nested[1](out), out, *memory)
+    torch.testing.assert_close(network.nested(x[:, :8]), expected)
     start = IMAGE.double().new_ones(2, 8, 9, 7)
     torch.testing.assert_close(network.runs[2:](network.runs[:2](start)), found)
     with pytest.raises(InputError, match="as a whole"):

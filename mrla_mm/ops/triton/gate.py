@@ -346,7 +346,8 @@ def base_coefficients_backward(
     (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
-    if layer.is_mla and layer.norm is not None:  # there `sums` have that of the output's gradient
+    if layer.is_mla and layer.norm is not None:  # its sums of the output's gradient are in `sums`
+        output_sums = output_sums.clone()
         output_sums[:, :, -1] = 0
         output_sums[0, :, -1] = sums[:, :, -1].sum(0)
     new = attention.keys.new_empty
