@@ -72,6 +72,8 @@ HOSTS = {  # with frozen statistics where detectors freeze them
     "VAN-B0": dict(type="mmpretrain.VAN", arch="tiny", drop_path_rate=0.0),
     "MobileNetV3-large": dict(type="mmpretrain.MobileNetV3", arch="large"),
     "RegNetY-800MF": dict(type="mmpretrain.TIMMBackbone", model_name="regnety_008"),
+    "DeiT-T": dict(type="MRLAViT", arch="deit-tiny", img_size=224, out_type="featmap"),
+    "PVTv2-B0": dict(type="MRLAPVTv2", arch="b0"),
 }
 STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and stride
 
@@ -190,7 +192,10 @@ def host(name, attention=False):
     if isinstance(cfg, str):
         cfg = read_config(cfg, {}).model.backbone
     cfg = {key: value for key, value in cfg.items() if key != "init_cfg"}
-    if attention:
+    is_ours = cfg["type"].startswith("MRLA")
+    if is_ours and not attention:
+        cfg["layer_attention"] = None
+    if attention and not is_ours:
         kind = cfg["type"] if "." in cfg["type"] else f"mmdet.{cfg['type']}"
         cfg |= dict(type="WithLayerAttention", backbone=kind)
     return randomize_zero_init(MODELS.build(cfg))
