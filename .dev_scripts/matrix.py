@@ -24,7 +24,7 @@ from mrla_mm.errors import InputError
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")
 TESTS = [f"tests/{name}" for name in FOLDERS]
-TEST_TOOLS = ("pytest", "pytest-xdist")
+TEST_TOOLS = ("pytest", "pytest-xdist", "timm")
 WITHOUT_MMCV = ("mmengine==0.10.7", "mmdet==3.3.0", "mmpretrain==1.2.0")
 OPENMMLAB = (*WITHOUT_MMCV, "mmcv-lite==2.1.0")
 ONEDL = ("onedl-mmengine==0.10.12", "onedl-mmdetection==3.5.1", "onedl-mmpretrain==1.3.6")
@@ -61,7 +61,7 @@ STACKS = {
     "lock-py311": locked("3.11"),
     "lock-py312": locked("3.12"),
     "lock-py313": locked("3.13"),
-    "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1),
+    "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1, "numba"),
     "torch-2.6": with_torch("3.10", "2.6.0", "0.21.0"),  # the first with weights_only=True
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
     "classic": Stack(
