@@ -19,6 +19,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import softmax_scores, weighted_sum
 
 from ..backbones.common import OwnAttention
+from ..ops.cases import needs_numba
 from .stages import VARIANTS as NAMED
 from .stages import assert_same
 
@@ -366,7 +367,7 @@ def test_a_branch_with_a_method_of_its_own_runs_as_it_is(name, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)"])
-@pytest.mark.parametrize("path", ["fused", "numba"])
+@pytest.mark.parametrize("path", ["fused", pytest.param("numba", marks=needs_numba)])
 def test_odd_strides_of_a_single_column_change_no_gradient(path, variant, monkeypatch):
     branch = make_stage(variant, "batch statistics", depth=1)[0].float()
     found = []
