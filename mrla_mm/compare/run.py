@@ -57,7 +57,10 @@ def shared_weights(cfg: Config, first: Config, seed: int) -> dict[str, Tensor]:
 
 
 class ComparedRunHook(Hook):
-    """Sets shared initial weights, seeds every iteration, and writes what the training cost."""
+    """Sets shared initial weights, seeds every iteration, and writes what the training cost.
+
+    `OVERRIDES` of the plan are the other half of what makes runs repeatable.
+    """
 
     priority = "VERY_HIGH"
 

@@ -121,8 +121,8 @@ def load_weights(
 ) -> LoadReport:
     """Load a weight file into a backbone or a whole model: all that should match, or nothing.
 
-    A backbone may have layer attention that a plain file lacks, and ignores what the file has
-    besides it; a whole model must match entirely.
+    A backbone of ours may have layer attention that a plain file lacks, and ignores what the file
+    has besides it. Any other module is a whole model, which must match entirely.
 
     Args:
         module: backbone or model.
@@ -161,7 +161,8 @@ def match(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
     report = LoadReport(type(module).__name__, location, origin)
-    report.changed_arguments = changed_arguments(module, getattr(state, "_metadata", {}))
+    metadata = getattr(state, "_metadata", {})  # which `to_ours` leaves behind
+    report.changed_arguments = changed_arguments(module, metadata)
     declared = declarations_of(module)
     state, head = to_ours(module, state)
     report.heads += head
