@@ -17,7 +17,9 @@ def last_checkpoint(work_dir: str | Path) -> str | None:
     mmengine records its path, which in a copied work directory is that of the original.
     """
     recorded = find_latest_checkpoint(work_dir)
-    own = Path(work_dir, Path(recorded or "").name)
+    if recorded is None:
+        return None
+    own = Path(work_dir, Path(recorded).name)
     return str(own) if own.is_file() else recorded
 
 

@@ -63,21 +63,17 @@ class Block(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive blocks of a container, by whose name in the backbone it is known.
+    """Consecutive blocks of a container.
 
     Attributes:
+        name: the container's in the backbone; among the backbone's own children the first block's.
         caller: name of the module that calls the blocks: the container, unless that is not called,
             as a ModuleList; then the module that holds it.
     """
 
-    container: str
+    name: str
     blocks: Sequence[Block]
     caller: str
-
-    @property
-    def name(self) -> str:
-        """The container's name; among the backbone's own children that of the first block."""
-        return self.container or self.blocks[0].name
 
 
 def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = None) -> list[Run]:
@@ -99,7 +95,7 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
             continue
         for members in consecutive(container, blocks):
             caller = name if name in calls else name.rpartition(".")[0]
-            runs.append(Run(name, members, caller))
+            runs.append(Run(name or members[0].name, members, caller))
             for block in members:
                 inside.update(block.module.modules())
     return runs

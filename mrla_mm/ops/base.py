@@ -23,14 +23,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import (
-    Coefficients,
-    GridSums,
-    Layer,
-    Parameters,
-    Saved,
-    ValueSums,
-)
+from mrla_mm.ops.coefficients import Coefficients, GridSums, Layer, Parameters, Saved, ValueSums
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
