@@ -1,5 +1,3 @@
 # Mask R-CNN on EfficientNet-B1 with MRLA-base, 1x schedule.
 _base_ = "./mask_rcnn_efficientnet_b1_1x.py"
-model = dict(
-    backbone=dict(type="MRLAEfficientNet", layer_attention=dict(type="MRLABase", head_channels=8))
-)
+model = dict(backbone=dict(layer_attention=dict(_delete_=True, type="MRLABase", head_channels=8)))

@@ -1,5 +1,3 @@
 # RetinaNet on DeiT-Small with MRLA-light, 1x schedule.
 _base_ = "./retinanet_deit_s_1x.py"
-model = dict(
-    backbone=dict(type="MRLAViT", layer_attention=dict(type="MRLALight", head_channels=16))
-)
+model = dict(backbone=dict(layer_attention=dict(_delete_=True, type="MRLALight", head_channels=16)))

@@ -1,5 +1,3 @@
 # RetinaNet on EfficientNet-B0 with MRLA-light, 1x schedule.
 _base_ = "./retinanet_efficientnet_b0_1x.py"
-model = dict(
-    backbone=dict(type="MRLAEfficientNet", layer_attention=dict(type="MRLALight", head_channels=8))
-)
+model = dict(backbone=dict(layer_attention=dict(_delete_=True, type="MRLALight", head_channels=8)))

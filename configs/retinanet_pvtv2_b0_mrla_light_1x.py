@@ -1,5 +1,3 @@
 # RetinaNet on PVTv2-B0 with MRLA-light, 1x schedule.
 _base_ = "./retinanet_pvtv2_b0_1x.py"
-model = dict(
-    backbone=dict(type="MRLAPVTv2", layer_attention=dict(type="MRLALight", head_channels=16))
-)
+model = dict(backbone=dict(layer_attention=dict(_delete_=True, type="MRLALight", head_channels=16)))

@@ -24,10 +24,10 @@ __all__ = ["__version__", "attention", "comparators", "compat", "datasets", "eng
 # Names that stand in the registries until their module is imported and its classes replace them
 # (force=True).
 BUILT_LATER = [
-    (MODELS, "backbones", "MRLAPVTv2 MRLAResNet PVTv2 WithLayerAttention"),
-    (MODELS, "backbones.efficientnet", "MRLAEfficientNet PlainEfficientNet"),
-    (MODELS, "backbones.ceit", "CeiT MRLACeiT"),
-    (MODELS, "backbones.vit", "MRLAViT ViT"),
+    (MODELS, "backbones", "MRLAPVTv2 MRLAResNet WithLayerAttention"),
+    (MODELS, "backbones.efficientnet", "MRLAEfficientNet"),
+    (MODELS, "backbones.ceit", "MRLACeiT"),
+    (MODELS, "backbones.vit", "MRLAViT"),
     (MODELS, "comparators.resnet", "ComparatorResNet"),
     (MODELS, "comparators.rla", "RLAResNet"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),

@@ -4,7 +4,8 @@
 ceit_tiny = dict(
     backbone=dict(
         _delete_=True,
-        type="CeiT",
+        type="MRLACeiT",
+        layer_attention=None,
         arch="ceit-tiny",
         img_size=224,
         out_type="featmap",

@@ -3,7 +3,8 @@
 deit_tiny = dict(
     backbone=dict(
         _delete_=True,
-        type="ViT",
+        type="MRLAViT",
+        layer_attention=None,
         arch="deit-tiny",
         img_size=224,
         patch_size=16,

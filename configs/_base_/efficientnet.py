@@ -5,7 +5,8 @@
 efficientnet_b0 = dict(
     backbone=dict(
         _delete_=True,
-        type="PlainEfficientNet",
+        type="MRLAEfficientNet",
+        layer_attention=None,
         arch="b0",
         out_indices=(2, 3, 4, 5),
         conv_cfg=dict(type="Conv2d"),

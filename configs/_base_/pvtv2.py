@@ -3,7 +3,8 @@
 pvtv2_b0 = dict(
     backbone=dict(
         _delete_=True,
-        type="PVTv2",
+        type="MRLAPVTv2",
+        layer_attention=None,
         arch="b0",
         drop_path_rate=0.1,
         init_cfg=dict(

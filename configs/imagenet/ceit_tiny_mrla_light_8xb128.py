@@ -2,8 +2,7 @@
 _base_ = "./ceit_tiny_8xb128.py"
 model = dict(
     backbone=dict(
-        type="MRLACeiT",
-        layer_attention=dict(type="MRLALight", head_channels=16),
+        layer_attention=dict(_delete_=True, type="MRLALight", head_channels=16),
         zero_init_attention=False,
     )
 )

@@ -3,8 +3,7 @@
 _base_ = "./deit_tiny_8xb128.py"
 model = dict(
     backbone=dict(
-        type="MRLAViT",
-        layer_attention=dict(type="MRLABase", head_channels=16),
+        layer_attention=dict(_delete_=True, type="MRLABase", head_channels=16),
         zero_init_attention=False,
     )
 )

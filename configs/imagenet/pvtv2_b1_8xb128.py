@@ -1,7 +1,9 @@
 # Plain PVTv2-B1 on ImageNet-1K: the baseline that the MRLA recipes are compared with.
 _base_ = "../_base_/imagenet_transformer.py"
 model = dict(
-    backbone=dict(type="PVTv2", arch="b1", out_indices=(3,), drop_path_rate=0.1),
+    backbone=dict(
+        type="MRLAPVTv2", layer_attention=None, arch="b1", out_indices=(3,), drop_path_rate=0.1
+    ),
     neck=dict(type="GlobalAveragePooling"),
     head=dict(in_channels=512),
 )

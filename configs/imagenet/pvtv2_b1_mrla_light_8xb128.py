@@ -3,8 +3,7 @@
 _base_ = "./pvtv2_b1_8xb128.py"
 model = dict(
     backbone=dict(
-        type="MRLAPVTv2",
-        layer_attention=dict(type="MRLALight", head_channels=16),
+        layer_attention=dict(_delete_=True, type="MRLALight", head_channels=16),
         zero_init_attention=False,
     )
 )

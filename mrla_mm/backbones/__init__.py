@@ -3,10 +3,10 @@
 import importlib.util
 
 from mrla_mm.backbones.anywhere import WithLayerAttention
-from mrla_mm.backbones.efficientnet import MRLAEfficientNet, PlainEfficientNet
-from mrla_mm.backbones.pvtv2 import MRLAPVTv2, PVTv2
+from mrla_mm.backbones.efficientnet import MRLAEfficientNet
+from mrla_mm.backbones.pvtv2 import MRLAPVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
 
 if importlib.util.find_spec("mmpretrain"):
-    from mrla_mm.backbones.ceit import CeiT, MRLACeiT
-    from mrla_mm.backbones.vit import MRLAViT, ViT
+    from mrla_mm.backbones.ceit import MRLACeiT
+    from mrla_mm.backbones.vit import MRLAViT

@@ -1,4 +1,4 @@
-"""CeiT (Yuan et al., ICCV 2021), plain and with layer attention."""
+"""CeiT (Yuan et al., ICCV 2021) with layer attention."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,9 @@ from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mrla_mm.attention import AttentionConfig
 from mrla_mm.attention.tokens import to_map, to_tokens
-from mrla_mm.backbones.vit import MRLAViT, ViT
+from mrla_mm.backbones.vit import MRLAViT
 from mrla_mm.errors import InputError
 
 STEM_STRIDE = 4  # of the convolutional stem
@@ -71,8 +72,10 @@ class CeiTLayer(TransformerEncoderLayer):
 
 
 @MODELS.register_module(force=True)
-class CeiT(ViT):
-    """Vision transformer with a convolutional stem, LeFF and class-token attention.
+class MRLACeiT(MRLAViT):
+    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
+
+    A vision transformer with a convolutional stem, LeFF and class-token attention.
 
     A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class
     token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for
@@ -84,7 +87,7 @@ class CeiT(ViT):
         img_size: size in pixels of the images that the positional embedding is made for.
         stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M
             parameters.
-        out_indices: see `ViT`; a class token comes from the last block alone.
+        out_indices: see `MRLAViT`; a class token comes from the last block alone.
         batch_norm_cfg: config of the batch norms of stem and feed-forward, by default
             ``dict(type="BN")``.
         norm_eval: keep the batch norms in evaluation mode during training.
@@ -98,6 +101,7 @@ class CeiT(ViT):
     def __init__(
         self,
         arch: str | dict,
+        layer_attention: AttentionConfig = "MRLALight",
         *,
         img_size: int | tuple[int, int] = 224,
         in_channels: int = 3,
@@ -111,6 +115,7 @@ class CeiT(ViT):
     ) -> None:
         super().__init__(
             arch,
+            layer_attention,
             img_size=tuple(-(-side // STEM_STRIDE) for side in to_2tuple(img_size)),
             patch_size=PATCH,
             in_channels=stem_channels,
@@ -154,7 +159,7 @@ class CeiT(ViT):
         self._freeze_stages()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return one output of type `out_type` for each of `out_indices`; see `ViT`."""
+        """Return one output of type `out_type` for each of `out_indices`; see `MRLAViT`."""
         outs = super().forward(x)
         if self.lca is None:
             return outs
@@ -163,12 +168,12 @@ class CeiT(ViT):
         return (self.ln1(token) if self.norm_class_token else token,)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Embed patches of the stem's map; see `ViT`."""
+        """Embed patches of the stem's map; see `MRLAViT`."""
         return super().embed(self.stem(x))
 
-    def run_block(self, index, grid, x, *memory):
-        """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
-        return (self.layers[index](x, grid),)
+    def run_layer(self, layer, x, grid):
+        """Run a block without its layer attention."""
+        return layer(x, grid)
 
     def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
         """Return a parameter's depth and the number of depths; the stem's is 0."""
@@ -187,7 +192,7 @@ class CeiT(ViT):
             if self.norm_class_token:
                 self.ln1.eval().requires_grad_(False)
 
-    def train(self, mode: bool = True) -> "CeiT":
+    def train(self, mode: bool = True) -> "MRLACeiT":
         """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""
         super().train(mode)
         if self.norm_eval:
@@ -195,12 +200,3 @@ class CeiT(ViT):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
-
-
-@MODELS.register_module(force=True)
-class MRLACeiT(MRLAViT, CeiT):
-    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
-
-    Takes the arguments of `MRLAViT` for layer attention and those of `CeiT` for the rest. The LCA
-    takes the class tokens after each block's layer attention.
-    """

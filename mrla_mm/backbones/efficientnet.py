@@ -1,4 +1,4 @@
-"""EfficientNet, plain and with layer attention, on mmdet's EfficientNet."""
+"""EfficientNet with layer attention, on mmdet's EfficientNet."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -84,7 +84,7 @@ class MRLAMBConvLayer(Sequential):
 class TorchvisionLayout(KeyLayout):
     """The layout of torchvision's EfficientNet, which pads and normalises in its own way."""
 
-    def doubts(self, backbone: "PlainEfficientNet", state: Mapping[str, Tensor]) -> list[str]:
+    def doubts(self, backbone: "MRLAEfficientNet", state: Mapping[str, Tensor]) -> list[str]:
         """Doubt another padding and other norms than torchvision's."""
         found = []
         if not any(key.startswith("features.") for key in state):
@@ -131,8 +131,12 @@ def prefixed(theirs: str, ours: str, names: dict[str, str]) -> dict[str, str]:
 
 
 @MODELS.register_module(force=True)
-class PlainEfficientNet(PretrainedBackbone, EfficientNet):
-    """mmdet's EfficientNet, freezing from construction on and loading torchvision's weights too.
+class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
+    """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
+
+    Layer attention follows the blocks that have a shortcut, and only those, and is dropped in
+    training together with its block (`drop_path_rate`). `with_cp`, `frozen_stages`, `norm_eval` and
+    `norm_cfg` reach it as in `MRLAResNet`.
 
     torchvision's weights need ``conv_cfg=dict(type="Conv2d")``, since they pad all sides alike, and
     up to B4 ``norm_cfg=dict(type="BN", eps=1e-5)``.
@@ -140,36 +144,8 @@ class PlainEfficientNet(PretrainedBackbone, EfficientNet):
     Args:
         arch: "b0" to "b8", or the EdgeTPU models "es", "em" and "el", which torchvision does not
             have.
-        frozen_stages: number of layers, from the first, to freeze; 0 or -1 freezes nothing.
-    """
-
-    def __init__(self, arch: str = "b0", *, frozen_stages: int = 0, **kwargs: object) -> None:
-        super().__init__(arch, frozen_stages=max(frozen_stages, 0), **kwargs)
-        self.arch = arch
-        self._freeze_stages()
-
-    @property
-    def unbuilt_parts(self) -> tuple[str, ...]:
-        """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
-        missing = range(len(self.layers), len(self.layer_setting))
-        return tuple(f"layers.{index}." for index in missing)
-
-    def published_layout(self) -> KeyLayout:
-        """Return torchvision's layout, whose names depend on the size."""
-        prefixes = torchvision_names(self.layer_setting)
-        return TorchvisionLayout(prefixes, heads={"classifier.1.": "head.fc."})
-
-
-@MODELS.register_module(force=True)
-class MRLAEfficientNet(PlainEfficientNet):
-    """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
-
-    Layer attention follows the blocks that have a shortcut, and only those, and is dropped in
-    training together with its block (`drop_path_rate`). `with_cp`, `frozen_stages`, `norm_eval` and
-    `norm_cfg` reach it as in `MRLAResNet`.
-
-    Args:
         layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=8.
+        frozen_stages: number of layers, from the first, to freeze; 0 or -1 freezes nothing.
     """
 
     def __init__(
@@ -178,9 +154,11 @@ class MRLAEfficientNet(PlainEfficientNet):
         layer_attention: AttentionConfig = LIGHT,
         *,
         zero_init_attention: bool = True,
+        frozen_stages: int = 0,
         **kwargs: object,
     ) -> None:
-        super().__init__(arch, **kwargs)
+        super().__init__(arch, frozen_stages=max(frozen_stages, 0), **kwargs)
+        self.arch = arch
         self.layer_attention = attention_config(layer_attention)
         self.zero_init_attention = zero_init_attention
         if self.layer_attention is not None:
@@ -210,3 +188,14 @@ class MRLAEfficientNet(PlainEfficientNet):
             blocks.append(MRLAMBConv(block, branch))
             first_in_stage = branch is None
         return MRLAMBConvLayer(*blocks)
+
+    @property
+    def unbuilt_parts(self) -> tuple[str, ...]:
+        """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
+        missing = range(len(self.layers), len(self.layer_setting))
+        return tuple(f"layers.{index}." for index in missing)
+
+    def published_layout(self) -> KeyLayout:
+        """Return torchvision's layout, whose names depend on the size."""
+        prefixes = torchvision_names(self.layer_setting)
+        return TorchvisionLayout(prefixes, heads={"classifier.1.": "head.fc."})

@@ -1,4 +1,4 @@
-"""PVTv2, plain and with layer attention, on mmdet's PyramidVisionTransformerV2."""
+"""PVTv2 with layer attention, on mmdet's PyramidVisionTransformerV2."""
 
 from mmdet.models.backbones import PyramidVisionTransformerV2
 from mmdet.models.backbones.pvt import PVTEncoderLayer
@@ -13,11 +13,16 @@ from mrla_mm.weights import PretrainedBackbone
 
 
 @MODELS.register_module(force=True)
-class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
-    """mmdet's PVTv2 by the name of its size, with activation checkpointing and frozen stages.
+class MRLAPVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
+    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
+
+    mmdet's, by the name of its size. There are no extra tokens. Layer attention has the drop path
+    probability of its block (App. B.1); `with_cp` and `frozen_stages` cover it as they cover the
+    block.
 
     Args:
         arch: "b0" to "b5".
+        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=16.
         with_cp: recompute each block in the backward pass instead of saving its activations.
         frozen_stages: number of stages, from the first, to freeze and keep in evaluation mode.
         **kwargs: those of mmdet, which take precedence over the arch's.
@@ -34,11 +39,29 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     }
 
     def __init__(
-        self, arch: str = "b0", *, with_cp: bool = False, frozen_stages: int = 0, **kwargs: object
+        self,
+        arch: str = "b0",
+        layer_attention: AttentionConfig = "MRLALight",
+        *,
+        zero_init_attention: bool = True,
+        with_cp: bool = False,
+        frozen_stages: int = 0,
+        **kwargs: object,
     ) -> None:
         if arch not in self.arch_settings:
             raise InputError(f"arch={arch!r} must be one of {', '.join(self.arch_settings)}")
         super().__init__(**{**self.arch_settings[arch], **kwargs})
+        self.layer_attention = attention_config(layer_attention)
+        if self.layer_attention is not None:
+            for _, blocks, _ in self.layers:
+                for index, block in enumerate(blocks):
+                    block.mrla = TokenAttentionResidual(
+                        self.layer_attention,
+                        block.ffn.embed_dims,
+                        drop_path=block.ffn.dropout_layer.drop_prob,
+                        zero_init=zero_init_attention,
+                        first_in_stage=index == 0,
+                    )
         self.with_cp = with_cp
         self.frozen_stages = frozen_stages
         self._freeze_stages()
@@ -65,45 +88,7 @@ class PVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     def run_block(
         self, block: PVTEncoderLayer, grid: tuple[int, int], tokens: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run a block on tokens (B, H * W, C); a plain one has no memory."""
-        return (block(tokens, grid),)
-
-
-@MODELS.register_module(force=True)
-class MRLAPVTv2(PVTv2):
-    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
-
-    There are no extra tokens. Layer attention has the drop path probability of its block (App.
-    B.1); `with_cp` and `frozen_stages` cover it as they cover the block.
-
-    Args:
-        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=16.
-    """
-
-    def __init__(
-        self,
-        arch: str = "b0",
-        layer_attention: AttentionConfig = "MRLALight",
-        *,
-        zero_init_attention: bool = True,
-        **kwargs: object,
-    ) -> None:
-        super().__init__(arch, **kwargs)
-        self.layer_attention = attention_config(layer_attention)
-        if self.layer_attention is not None:
-            for _, blocks, _ in self.layers:
-                for index, block in enumerate(blocks):
-                    block.mrla = TokenAttentionResidual(
-                        self.layer_attention,
-                        block.ffn.embed_dims,
-                        drop_path=block.ffn.dropout_layer.drop_prob,
-                        zero_init=zero_init_attention,
-                        first_in_stage=index == 0,
-                    )
-        self._freeze_stages()
-
-    def run_block(self, block, grid, tokens, *memory):
-        """Run a block and its layer attention on tokens (B, H * W, C)."""
+        """Run a block and its layer attention on tokens (B, H * W, C) of a grid (H, W)."""
         out = block(tokens, grid)
         if self.layer_attention is None:
             return (out,)

@@ -1,4 +1,4 @@
-"""Vision transformer (DeiT), plain and with layer attention, on mmpretrain's VisionTransformer."""
+"""Vision transformer (DeiT) with layer attention, on mmpretrain's VisionTransformer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,15 +21,22 @@ from mrla_mm.weights import PretrainedBackbone
 
 
 @MODELS.register_module(force=True)
-class ViT(PretrainedBackbone, VisionTransformer):
-    """mmpretrain's vision transformer with distillation token, checkpointing and frozen blocks.
+class MRLAViT(PretrainedBackbone, VisionTransformer):
+    """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
-    Takes images of any size and aspect ratio, to whose grid the positional embedding is
-    interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W).
+    mmpretrain's, with distillation token, checkpointing and frozen blocks. Takes images of any
+    size and aspect ratio, to whose grid the positional embedding is interpolated. Detectors need
+    ``out_type="featmap"``, which returns maps (B, C, H, W).
+
+    The drop path of a block, its checkpointing and its freezing cover its layer attention
+    (Algorithms 2 and 4).
 
     Args:
         arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with
             `embed_dims`, `num_layers`, `num_heads` and `feedforward_channels`.
+        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=16.
+        stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
+            the stages' numbers, which add up to the model's blocks.
         with_dist_token: add DeiT's distillation token after the class token; "cls_token" then
             returns both.
         with_cp: recompute each block in the backward pass instead of saving its activations.
@@ -44,7 +51,10 @@ class ViT(PretrainedBackbone, VisionTransformer):
     def __init__(
         self,
         arch: str | dict,
+        layer_attention: AttentionConfig = "MRLALight",
         *,
+        stage_blocks: int | Sequence[int] = 4,
+        zero_init_attention: bool = True,
         with_dist_token: bool = False,
         with_cp: bool = False,
         frozen_stages: int = -1,
@@ -63,6 +73,18 @@ class ViT(PretrainedBackbone, VisionTransformer):
         if with_dist_token:
             self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.with_cp = with_cp
+        self.layer_attention = attention_config(layer_attention)
+        self.starts = stage_starts(stage_blocks, self.num_layers)
+        if self.layer_attention is not None:
+            for index, layer in enumerate(self.layers):
+                layer.mrla = TokenAttentionResidual(
+                    self.layer_attention,
+                    self.embed_dims,
+                    extra_tokens=self.num_extra_tokens,
+                    drop_path=layer.attn.out_drop.drop_prob,
+                    zero_init=zero_init_attention,
+                    first_in_stage=index in self.starts,
+                )
         self.frozen_stages = frozen_stages
         self._freeze_stages()
 
@@ -106,8 +128,18 @@ class ViT(PretrainedBackbone, VisionTransformer):
     def run_block(
         self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:
-        """Run a block on tokens (B, E + H * W, C); a plain one has no memory."""
-        return (self.layers[index](x),)
+        """Run a block and its layer attention on tokens (B, E + H * W, C) of a grid (H, W)."""
+        layer = self.layers[index]
+        out = self.run_layer(layer, x, grid)
+        if self.layer_attention is None:
+            return (out,)
+        if index in self.starts:
+            memory = ()
+        return layer.mrla(out, x, grid, *memory)
+
+    def run_layer(self, layer: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Run a block without its layer attention."""
+        return layer(x)
 
     def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:
@@ -145,50 +177,3 @@ def stage_starts(stage_blocks: int | Sequence[int], depth: int) -> frozenset[int
     if uniform or min(stage_blocks) < 1 or sum(stage_blocks) != depth:
         raise InputError(f"stage_blocks={stage_blocks!r} must be positive or add up to {depth}")
     return frozenset(accumulate(stage_blocks[:-1], initial=0))
-
-
-@MODELS.register_module(force=True)
-class MRLAViT(ViT):
-    """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
-
-    The drop path of a block, its checkpointing and its freezing cover its layer attention
-    (Algorithms 2 and 4).
-
-    Args:
-        layer_attention, zero_init_attention: as in `MRLAResNet`, by default with head_channels=16.
-        stage_blocks: number of blocks in each stage, where the last may have fewer; or a list of
-            the stages' numbers, which add up to the model's blocks.
-    """
-
-    def __init__(
-        self,
-        arch: str | dict,
-        layer_attention: AttentionConfig = "MRLALight",
-        *,
-        stage_blocks: int | Sequence[int] = 4,
-        zero_init_attention: bool = True,
-        **kwargs: object,
-    ) -> None:
-        super().__init__(arch, **kwargs)
-        self.layer_attention = attention_config(layer_attention)
-        self.starts = stage_starts(stage_blocks, self.num_layers)
-        if self.layer_attention is not None:
-            for index, layer in enumerate(self.layers):
-                layer.mrla = TokenAttentionResidual(
-                    self.layer_attention,
-                    self.embed_dims,
-                    extra_tokens=self.num_extra_tokens,
-                    drop_path=layer.attn.out_drop.drop_prob,
-                    zero_init=zero_init_attention,
-                    first_in_stage=index in self.starts,
-                )
-        self._freeze_stages()
-
-    def run_block(self, index, grid, x, *memory):
-        """Run a block and its layer attention on tokens (B, E + H * W, C)."""
-        (out,) = super().run_block(index, grid, x)
-        if self.layer_attention is None:
-            return (out,)
-        if index in self.starts:
-            memory = ()
-        return self.layers[index].mrla(out, x, grid, *memory)

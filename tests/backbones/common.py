@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from mmdet.models import backbones as hosts
+from mmpretrain.models.backbones import VisionTransformer
 from torch import nn
 
 from mrla_mm import backbones
@@ -160,7 +161,7 @@ RESNET = dict(base_channels=8, norm_eval=False, zero_init_residual=False)
 RESNET_FROZEN = ("conv1.", "bn1.", "layer1.", "layer2.")
 PVT = dict(embed_dims=16, num_layers=(2, 1, 2, 1), num_heads=(1, 2, 2, 4), drop_path_rate=0.0)
 ARCH = dict(embed_dims=32, num_layers=6, num_heads=2, feedforward_channels=48)
-VIT = dict(arch=ARCH, img_size=64, out_type="featmap", out_indices=(1, 5))
+VIT = dict(arch=ARCH, img_size=64, out_type="featmap", out_indices=[1, 5])
 CEIT = dict(VIT, stem_channels=8)
 EFFICIENTNET = dict(arch="b1", out_indices=(1, 2, 4))
 REGNET = dict(w0=8, wa=6.0, wm=1.9, group_w=8, depth=8, bot_mul=1.0)  # 1, 2, 3, 2 blocks
@@ -174,11 +175,6 @@ def resnet(depth: int) -> Family:
     return Family(plain, build, 8, RESNET_FROZEN, "attention_drop_path")
 
 
-def transformer(plain: type, build: type, options: dict, frozen: tuple[str, ...]) -> Family:
-    build = partial(build, stage_blocks=2, **options)
-    return Family(partial(plain, **options), build, 16, frozen)
-
-
 def anywhere(host: str, **options: object) -> Callable[..., nn.Module]:
     return partial(backbones.WithLayerAttention, f"mmdet.{host}", **options)
 
@@ -186,8 +182,18 @@ def anywhere(host: str, **options: object) -> Callable[..., nn.Module]:
 FAMILIES = {
     "resnet18": resnet(18),
     "resnet50": resnet(50),
-    "vit": transformer(backbones.ViT, backbones.MRLAViT, VIT, TOKENS),
-    "ceit": transformer(backbones.CeiT, backbones.MRLACeiT, CEIT, (*TOKENS, "stem.")),
+    "vit": Family(
+        partial(VisionTransformer, **VIT),
+        partial(backbones.MRLAViT, stage_blocks=2, **VIT),
+        head_channels=16,
+        frozen=TOKENS,
+    ),
+    "ceit": Family(
+        partial(backbones.MRLACeiT, layer_attention=None, **CEIT),  # transcribed in test_vit.py
+        partial(backbones.MRLACeiT, stage_blocks=2, **CEIT),
+        head_channels=16,
+        frozen=(*TOKENS, "stem."),
+    ),
     "pvtv2": Family(
         partial(hosts.PyramidVisionTransformerV2, **PVT),
         partial(backbones.MRLAPVTv2, "b0", **PVT),

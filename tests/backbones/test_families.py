@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure import saved_bytes
 from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.backbones import MRLAPVTv2, PVTv2, WithLayerAttention
+from mrla_mm.backbones import MRLAPVTv2, WithLayerAttention
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
 from mrla_mm.ops import dispatch, proof
@@ -33,7 +33,6 @@ from .common import (
     run_by_hand,
 )
 
-PLAIN = dict(ResNet="mmdet.ResNet", EfficientNet="PlainEfficientNet")
 HEAD_CHANNELS = {"ResNet": 32, "EfficientNet": 8, "ViT": 16, "CeiT": 16, "PVTv2": 16}
 
 
@@ -53,12 +52,12 @@ def test_parameters(name, size, monkeypatch):
     for draw in ("kaiming_uniform_", "uniform_", "xavier_uniform_"):  # seconds for the large models
         monkeypatch.setattr(nn.init, draw, lambda tensor, *args, **kwargs: tensor)
     width, *expected = PARAMETERS[name, size]
-    plain = {"type": PLAIN.get(name, name), "depth" if name == "ResNet" else "arch": size}
+    cfg = {"type": f"MRLA{name}", "depth" if name == "ResNet" else "arch": size}
     for kind, parameters in zip((None, "MRLALight", "MRLABase"), expected, strict=True):
-        attention = dict(layer_attention=dict(type=kind, head_channels=HEAD_CHANNELS[name]))
-        cfg = plain if kind is None else plain | attention | dict(type=f"MRLA{name}")
+        attention = kind and dict(type=kind, head_channels=HEAD_CHANNELS[name])
         if parameters:
-            assert count(MODELS.build(cfg)) + (width + 1) * 1000 == parameters
+            backbone = MODELS.build(dict(cfg, layer_attention=attention))
+            assert count(backbone) + (width + 1) * 1000 == parameters
 
 
 @pytest.mark.parametrize(("name", "head_channels"), HEAD_CHANNELS.items())
@@ -193,7 +192,7 @@ def test_pvtv2s_stages_drop_path_probabilities_start_and_sizes():
     assert rates == pytest.approx([0.1 * i for i in range(1, 8)])
     backbone.init_weights()  # which mmdet's leaves to weight files
     assert 0.01 < backbone.layers[0][1][0].attn.attn.out_proj.weight.std() < 0.03
-    backbone = PVTv2("b5", embed_dims=8, num_layers=(1, 1, 1, 1))  # which b5 leaves room for
+    backbone = MRLAPVTv2("b5", None, embed_dims=8, num_layers=(1, 1, 1, 1))  # which b5 leaves room for
     assert [len(blocks) for _, blocks, _ in backbone.layers] == [1] * 4
     assert backbone.layers[0][1][0].ffn.feedforward_channels == 4 * 8
 

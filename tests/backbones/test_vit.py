@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from mmpretrain.models.backbones import DistilledVisionTransformer, VisionTransformer
 from torch import nn
 
-from mrla_mm.backbones import CeiT, MRLACeiT, MRLAViT, ViT, vit
+from mrla_mm.backbones import MRLACeiT, MRLAViT, vit
 from mrla_mm.errors import InputError
 
 from .common import ARCH, assert_same_with_gradients, branches, gradients, randomize
@@ -24,7 +24,8 @@ def test_weights_of_mmpretrain_keep_their_outputs(host, size):
     options = dict(img_size=64, out_indices=(1, -1))
     options["with_dist_token"] = host is DistilledVisionTransformer
     image = torch.randn(2, 3, *size)
-    for ours in (ViT(ARCH, **options), MRLAViT(ARCH, **options)):
+    for attention in (None, "MRLALight"):
+        ours = MRLAViT(ARCH, attention, **options)
         result = ours.load_state_dict(plain.state_dict(), strict=False)
         assert not result.unexpected_keys and all(".mrla." in key for key in result.missing_keys)
         torch.testing.assert_close(ours.eval()(image), plain(image))
@@ -47,7 +48,7 @@ def test_output_shapes(extra, out_type):
 
 
 def test_exported_positions_are_those_of_a_forward_pass(monkeypatch):
-    backbone = randomize(ViT(ARCH, img_size=64)).eval()
+    backbone = randomize(MRLAViT(ARCH, img_size=64)).eval()
     image = torch.randn(1, 3, 48, 112)
     expected = backbone(image)
     monkeypatch.setattr(vit, "is_exporting", lambda: True)
@@ -153,8 +154,7 @@ def transcribe(backbone, image, grid, mrla):
 @pytest.mark.parametrize("size", [(64, 64), (48, 112)], ids=["square", "3x7"])
 def test_the_whole_model_agrees_with_the_paper(size, variant):
     torch.manual_seed(0)
-    options = dict(layer_attention=dict(type=variant), stage_blocks=2)
-    backbone = CeiT(**SMALL_CEIT) if variant is None else MRLACeiT(**options, **SMALL_CEIT)
+    backbone = MRLACeiT(layer_attention=variant, stage_blocks=2, **SMALL_CEIT)
     backbone = randomize(backbone).double().eval()
     image = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
     expected = transcribe(backbone, image, (size[0] // 16, size[1] // 16), variant is not None)
@@ -180,7 +180,7 @@ def test_layer_attention_and_feed_forward_share_the_blocks_drop_path_probability
 
 
 def test_norm_eval_depths_for_layer_decay_and_outputs_of_ceit():
-    backbone = CeiT(norm_eval=True, batch_norm_cfg=dict(type="SyncBN"), **SMALL_CEIT).train()
+    backbone = MRLACeiT(norm_eval=True, batch_norm_cfg=dict(type="SyncBN"), **SMALL_CEIT).train()
     norms = [m for m in backbone.modules() if isinstance(m, nn.SyncBatchNorm)]
     assert len(norms) == 1 + 3 * 4 and not any(m.training for m in norms)
     assert backbone.layers[0].training
@@ -189,5 +189,5 @@ def test_norm_eval_depths_for_layer_decay_and_outputs_of_ceit():
     for name, depth in depths.items():
         assert backbone.get_layer_depth(f"backbone.{name}.weight", "backbone.") == (depth, 6)
     with pytest.raises(ValueError, match="out_indices"):
-        CeiT(out_indices=(1, 3), **SMALL_CEIT)
-    assert len(CeiT(out_indices=(3,), **SMALL_CEIT)(torch.randn(1, 3, 15, 64))) == 1
+        MRLACeiT(out_indices=(1, 3), **SMALL_CEIT)
+    assert len(MRLACeiT(out_indices=(3,), **SMALL_CEIT)(torch.randn(1, 3, 15, 64))) == 1

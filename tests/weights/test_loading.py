@@ -8,7 +8,7 @@ import torchvision
 from mmengine.model.weight_init import PretrainedInit
 from mmengine.registry import MODELS
 
-from mrla_mm.backbones import MRLAPVTv2, MRLAResNet, PVTv2
+from mrla_mm.backbones import MRLAPVTv2, MRLAResNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import convert, load_weights, read_checkpoint
 
@@ -187,14 +187,14 @@ def test_a_models_initialisation_leaves_what_its_backbone_loaded(trained, tmp_pa
     assert detector.head.weight.eq(3).all()
 
 
-@pytest.mark.parametrize("cls", [PVTv2, MRLAPVTv2])
-def test_pvtv2_files_of_the_authors(cls, tmp_path):
+@pytest.mark.parametrize("attention", [None, "MRLALight"])
+def test_pvtv2_files_of_the_authors(attention, tmp_path):
     authors = pvtv2_state()
     path = save(tmp_path, authors | {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)})
-    report = load_weights(model := cls("b0"), path)
+    report = load_weights(model := MRLAPVTv2("b0", attention), path)
     assert report.heads == ["head.fc.weight", "head.fc.bias"] and not report.faults()
-    assert len(report.new_attention) == (8 * 8 if cls is MRLAPVTv2 else 0)
-    other = cls("b0")
+    assert len(report.new_attention) == (8 * 8 if attention else 0)
+    other = MRLAPVTv2("b0", attention)
     assert all(".mrla." in key for key in other.load_state_dict(authors, strict=False).missing_keys)
     for state in (model.state_dict(), other.state_dict()):
         qkv = state["layers.2.1.1.attn.attn.in_proj_weight"]
@@ -203,7 +203,7 @@ def test_pvtv2_files_of_the_authors(cls, tmp_path):
         patches = authors["patch_embed1.proj.weight"]
         assert torch.equal(state["layers.0.0.projection.weight"], patches)
     with pytest.raises(InputError, match="another shape"):
-        load_weights(cls("b1"), path)
+        load_weights(MRLAPVTv2("b1", attention), path)
     converted, _, left_out = convert(path, model, folder=tmp_path)
     converted = read_checkpoint(converted)["state_dict"]
     assert converted["head.fc.weight"].eq(1).all() and not left_out

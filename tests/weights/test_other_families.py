@@ -9,7 +9,7 @@ from mmengine.registry import init_default_scope
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
-from mrla_mm.backbones import MRLAEfficientNet, MRLAViT, PlainEfficientNet, ViT
+from mrla_mm.backbones import MRLAEfficientNet, MRLAViT
 from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
@@ -20,11 +20,9 @@ DIM, HIDDEN, DEPTH, CLASSES = 32, 64, 4, 5
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=HIDDEN)
 
 
-def build(attention=LIGHT, cls=MRLAViT, **more):
-    arguments = dict(arch=ARCH, img_size=64, patch_size=16) | more
-    if cls is MRLAViT:
-        arguments = dict(layer_attention=attention, stage_blocks=2) | arguments
-    return cls(**arguments)
+def build(attention=LIGHT, **more):
+    arguments = dict(arch=ARCH, img_size=64, patch_size=16, stage_blocks=2) | more
+    return MRLAViT(layer_attention=attention, **arguments)
 
 
 def deit(variant=None, distilled=False):
@@ -71,13 +69,13 @@ BLOCK["attn.proj"] = "attn.proj"
 PLAIN |= {f"layers.2.{ours}.bias": f"blocks.2.{theirs}.bias" for ours, theirs in BLOCK.items()}
 
 
-@pytest.mark.parametrize("cls", [MRLAViT, ViT])
-def test_plain_deit_files(cls, tmp_path):
+@pytest.mark.parametrize("attention", [None, "MRLALight"])
+def test_plain_deit_files(attention, tmp_path):
     state = deit()
-    report = load_weights(model := build(cls=cls), save(tmp_path, {"model": state}))
+    report = load_weights(model := build(attention), save(tmp_path, {"model": state}))
     assert not report.faults()
     assert report.heads == ["head.layers.head.weight", "head.layers.head.bias"]
-    assert ("starts as an exact identity" in report.table()) == (cls is MRLAViT)
+    assert ("starts as an exact identity" in report.table()) is (attention is not None)
     for ours, theirs in PLAIN.items():
         assert torch.equal(model.state_dict()[ours], state[theirs]), ours
 
@@ -156,7 +154,7 @@ def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
 def test_names_and_shapes_of_every_size(size):
     with torch.device("meta"):
         theirs = getattr(torchvision.models, f"efficientnet_{size}")().state_dict()
-    PlainEfficientNet(size).to("meta").load_state_dict(without(theirs, "classifier."))
+    MRLAEfficientNet(size, None).to("meta").load_state_dict(without(theirs, "classifier."))
 
 
 CONV = dict(conv_cfg=dict(type="Conv2d"))
@@ -165,11 +163,11 @@ CONV = dict(conv_cfg=dict(type="Conv2d"))
 @pytest.mark.parametrize(("options", "advice"), [(CONV, ["eps"]), ({}, ["conv_cfg", "eps"])])
 def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
     """Neither changes a shape, and either changes the features: warned of such files alone."""
-    backbone = PlainEfficientNet("b0", **options)
+    backbone = MRLAEfficientNet("b0", None, **options)
     warnings = load_weights(backbone, path).warnings
     assert all(text in warning for text, warning in zip(advice, warnings, strict=True))
     ours = save(path.parent, backbone.state_dict(), "ours.pth")
-    assert not load_weights(PlainEfficientNet("b0", **options), ours).warnings
+    assert not load_weights(MRLAEfficientNet("b0", None, **options), ours).warnings
 
 
 def test_another_size_is_refused(path):
