@@ -192,7 +192,8 @@ def test_pvtv2s_stages_drop_path_probabilities_start_and_sizes():
     assert rates == pytest.approx([0.1 * i for i in range(1, 8)])
     backbone.init_weights()  # which mmdet's leaves to weight files
     assert 0.01 < backbone.layers[0][1][0].attn.attn.out_proj.weight.std() < 0.03
-    backbone = MRLAPVTv2("b5", None, embed_dims=8, num_layers=(1, 1, 1, 1))  # which b5 leaves room for
+    # an argument takes precedence over what the size says
+    backbone = MRLAPVTv2("b5", None, embed_dims=8, num_layers=(1, 1, 1, 1))
     assert [len(blocks) for _, blocks, _ in backbone.layers] == [1] * 4
     assert backbone.layers[0][1][0].ffn.feedforward_channels == 4 * 8
 
