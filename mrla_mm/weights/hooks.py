@@ -34,12 +34,13 @@ class CheckpointCheckHook(Hook):
         location = runner._load_from
         if runner._resume and not location:
             location = find_latest_checkpoint(runner.work_dir)
-        path = location and locate(location)
-        if path and path.suffix == SAFETENSORS:
+        path = locate(location) if location else None
+        if path is None:  # nothing is loaded, or mmengine's backends read it
+            return
+        if path.suffix == SAFETENSORS:
             raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
-        if path:
-            read_file(path)
-        if path and runner._load_from:
+        read_file(path)
+        if runner._load_from:
             runner._load_from = str(path)  # mmengine would download a URL anew
 
     def before_train(self, runner: Runner) -> None:
