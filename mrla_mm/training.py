@@ -6,7 +6,6 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import find_latest_checkpoint
-from torch import nn
 
 from mrla_mm import cli
 
@@ -39,9 +38,8 @@ def train(cfg: Config, hooks: Iterable[Hook] = ()) -> None:
         runner.register_hook(hook)
     if cfg.get("resume"):
         runner.logger.info(f"--resume: continuing from {cfg.load_from}")
-        if isinstance(runner.model, nn.Module):
-            # The checkpoint has all weights; those that the run started from may be gone.
-            for module in runner.model.modules():
-                if hasattr(module, "init_cfg"):
-                    module.init_cfg = None
+        # The checkpoint has all weights; those that the run started from may be gone.
+        for module in runner.model.modules():
+            if hasattr(module, "init_cfg"):
+                module.init_cfg = None
     runner.train()

@@ -39,7 +39,7 @@ def plan(monkeypatch):
 
     def run_up_to_the_runner(tool, *argv, config=RETINANET):
         built = []
-        runner = SimpleNamespace(logger=logging.getLogger("plan"), model=None)
+        runner = SimpleNamespace(logger=logging.getLogger("plan"), model=torch.nn.Module())
         runner.train = runner.test = lambda: None
         runner.test_evaluator = SimpleNamespace(metrics=[])
         monkeypatch.setattr(cli, "build_runner", lambda cfg, *phases: built.append(cfg) or runner)

@@ -54,16 +54,16 @@ def main(argv=None):
         begun = sum(compare.is_begun(folder) for folder in missing)
         finished = len(plan.run_folders()) - len(missing)
         print(f"{finished} runs finished, {len(missing)} to do, {begun} of them begun", flush=True)
-        faults = []
+        failures = []
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as runs:
             for number, (folder, fault) in enumerate(runs, 1):
                 outcome = f"{folder} fails: {fault}" if fault else f"{folder} is finished"
                 print(f"{outcome}; {len(missing) - number} left", flush=True)
                 if fault:
-                    faults.append(outcome)
-                compare.write_results(plan, args.metric, faults)
-        table, faults = compare.write_results(plan, args.metric, faults)
-        print(table, end="")
+                    failures.append(outcome)
+                compare.write_results(plan, args.metric, failures)
+        faults = compare.write_results(plan, args.metric, failures)
+        print((args.out / "table.md").read_text(), end="")
     if faults:
         raise SystemExit(1)
 

@@ -18,7 +18,7 @@ BySeed = Mapping[int, float]  # a metric of each run of a config
 
 
 class Gain(NamedTuple):
-    """Differences to the first config within a seed, and what they say about their mean.
+    """Differences to another config within a seed, and what they say about their mean.
 
     Interval and p are NaN for fewer than two differences, and where all are equal.
     """
@@ -34,19 +34,19 @@ class Gain(NamedTuple):
         return statistics.mean(self.differences or [math.nan])
 
 
-def gains(values: Mapping[str, BySeed]) -> dict[str, Gain]:
+def gains_over_first(values: Mapping[str, BySeed]) -> dict[str, Gain]:
     """Return what each config but the first gains over the first, with corrected p values."""
     first, *others = values
-    single = {name: gain(values[name], values[first]) for name in others}
-    corrected = holm([each.p for each in single.values()])
-    return {name: single[name]._replace(p=p) for name, p in zip(single, corrected, strict=True)}
+    gains = {name: paired_gain(values[name], values[first]) for name in others}
+    corrected = holm([gain.p for gain in gains.values()])
+    return {name: gains[name]._replace(p=p) for name, p in zip(gains, corrected, strict=True)}
 
 
-def gain(values: BySeed, first: BySeed) -> Gain:
-    """Return what a config gains, with the p value of this comparison alone."""
-    seeds = [seed for seed in values if seed in first]
+def paired_gain(values: BySeed, baseline: BySeed) -> Gain:
+    """Return what a config gains over another, with the p value of this comparison alone."""
+    seeds = [seed for seed in values if seed in baseline]
     # Rounding errors of floats would make a tiny spread, and so a tiny p, of equal differences.
-    differences = [round(values[seed] - first[seed], 9) for seed in seeds]
+    differences = [round(values[seed] - baseline[seed], 9) for seed in seeds]
     if len(set(differences)) < 2:
         return Gain(differences)
     test = ttest_1samp(differences, 0)
@@ -76,20 +76,20 @@ def describe(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"
 
 
-def describe_gain(gained: Gain) -> list[str]:
+def describe_gain(gain: Gain) -> list[str]:
     """Return two cells of a table: mean with interval, and p; empty where there is none."""
-    if math.isnan(gained.p):
-        return [f"{gained.mean:+.4g}" if gained.differences else "", ""]
-    decimals = decimals_for(gained.high - gained.mean)
-    mean, low, high = (f"{x:+.{decimals}f}" for x in (gained.mean, gained.low, gained.high))
-    return [f"{mean} ({low} to {high})", f"{gained.p:.2g}"]
+    if math.isnan(gain.p):
+        return [f"{gain.mean:+.4g}" if gain.differences else "", ""]
+    decimals = decimals_for(gain.high - gain.mean)
+    mean, low, high = (f"{x:+.{decimals}f}" for x in (gain.mean, gain.low, gain.high))
+    return [f"{mean} ({low} to {high})", f"{gain.p:.2g}"]
 
 
 def describe_costs(costs: Sequence[float]) -> str:
     """Return the median as text, empty for no values."""
-    median = statistics.median(costs or [math.nan])
-    if math.isnan(median):
+    if not costs:
         return ""
+    median = statistics.median(costs)
     return f"{median:,.0f}" if median >= 1000 else f"{median:.3g}"
 
 
@@ -100,29 +100,29 @@ def make_table(
 
     `costs` has what each run of a config cost, by what is counted.
     """
-    gained = gains(values)
+    gains = gains_over_first(values)
     cost_names = list(dict.fromkeys(key for of_config in costs.values() for key in of_config))
     over = f"over {next(iter(values))} (95 % interval)"
     head = ["config", "runs", metric, over, "corrected p", *cost_names]
     lines = [head, ["---"] * len(head)]
     for name, by_seed in values.items():
-        gain_cells = describe_gain(gained.get(name, Gain([])))
+        gain_cells = describe_gain(gains.get(name, Gain([])))
         cost_cells = [describe_costs(costs[name].get(key, [])) for key in cost_names]
         value = describe([*by_seed.values()])
         lines.append([name, str(len(by_seed)), value, *gain_cells, *cost_cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def draw(found: Mapping[str, Gain], label: str) -> Figure:
+def draw(gains: Mapping[str, Gain], label: str) -> Figure:
     """Plot gains, each in a row of its name: a dot for each seed, mean and 95 % interval below."""
-    figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(found)), layout="constrained")
+    figure = Figure(figsize=(6.4, 1.2 + 0.5 * len(gains)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="black", lw=0.8)
-    for row, each in enumerate(found.values()):
-        axes.plot(each.differences, [row] * len(each.differences), "o", color="C0", alpha=0.6)
-        radius = each.high - each.mean
-        axes.errorbar(each.mean, row + 0.2, xerr=radius, fmt="D", color="C3", ms=4, capsize=4)
-    axes.set_yticks(range(len(found)), [*found])
-    axes.set_ylim(len(found) - 0.5, -0.5)
+    for row, gain in enumerate(gains.values()):
+        axes.plot(gain.differences, [row] * len(gain.differences), "o", color="C0", alpha=0.6)
+        radius = gain.high - gain.mean
+        axes.errorbar(gain.mean, row + 0.2, xerr=radius, fmt="D", color="C3", ms=4, capsize=4)
+    axes.set_yticks(range(len(gains)), [*gains])
+    axes.set_ylim(len(gains) - 0.5, -0.5)
     figure.supxlabel(f"{label}:\nevery seed, mean, 95 % interval", fontsize=10)
     return figure

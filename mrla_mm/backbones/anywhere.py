@@ -166,14 +166,14 @@ class AnyBackbone(Combined, PretrainedBackbone):
     freezes_from = 1
 
     @property
-    def optional_parts(self) -> list[str]:
+    def optional_parts(self) -> tuple[str, ...]:
         """Norms of the outputs, which classifiers' files lack.
 
         A batch norm of such a name is no output's: `norm1` of a ResNet is in its stem.
         """
         kinds = nn.LayerNorm, nn.GroupNorm
         names = [f"norm{index}" for index in range(4)]
-        return [name for name in names if isinstance(getattr(self, name, None), kinds)]
+        return tuple(f"{name}." for name in names if isinstance(getattr(self, name, None), kinds))
 
     @property
     def key_layout(self) -> str | None:

@@ -198,4 +198,4 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
     def published_layout(self) -> KeyLayout:
         """Return torchvision's layout, whose names depend on the size."""
         prefixes = torchvision_names(self.layer_setting)
-        return TorchvisionLayout(prefixes, heads={"classifier.1.": "head.fc."})
+        return TorchvisionLayout(prefixes, classifier={"classifier.1.": "head.fc."})

@@ -110,7 +110,7 @@ class RLAResNet(ComparatorResNet):
             self.out_norm = build_norm_layer(self.norm_cfg, hidden_channels)[1]
         else:  # which the classifier's weights have
             last = self.res_layers[-1]
-            self.unbuilt_parts = [f"{last}.{len(getattr(self, last)) - 1}.mrla.norm."]
+            self.unbuilt_parts = (f"{last}.{len(getattr(self, last)) - 1}.mrla.norm.",)
 
     def make_res_layer(self, **kwargs: object) -> RLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""

@@ -1,7 +1,6 @@
 """What a comparison runs: configs, each written as it runs to `<out>/<config>/<config>.py`."""
 
 import fcntl
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from mrla_mm.inference import build_model
 # Parts of a config that decide how a model is trained and tested.
 RECIPE = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler", "auto_scale_lr")
 RECIPE += ("custom_hooks", "load_from", "test_dataloader", "test_evaluator")
+MODEL = ("model", "data_preprocessor", "default_scope")  # parts that `build_model` reads
 OVERRIDES = {
     "randomness.seed": 0,  # each run sets its own
     "train_dataloader.persistent_workers": False,  # a resumed run would not have their random state
@@ -47,9 +47,9 @@ class Plan(NamedTuple):
         return [folder for folder in self.run_folders() if not is_finished(folder)]
 
 
-def config_file(out: Path, name: str) -> Path:
-    """Return the file of a config as it runs."""
-    return out / name / f"{name}.py"
+def config_file(folder: Path) -> Path:
+    """Return the file of a config as it runs, in the folder of its name."""
+    return folder / f"{folder.name}.py"
 
 
 def is_finished(folder: Path) -> bool:
@@ -85,17 +85,14 @@ def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -
     """
     configs = read_configs(names, options)
     remarks = find_remarks(configs)
-    first, *_ = configs
-    # Nothing reads this hash. With it in the config, `check_unchanged` notices that the model whose
-    # weights the runs shared has changed.
-    first_model = hashlib.sha256(repr(configs[first].model).encode()).hexdigest()
+    first, *_ = configs.values()
+    share_weights_with = {key: first.get(key) for key in MODEL}
     for name, cfg in configs.items():
-        shared = {"compare.weights_shared_with": first}
-        shared["compare.first_model_sha256"] = None if name == first else first_model
-        cfg.merge_from_dict(OVERRIDES | shared)
-        check_unchanged(config_file(out, name), cfg)
+        cfg.merge_from_dict(OVERRIDES)
+        cfg.share_weights_with = share_weights_with
+        check_unchanged(out / name, cfg)
     for name, cfg in configs.items():
-        write_atomically(config_file(out, name), cfg.pretty_text.encode())
+        write_atomically(config_file(out / name), cfg.pretty_text.encode())
     return Plan(out, list(configs), seeds, remarks)
 
 
@@ -129,12 +126,13 @@ def find_remarks(configs: Mapping[str, Config]) -> list[str]:
     return remarks
 
 
-def check_unchanged(file: Path, cfg: Config) -> None:
-    """Raise InputError if there are runs of another config beside a config's file."""
-    begun = any(is_begun(folder) for folder in file.parent.glob("seed_*"))
+def check_unchanged(folder: Path, cfg: Config) -> None:
+    """Raise InputError if a config's folder has runs of another config."""
+    file = config_file(folder)
+    begun = any(is_begun(run) for run in folder.glob("seed_*"))
     if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
         return
     raise InputError(
-        f"{file.parent} has runs of another config, or that started from the weights of another "
+        f"{folder} has runs of another config, or that started from the weights of another "
         "first config: delete it, or give another --out"
     )

@@ -5,45 +5,50 @@ import json
 import math
 from collections import defaultdict
 
-from mrla_mm.analysis.comparison import draw, gains, make_table
+from mrla_mm.analysis.comparison import draw, gains_over_first, make_table
 from mrla_mm.atomic import write_atomically
 from mrla_mm.compare.plan import RESULT, Plan, is_finished
 
 
-def write_results(plan: Plan, metric: str | None, faults: list[str]) -> tuple[str, list[str]]:
-    """Write what is finished; return the table, with remarks and faults below it, and the faults.
+def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[str]:
+    """Write what is finished; return the failures and what the test of other runs lacks.
 
-    The metric is by default the first that the test returns. A run without it is a fault too.
+    Both are below the table. The metric is by default the first that the test returns.
     """
     finished = [folder for folder in plan.run_folders() if is_finished(folder)]
     results = [json.loads((folder / RESULT).read_text()) for folder in finished]
     table = ""
+    faults = list(failures)
     if results:
         metric = metric or next(iter(results[0]["metrics"]))
-        values, lacking = values_by_seed(plan, results, metric)
-        faults = [*faults, *lacking]
+        for result in results:
+            if not has_metric(result, metric):
+                run = f"{result['config']}, seed {result['seed']}"
+                faults.append(f"{run}: no {metric} in {json.dumps(result['metrics'])}")
+        values = values_by_seed(plan, results, metric)
         table = make_table(values, metric, costs_by_name(plan, results))
         write_csv(plan, results)
         if len(values) > 1:
-            figure = draw(gains(values), f"{metric} less that of {plan.names[0]}")
+            figure = draw(gains_over_first(values), f"{metric} less that of {plan.names[0]}")
             for suffix in ("svg", "png"):
                 figure.savefig(plan.out / f"differences.{suffix}", dpi=150)
     text = table + "".join(f"\n{line}\n" for line in (*plan.remarks, *faults))
     write_atomically(plan.out / "table.md", text.encode())
-    return text, faults
+    return faults
 
 
-def values_by_seed(plan: Plan, results: list[dict], metric: str) -> tuple[dict, list[str]]:
-    """Return a metric of each config by seed, and what to say of the runs that lack it."""
+def has_metric(result: dict, metric: str) -> bool:
+    """Whether the test of a run returned a number for a metric."""
+    return math.isfinite(result["metrics"].get(metric, math.nan))
+
+
+def values_by_seed(plan: Plan, results: list[dict], metric: str) -> dict[str, dict[int, float]]:
+    """Return a metric of each config by seed, of the runs that have it."""
     values = {name: {} for name in plan.names}
-    lacking = []
     for result in results:
-        name, seed, metrics = result["config"], result["seed"], result["metrics"]
-        if math.isfinite(metrics.get(metric, math.nan)):
-            values[name][seed] = metrics[metric]
-        else:
-            lacking.append(f"{name}, seed {seed}: no {metric} in {json.dumps(metrics)}")
-    return values, lacking
+        if has_metric(result, metric):
+            values[result["config"]][result["seed"]] = result["metrics"][metric]
+    return values
 
 
 def costs_by_name(plan: Plan, results: list[dict]) -> dict[str, dict[str, list[float]]]:

@@ -71,11 +71,9 @@ class ComparedRunHook(Hook):
         """
         if runner.cfg.resume:
             return
-        first_name = runner.cfg.compare.weights_shared_with
-        first = read_config(str(config_file(Path(runner.work_dir).parents[1], first_name)), {})
+        first = Config(runner.cfg.share_weights_with)
         weights = shared_weights(runner.cfg, first, runner.seed)
-        model = runner.model
-        model.init_weights = lambda: model.load_state_dict(weights)
+        runner.model.init_weights = lambda: runner.model.load_state_dict(weights)
 
     def before_train(self, runner: Runner) -> None:
         """Let the loader's workers take their seeds from the main process, anew each epoch."""
@@ -115,7 +113,7 @@ def train_and_test(folder: Path) -> None:
     """Bring a run to its end: train unless that is done, test, and write the result."""
     name = folder.parent.name
     seed = int(folder.name.removeprefix("seed_"))
-    cfg = read_config(str(config_file(folder.parents[1], name)), {"randomness.seed": seed})
+    cfg = read_config(str(config_file(folder.parent)), {"randomness.seed": seed})
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)

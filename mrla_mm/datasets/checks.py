@@ -41,15 +41,15 @@ def check_data(runner: Runner, *phases: str) -> None:
     model = getattr(runner.model, "module", runner.model)
     faults = []
     learned = []
-    numbered = {}  # the classes of the first data set that folders number, and that a config does
+    first_classes = {}  # of the first data set that folders number, and that a config does
     for phase in phases:
         sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
         evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
         for dataset, node in sources:
             found, objects = inspect_files(dataset, node, evaluators)
-            more, numbered = check_classes(model, dataset, numbered)
+            found += check_classes(model, dataset, first_classes)
             source = dataset.ann_file or ", ".join(map(str, dataset.data_prefix.values()))
-            faults += [f"{source}: {fault}" for fault in [*found, *more]]
+            faults += [f"{source}: {fault}" for fault in found]
             if phase == "train":
                 learned.append(objects)
     if learned and None not in learned and not sum(learned):
@@ -77,11 +77,11 @@ def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
         yield dataset, node
 
 
-def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> tuple[list, dict]:
-    """Return faults of a data set's classes, and `numbered` with the classes if they are first."""
+def check_classes(model: nn.Module, dataset: BaseDataset, first_classes: dict) -> list[str]:
+    """Return faults of a data set's classes; put them into `first_classes` if they are first."""
     classes = dataset.metainfo.get("classes") or ()
     if isinstance(classes, str):
-        return [f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)"], numbered
+        return [f"metainfo.classes={classes!r} is not a tuple: write ({classes!r},)"]
     faults = []
     folders = []
     if not dataset.ann_file and getattr(dataset, "with_label", False):  # mmpretrain's
@@ -91,27 +91,26 @@ def check_classes(model: nn.Module, dataset: BaseDataset, numbered: dict) -> tup
         faults.append(f"classes are numbered by folder name: set metainfo.classes={folders}")
     names = folders or list(classes)
     if names and not getattr(dataset, "return_classes", False):  # an open vocabulary
-        source = "folders" if folders else "config"
-        if names != numbered.get(source, names):
+        numbered_by = "folders" if folders else "config"
+        if names != first_classes.setdefault(numbered_by, names):
             remedy = "give all the same, in one order"
             faults.append(f"numbers classes differently from the first data set: {remedy}")
         faults += check_heads(model, dataset, len(names))
-        numbered = {source: names, **numbered}
-    return faults, numbered
+    return faults
 
 
-def check_heads(model: nn.Module, dataset: BaseDataset, classes: int) -> list[str]:
+def check_heads(model: nn.Module, dataset: BaseDataset, num_classes: int) -> list[str]:
     """Return a fault if a head of the model has another number of classes."""
     wrong = []
     for name, module in model.named_modules():
-        size = getattr(module, "num_classes", classes)
+        size = getattr(module, "num_classes", num_classes)
         if getattr(module, "class_agnostic", False) or OTHER_HEADS & set(name.split(".")):
             continue
-        if "head" in name and size != classes:
+        if "head" in name and size != num_classes:
             wrong.append(f"{name}.num_classes={size}")
     if not wrong or "thing_classes" in dataset.metainfo:  # panoptic heads count stuff apart
         return []
-    told = f"the data set has {classes} classes, but the model {', '.join(wrong)}"
+    told = f"the data set has {num_classes} classes, but the model {', '.join(wrong)}"
     return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
 
 

@@ -28,7 +28,7 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     names = {category["id"]: category["name"] for category in content["categories"]}
     images = {image["id"]: image for image in content["images"]}
     faults = check_names(list(names.values()), classes)
-    if repeated := first_repeated(each["id"] for each in content["images"]):
+    if repeated := find_repeated(each["id"] for each in content["images"]):
         told = f"two images have the id {repeated[0]!r}, and mmdet gives one the boxes of both"
         faults.append(f"{told}: give each image its own id")
     faults += check_references(annotations, names, images)
@@ -53,15 +53,15 @@ def read_json(path: str) -> dict:
         return json.loads(POLYGONS.sub('"segmentation": true', file.read()))
 
 
-def first_repeated(values: Iterable) -> list:
-    """Return the first value that comes twice, in a list, which is empty if none does."""
-    return [value for value, count in Counter(values).items() if count > 1][:1]
+def find_repeated(values: Iterable) -> list:
+    """Return the values that come more than once."""
+    return [value for value, count in Counter(values).items() if count > 1]
 
 
 def check_names(names: list[str], classes: Sequence[str]) -> list[str]:
     """Return a fault if the file's names that are learned are not the classes in their order."""
     learned = [name for name in names if name in classes]
-    if repeated := first_repeated(learned):
+    if repeated := find_repeated(learned):
         remedy = "give each name once, and annotations its id"
         return [f"two categories have the name {repeated[0]!r}: {remedy}"]
     if set(learned) != set(classes):
@@ -100,13 +100,14 @@ class Boxes:
             image = images.get(each["image_id"])
             if image and not each.get("ignore"):
                 self.annotations.append(each)
-                x, y, w, h = [0.0 + side for side in each["bbox"]]
-                is_wanted = each["category_id"] in wanted
-                size = (image["width"], image["height"])
-                rows.append((x, y, w, h, each["area"], *size, is_wanted, bool(each.get("iscrowd"))))
-        columns = np.reshape(rows, (-1, 9)).T
-        self.x, self.y, self.w, self.h, self.area, self.width, self.height = columns[:7]
-        self.is_wanted, self.is_crowd = columns[7:].astype(bool)
+                x, y, w, h = [0.0 + side for side in each["bbox"]]  # a text is an error
+                rows.append((x, y, w, h, each["area"], image["width"], image["height"]))
+        columns = np.reshape(rows, (-1, 7)).T
+        self.x, self.y, self.w, self.h, self.area, self.width, self.height = columns
+        is_wanted = [each["category_id"] in wanted for each in self.annotations]
+        is_crowd = [bool(each.get("iscrowd")) for each in self.annotations]
+        self.is_wanted = np.array(is_wanted, bool)
+        self.is_crowd = np.array(is_crowd, bool)
         inside = (self.x < self.width) & (self.y < self.height)
         inside &= (self.x + self.w > 0) & (self.y + self.h > 0)
         is_read = inside & (self.w >= 1) & (self.h >= 1) & (self.area > 0)

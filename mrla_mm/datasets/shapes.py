@@ -14,7 +14,7 @@ from pycocotools import mask as coco_mask
 from mrla_mm.errors import InputError
 
 MANIFEST = "shapes.json"  # with the parameters that the data were written with
-SPLITS = {"train2017": 0, "val2017": 500_000}  # first image id of each split, less one
+SPLITS = {"train2017": 1, "val2017": 500_001}  # first image id of each split
 MIN_VISIBLE = 0.6  # part of a shape that later shapes must leave visible
 MIN_PIXELS = 24
 MIN_CONTRAST = 90.0  # distance in RGB between a shape and the mean colour of what it covers
@@ -118,7 +118,7 @@ def write_split(root: Path, split: str, *, first_id: int, count: int, size: int,
     (root / "annotations").mkdir(exist_ok=True)
     images = []
     annotations = []
-    for image_id in range(first_id + 1, first_id + count + 1):
+    for image_id in range(first_id, first_id + count):
         rng = np.random.default_rng([seed, image_id])
         sides = [size, int(size * rng.uniform(0.75, 1))]
         height, width = rng.permutation(sides).tolist()

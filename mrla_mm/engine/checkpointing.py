@@ -12,7 +12,7 @@ from mrla_mm.atomic import PART, write_atomically
 from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
 
 INTERRUPTED = "interrupted.pth"
-SEEN = "batches_seen"  # of the epoch in progress, and how many it has; saved with a checkpoint
+SEEN = "batches_seen"  # (seen, all) of the epoch in progress, saved with a checkpoint
 BACKEND = "mrla_mm_atomic"
 
 
@@ -52,14 +52,14 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.stop = StopRequest()
+        self.stop_request = StopRequest()
         self.saved_iter = 0
         self.outdated = []  # paths to remove once a newer checkpoint is there
 
     def before_run(self, runner: Runner) -> None:
         """Handle SIGTERM while the training runs, and no longer."""
         if isinstance(runner._train_loop, BaseLoop):
-            self.stop.handle_while_running(runner._train_loop)
+            self.stop_request.handle_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
         """Prepare the folder and the data loaders' workers."""
@@ -102,8 +102,8 @@ class AtomicCheckpointHook(CheckpointHook):
             count = len(runner.train_loop.dataloader)
             runner.message_hub.update_info(SEEN, (batch_idx + 1, count))
         super().after_train_iter(runner, batch_idx, *args, **kwargs)
-        if self.stop.agreed(runner.iter):
-            self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
+        if self.stop_request.agreed(runner.iter):
+            self._save_and_exit(runner, dict(epoch=runner.epoch, iter=runner.iter + 1))
 
     def after_train_epoch(self, runner: Runner) -> None:
         """Save if it is time to."""
@@ -115,17 +115,17 @@ class AtomicCheckpointHook(CheckpointHook):
         # Processes may evaluate unequal numbers of batches; EMAHook has swapped the weights.
         averaged = any(isinstance(hook, EMAHook) for hook in runner.hooks)
         can_save = get_world_size() == 1 and not averaged
-        if self.stop.received and (can_save or self.saved_iter == runner.iter):
-            self._stop(runner, dict(epoch=runner.epoch, iter=runner.iter))
+        if self.stop_request.received and (can_save or self.saved_iter == runner.iter):
+            self._save_and_exit(runner, dict(epoch=runner.epoch, iter=runner.iter))
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Save and only then remove what is outdated; mmengine does it the other way round."""
         if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
             if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
-                self._remove(self.filename_tmpl.format(self.keep_ckpt_ids.popleft()))
+                self._discard(self.filename_tmpl.format(self.keep_ckpt_ids.popleft()))
             self.keep_ckpt_ids.append(step)
             runner.message_hub.update_info("keep_ckpt_ids", list(self.keep_ckpt_ids))
-        self._remove(INTERRUPTED)
+        self._discard(INTERRUPTED)
         self._save_as(runner, self.filename_tmpl.format(step), meta)
 
     def _save_as(self, runner: Runner, name: str, meta: dict) -> None:
@@ -133,28 +133,28 @@ class AtomicCheckpointHook(CheckpointHook):
         self.saved_iter = meta["iter"]
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
-        own = "save_optimizer save_param_scheduler by_epoch backend_args file_client_args"
-        options = {key: getattr(self, key) for key in own.split()}
+        arguments = "save_optimizer save_param_scheduler by_epoch backend_args file_client_args"
+        options = {key: getattr(self, key) for key in arguments.split()}
         runner.save_checkpoint(self.out_dir, name, meta=meta, **options, **self.args)
         if is_main_process():
             write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
-        self._prune()
+        self._remove_outdated()
 
     def _save_best_checkpoint(self, runner: Runner, metrics: dict) -> None:
         super()._save_best_checkpoint(runner, metrics)
-        self._prune()
+        self._remove_outdated()
 
-    def _prune(self) -> None:
+    def _remove_outdated(self) -> None:
         for path in self.outdated:
             Path(path).unlink(missing_ok=True)
         self.outdated.clear()
 
-    def _remove(self, name: str) -> None:
+    def _discard(self, name: str) -> None:
         path = self.file_backend.join_path(self.out_dir, name)
         if is_main_process() and self.file_backend.isfile(path):
             self.file_backend.remove(path)
 
-    def _stop(self, runner: Runner, meta: dict) -> None:
+    def _save_and_exit(self, runner: Runner, meta: dict) -> None:
         """Save unless this iteration is saved already, and end the process."""
         if self.saved_iter != meta["iter"]:
             self._save_as(runner, INTERRUPTED, meta)

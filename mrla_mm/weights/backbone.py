@@ -8,7 +8,7 @@ from mrla_mm.weights.loading import load_weights
 from mrla_mm.weights.states import strip_prefix
 
 PRETRAINED = ("Pretrained", "PretrainedInit")  # mmengine's initializer and its class
-MMENGINE_ALONE = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
+NOT_OURS = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
 
 
 class PretrainedBackbone(WeightDeclarations):
@@ -52,7 +52,7 @@ class PretrainedBackbone(WeightDeclarations):
             if hasattr(module, "reset_zero_init"):  # a start that hosts overwrite
                 module.reset_zero_init()
         for entry in files:
-            options = {key: value for key, value in entry.items() if key not in MMENGINE_ALONE}
+            options = {key: value for key, value in entry.items() if key not in NOT_OURS}
             load_weights(self, options.pop("checkpoint"), **options).log()
         for module in self.modules():
             if isinstance(module, BaseModule):

@@ -1,7 +1,5 @@
 """What strict loading asks of a backbone: all that one may declare about its weight files."""
 
-from collections.abc import Sequence
-
 from mrla_mm.weights.layouts import LAYOUTS, KeyLayout
 
 
@@ -11,14 +9,14 @@ class WeightDeclarations:
     Attributes:
         key_layout: name in `LAYOUTS` of how its published files name its keys; None if the files
             use this model's names.
-        optional_parts: first names of keys that a file may lack.
+        optional_parts: prefixes of keys that a file may lack.
         unbuilt_parts: prefixes of keys that a file may have besides the model's, of layers that
             this model leaves out.
     """
 
     key_layout: str | None = None
-    optional_parts: Sequence[str] = ()
-    unbuilt_parts: Sequence[str] = ()
+    optional_parts: tuple[str, ...] = ()
+    unbuilt_parts: tuple[str, ...] = ()
 
     def published_layout(self) -> KeyLayout:
         """Return the layout of published files, here that of `key_layout`."""

@@ -11,7 +11,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.states import BACKBONE, find_state, select_entry, unwrap
+from mrla_mm.weights.states import BACKBONE, find_state
 
 
 @HOOKS.register_module()
@@ -34,12 +34,13 @@ class CheckpointCheckHook(Hook):
         location = runner._load_from
         if runner._resume and not location:
             location = find_latest_checkpoint(runner.work_dir)
-        path = location and locate(location)
-        if path and path.suffix == SAFETENSORS:
+        path = locate(location) if location else None
+        if path is None:  # nothing is loaded, or mmengine's backends read it
+            return
+        if path.suffix == SAFETENSORS:
             raise InputError(f"load_from={path}: only init_cfg reads {SAFETENSORS} files")
-        if path:
-            read_file(path)
-        if path and runner._load_from:
+        read_file(path)
+        if runner._load_from:
             runner._load_from = str(path)  # mmengine would download a URL anew
 
     def before_train(self, runner: Runner) -> None:
@@ -59,16 +60,10 @@ class CheckpointCheckHook(Hook):
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Compare the checkpoint that was read with the model that it is for.
-
-        A state dict in another entry, or inside a wrapper's, is put where mmengine looks for it.
-        """
+        """Compare a checkpoint with its model; put its weights where mmengine looks for them."""
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
-        content, entries = select_entry(checkpoint, None)
-        state, wrappers = unwrap(content)
-        if wrappers or entries != ["state_dict"]:
-            checkpoint["state_dict"] = state
+        checkpoint["state_dict"] = source.state
         # renames what the model renames, such as a detector's keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")

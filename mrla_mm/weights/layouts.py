@@ -27,12 +27,12 @@ class KeyLayout:
 
     prefixes: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)  # anywhere in a key
-    heads: Mapping[str, str] = field(default_factory=dict)  # prefixes of the classifier
+    classifier: Mapping[str, str] = field(default_factory=dict)  # prefixes of its head
 
-    def to_ours(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the tensors of the backbone and those of the classifier, by our names."""
+    def split(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the tensors of the backbone and those of the classifier's head, by our names."""
         renamed = self.renamed(state)
-        names = {key: rename(key, self.heads) for key in renamed}
+        names = {key: rename_prefix(key, self.classifier) for key in renamed}
         backbone = {key: renamed[key] for key, name in names.items() if name == key}
         head = {name: renamed[key] for key, name in names.items() if name != key}
         return backbone, head
@@ -41,7 +41,7 @@ class KeyLayout:
         """Return a state dict with our names for the backbone's tensors."""
         renamed = {}
         for key, tensor in state.items():
-            name = rename(key, self.prefixes)
+            name = rename_prefix(key, self.prefixes)
             for theirs, ours in self.parts.items():
                 name = name.replace(theirs, ours)
             renamed[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
@@ -56,7 +56,7 @@ class ResNetLayout(KeyLayout):
     """The layout of torchvision's ResNet and, with layer attention, of the paper's authors."""
 
     def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-        """Doubt heads of another size than those of the authors' base models."""
+        """Doubt another head_channels than that those of the authors' base models."""
         if not any(key.startswith("stages.") for key in state):  # other models count from layer1
             return []
         metadata = backbone.state_dict()._metadata.values()
@@ -70,7 +70,7 @@ class ResNetLayout(KeyLayout):
 class ConvertedLayout(KeyLayout):
     """The layout of authors whose tensors mmdet joins or orders anew, as its own backbones do."""
 
-    heads: Mapping[str, str] = field(default_factory=lambda: {"head.": "head.fc."})
+    classifier: Mapping[str, str] = field(default_factory=lambda: {"head.": "head.fc."})
     first: str = ""  # a key that their files alone have
     converter: str = ""  # module of mmdet.models.backbones and function
 
@@ -82,9 +82,9 @@ class ConvertedLayout(KeyLayout):
         # imported here, because mmdet takes seconds to import
         convert = getattr(import_module(f"mmdet.models.backbones.{module}"), function)
         converted = convert({k: v for k, v in state.items() if not k.endswith("attn_mask")})
-        heads = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
+        head = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
         converted = {key.removeprefix("backbone."): value for key, value in converted.items()}
-        return super().renamed(converted | heads)
+        return super().renamed(converted | head)
 
 
 class RLALayout(KeyLayout):
@@ -104,7 +104,7 @@ class RLALayout(KeyLayout):
         return renamed
 
 
-def rename(key: str, names: Mapping[str, str]) -> str:
+def rename_prefix(key: str, names: Mapping[str, str]) -> str:
     """Replace the prefix of a key by its name in a table."""
     return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
 
@@ -120,7 +120,7 @@ LAYOUTS = {
         # the release's base models number their stages, its light models do as torchvision's
         prefixes=numbered_stages("stages"),
         parts={**PROJECTIONS, ".bn_mrla.": ".mrla.norm."},
-        heads={"fc.": "head.fc."},
+        classifier={"fc.": "head.fc."},
     ),
     "rla": RLALayout(
         prefixes={
@@ -130,7 +130,7 @@ LAYOUTS = {
             **numbered_stages("recurrent_convs", "0.mrla.recurrent."),
             "bn2.": "out_norm.",
         },
-        heads={"fc.": "head.fc."},
+        classifier={"fc.": "head.fc."},
     ),
     "deit": KeyLayout(
         prefixes={"blocks.": "layers.", "norm.": "ln1."},
@@ -144,7 +144,7 @@ LAYOUTS = {
             ".mlp.fc1.": ".ffn.layers.0.0.",
             ".mlp.fc2.": ".ffn.layers.1.",
         },
-        heads={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
+        classifier={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
     ),
     "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", converter="pvt.pvt_convert"),
     "swin": ConvertedLayout(first="patch_embed.proj.weight", converter="swin.swin_converter"),

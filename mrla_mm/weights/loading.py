@@ -37,12 +37,13 @@ class LoadReport:
     allowed_missing: list[str] = field(default_factory=list)  # what else a file may lack
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)  # of the model's parts, not in the model
-    other_modules: list[str] = field(default_factory=list)  # of parts that the model does not have
-    heads: list[str] = field(default_factory=list)  # of other parts than the backbone
-    mismatched: list[str] = field(default_factory=list)  # with both shapes, as in `resized`
+    no_such_part: list[str] = field(default_factory=list)  # of parts that the model does not have
+    outside_backbone: list[str] = field(default_factory=list)  # such as a detector's heads
+    mismatched: list[str] = field(default_factory=list)  # of another shape
     unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
-    changed_arguments: list[str] = field(default_factory=list)  # of layer attention, by module
+    changed_arguments: list[str] = field(default_factory=list)  # modules of layer attention
     resized: list[str] = field(default_factory=list)  # positional embeddings
+    details: dict[str, str] = field(default_factory=dict)  # what to say of keys of the last four
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     meta: Mapping = field(default_factory=dict)  # what the file says of its training
@@ -65,13 +66,18 @@ class LoadReport:
             "unusable values": self.unusable,
             "other arguments": self.changed_arguments,
             "pos. embedding resized": self.resized,
-            "dropped: heads": self.heads,
-            "dropped: no such part": self.other_modules,
+            "dropped: heads": self.outside_backbone,
+            "dropped: no such part": self.no_such_part,
         }
         lines = [f"{self.target} loads {self.location} ({self.origin})"]
         for name, keys in rows.items():
-            lines.append(f"  {name:<24}{len(keys):>5}  {preview(keys) if keys else ''}".rstrip())
+            lines.append(f"  {name:<24}{len(keys):>5}  {self.detailed(keys)}".rstrip())
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def detailed(self, keys: list[str], count: int = 3) -> str:
+        """Return the first keys, each with its details, and how many there are."""
+        shown = [f"{key} {self.details.get(key, '')}".strip() for key in keys]
+        return preview(shown, count) if keys else ""
 
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
@@ -79,8 +85,8 @@ class LoadReport:
         self.missing += [key for key in self.allowed_missing if not key.endswith(COUNTER)]
         self.new_attention = []
         self.allowed_missing = [key for key in self.allowed_missing if key.endswith(COUNTER)]
-        self.unexpected += self.other_modules
-        self.other_modules = []
+        self.unexpected += self.no_such_part
+        self.no_such_part = []
 
     def faults(self, prefix: str = "") -> list[str]:
         """Return in words what should have matched below a prefix and did not."""
@@ -95,7 +101,7 @@ class LoadReport:
         for words, keys in kinds.items():
             keys = [key for key in keys if key.startswith(prefix)]
             if keys:
-                found.append(f"{len(keys)} {words}: {preview(keys, 2)}")
+                found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
 
     def refusal(self, faults: list[str]) -> InputError:
@@ -144,7 +150,7 @@ def load_weights(
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
     report, loadable = match(module, source.state, location=str(location), origin=source.origin)
-    report.heads += source.heads
+    report.outside_backbone += source.others
     report.meta = checkpoint.get("meta") or {}
     if whole:
         report.require_all()
@@ -161,63 +167,64 @@ def match(
 ) -> tuple[LoadReport, dict[str, Tensor]]:
     """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
     report = LoadReport(type(module).__name__, location, origin)
-    metadata = getattr(state, "_metadata", {})  # which `to_ours` leaves behind
-    report.changed_arguments = changed_arguments(module, metadata)
+    report.details = changed_arguments(module, getattr(state, "_metadata", {}))
+    report.changed_arguments = list(report.details)
     declared = declarations_of(module)
-    state, head = to_ours(module, state)
-    report.heads += head
+    state, head = by_our_names(module, state)
+    report.outside_backbone += head
     own = module.state_dict()
     parts = {key.partition(".")[0] for key in (*own, *declared.published_layout().prefixes)}
-    unbuilt = tuple(declared.unbuilt_parts)
     loadable = {}
     for key, tensor in state.items():
         if key not in own:
-            has_part = key.partition(".")[0] in parts and not key.startswith(unbuilt)
-            (report.unexpected if has_part else report.other_modules).append(key)
+            has_part = key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
+            (report.unexpected if has_part else report.no_such_part).append(key)
         elif not is_usable(tensor, own[key]):
-            report.unusable.append(f"{key} ({tensor.dtype})")
+            report.unusable.append(key)
+            report.details[key] = f"({tensor.dtype})"
         elif tensor.shape == own[key].shape:
             loadable[key] = tensor
         elif fits_resized(module, key, tensor):
             loadable[key] = tensor
-            report.resized.append(f"{key} {tuple(tensor.shape)} to {tuple(own[key].shape)}")
+            report.resized.append(key)
         else:
-            sizes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
-            report.mismatched.append(f"{key} {sizes}")
+            report.mismatched.append(key)
+    for key in (*report.resized, *report.mismatched):
+        shape, own_shape = tuple(state[key].shape), tuple(own[key].shape)
+        report.details[key] = f"{shape} in the file, {own_shape} in the model"
     report.matched = list(loadable)
     optional = OPTIONAL | plugin_names(module)
-    optional_parts = tuple(f"{part}." for part in declared.optional_parts)
     plain = not any(ATTENTION in key for key in state)
     for key in [key for key in own if key not in state]:
         if plain and ATTENTION in key:
             report.new_attention.append(key)
-        elif optional.intersection(key.split(".")) or key.startswith(optional_parts):
+        elif optional.intersection(key.split(".")) or key.startswith(declared.optional_parts):
             report.allowed_missing.append(key)
         else:
             report.missing.append(key)
     if report.new_attention:
-        scales = [own[key] for key in report.new_attention if key.endswith("norm.weight")]
-        if scales and not any(map(torch.any, scales)):
+        norm_weights = [own[key] for key in report.new_attention if key.endswith("norm.weight")]
+        if norm_weights and not any(weight.any() for weight in norm_weights):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
             report.warnings.append(RANDOM_START)
     return report, loadable
 
 
-def changed_arguments(module: nn.Module, metadata: Mapping) -> list[str]:
-    """Return the modules whose state dict's metadata tells of other arguments, and which."""
-    changed = []
+def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
+    """Return, by module, which arguments are others in a state dict's metadata."""
+    changed = {}
     for path, part in module.named_modules():
         compare = getattr(part, "changed_arguments", None)
         if compare and (words := compare(metadata.get(path, {}))):
-            changed.append(f"{path} ({words})")
+            changed[path] = f"({words})"
     return changed
 
 
-def to_ours(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]:
+def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, dict]:
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if isinstance(module, WeightDeclarations):
-        return module.published_layout().to_ours(state)
+        return module.published_layout().split(state)
     layout = declarations_of(getattr(module, "backbone", None)).published_layout()
     backbone = layout.renamed(strip_prefix(state, BACKBONE))
     others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}

@@ -17,8 +17,7 @@ from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.loading import LoadReport, load_weights
 from mrla_mm.weights.states import BACKBONE, find_state
 
-# What stays of a checkpoint's metadata.
-KEPT = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")
+KEPT_META = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")
 
 
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
@@ -38,7 +37,7 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
 def pack(state: Mapping[str, Tensor], checkpoint: Mapping) -> dict:
     """Return a checkpoint of a state dict with another's plain metadata."""
     meta = checkpoint.get("meta") or {}
-    kept = {key: meta[key] for key in KEPT if key in meta}
+    kept = {key: meta[key] for key in KEPT_META if key in meta}
     weights = OrderedDict()
     weights._metadata = state._metadata
     for key, tensor in state.items():  # a copy of each: a view would take its whole storage along
@@ -72,28 +71,29 @@ def convert(
     *,
     folder: str | Path,
     stem: str | None = None,
-    **place: str | None,
+    prefix: str | None = None,
+    entry: str | None = None,
 ) -> tuple[Path, LoadReport, list[str]]:
     """Write a weight file of any accepted layout with our names, `backbone.` before them.
 
-    A classifier's head goes along; other parts of a model are left out. `location` and, in `place`,
-    `prefix` and `entry` are those of `load_weights`, the backbone is freshly built, and `stem` is
-    the new file's name before its hash. Returned are the new file, how the old one loaded, and the
+    A classifier's head goes along; other parts of a model are left out. `location`, `prefix` and
+    `entry` are those of `load_weights`, the backbone is freshly built, and `stem` is the new file's
+    name before its hash. Returned are the new file, how the old one loaded, and the
     keys that were left out.
 
     Raises:
         InputError: the file does not fit the backbone, or the new one cannot be written.
     """
     checkpoint = read_checkpoint(location)
-    report = load_weights(backbone, location, checkpoint=checkpoint, **place)
-    source = find_state(checkpoint, **place)
-    state, head = declarations_of(backbone).published_layout().to_ours(source.state)
-    head |= {key: value for key, value in source.heads.items() if key.startswith("head.")}
-    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.other_modules}
+    report = load_weights(backbone, location, prefix=prefix, entry=entry, checkpoint=checkpoint)
+    source = find_state(checkpoint, prefix=prefix, entry=entry)
+    state, head = declarations_of(backbone).published_layout().split(source.state)
+    head |= {key: value for key, value in source.others.items() if key.startswith("head.")}
+    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.no_such_part}
     weights = OrderedDict(used | head)
     weights._metadata = OrderedDict()
     if any(ATTENTION in key for key in used):
         weights._metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
-    left_out = [key for key in source.heads if key not in head] + report.other_modules
+    left_out = [key for key in source.others if key not in head] + report.no_such_part
     stem = stem or f"{stem_of(location)}-mrla_mm"
     return save_published(pack(weights, checkpoint), folder, stem), report, left_out

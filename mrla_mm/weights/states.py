@@ -21,7 +21,7 @@ class Source(NamedTuple):
 
     state: dict[str, Tensor]  # without wrappers' prefixes
     origin: str  # entry and prefix in words
-    heads: dict[str, Tensor]  # of the other parts of the model, by their full key
+    others: dict[str, Tensor]  # outside the prefix, by their full key
     entries: list[str]  # of the file, around the state dict
 
 

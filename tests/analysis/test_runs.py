@@ -16,7 +16,7 @@ def above(*differences):
 def test_interval_and_p_of_differences_within_a_seed():
     """Mean 3, deviation sqrt(2.5); t with four degrees of freedom is 2.7764 at 95 %."""
     other = {**above(1, 2, 3, 4, 5), 9: 100.0}
-    found = comparison.gains({"plain": FIRST, "light": other})["light"]
+    found = comparison.gains_over_first({"plain": FIRST, "light": other})["light"]
     assert found.differences == pytest.approx([1, 2, 3, 4, 5]) and found.mean == pytest.approx(3)
     assert (found.low, found.high) == pytest.approx((1.0368, 4.9632), abs=1e-4)
     assert found.p == pytest.approx(0.01324, abs=1e-5), "the only comparison needs no correction"
@@ -28,14 +28,15 @@ def test_p_values_are_corrected_for_their_number():
     assert comparison.holm([0.9, 0.7]) == pytest.approx([1, 1])
     unfinished, corrected = comparison.holm([math.nan, 0.01])
     assert math.isnan(unfinished) and corrected == pytest.approx(0.02)
-    one = comparison.gains({"plain": FIRST, "light": above(1, 2, 3, 4, 5)})
-    two = comparison.gains({"plain": FIRST, "light": above(1, 2, 3, 4, 5), "eca": above(0, 1)})
+    values = {"plain": FIRST, "light": above(1, 2, 3, 4, 5)}
+    one = comparison.gains_over_first(values)
+    two = comparison.gains_over_first(values | {"eca": above(0, 1)})
     assert two["light"].p == pytest.approx(2 * one["light"].p)
 
 
 @pytest.mark.parametrize("own", [{}, above(0.1), {0: 0.51, 1: 0.51 - 1e-16, 2: 0.5 + 0.01}])
 def test_nothing_is_claimed_from_less_than_two_differences_or_equal_ones(own):
-    found = comparison.gains({"plain": FIRST, "light": own})["light"]
+    found = comparison.gains_over_first({"plain": FIRST, "light": own})["light"]
     assert all(math.isnan(value) for value in (found.low, found.high, found.p))
     assert "nan" not in comparison.make_table({"plain": FIRST, "light": own}, "AP", {})
 
@@ -51,7 +52,7 @@ def test_the_table():
 
 def test_the_plot_shows_every_difference_and_the_interval():
     values = {"plain": FIRST, "light": above(1, 2, 3, 4, 5), "eca": above(1)}
-    (axes,) = comparison.draw(comparison.gains(values), "AP").axes
+    (axes,) = comparison.draw(comparison.gains_over_first(values), "AP").axes
     dots = [line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 5]
     (start, end), *_ = axes.collections[0].get_segments()
     assert list(dots[0]) == pytest.approx([1, 2, 3, 4, 5])

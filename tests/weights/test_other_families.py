@@ -59,7 +59,7 @@ def test_the_authors_files_load_and_convert(variant, attention, distilled, tmp_p
         tensor = model.state_dict()[f"layers.2.mrla.{ours}"]
         assert torch.equal(tensor, released[f"blocks.2.mrla.{theirs}"])
     heads = ["head", "head_dist"] if distilled else ["head"]
-    assert report.heads[1::2] == [f"head.layers.{name}.bias" for name in heads]
+    assert report.outside_backbone[1::2] == [f"head.layers.{name}.bias" for name in heads]
 
 
 PLAIN = {"cls_token": "cls_token", "pos_embed": "pos_embed", "ln1.bias": "norm.bias"}
@@ -74,7 +74,7 @@ def test_plain_deit_files(attention, tmp_path):
     state = deit()
     report = load_weights(model := build(attention), save(tmp_path, {"model": state}))
     assert not report.faults()
-    assert report.heads == ["head.layers.head.weight", "head.layers.head.bias"]
+    assert report.outside_backbone == ["head.layers.head.weight", "head.layers.head.bias"]
     assert ("starts as an exact identity" in report.table()) is (attention is not None)
     for ours, theirs in PLAIN.items():
         assert torch.equal(model.state_dict()[ours], state[theirs]), ours
@@ -83,12 +83,12 @@ def test_plain_deit_files(attention, tmp_path):
 def test_positions_are_resized_and_reported(tmp_path):
     path, original = save(tmp_path, deit()), deit()["pos_embed"]
     report = load_weights(model := build(img_size=96), path)
-    assert report.resized == ["pos_embed (1, 17, 32) to (1, 37, 32)"] and not report.faults()
+    assert "(1, 17, 32) in the file, (1, 37, 32)" in report.table() and not report.faults()
     state = model.state_dict()["pos_embed"]
     assert torch.equal(state[:, :1], original[:, :1]) and state[:, 1:].std() > 0.01
     report = load_weights(model := build(with_cls_token=False, out_type="featmap"), path)
-    assert report.other_modules == ["cls_token"]
-    assert report.resized == ["pos_embed (1, 17, 32) to (1, 16, 32)"]
+    assert report.no_such_part == ["cls_token"]
+    assert "pos_embed (1, 17, 32) in the file, (1, 16, 32) in" in report.table()
     assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
 
 
@@ -143,9 +143,9 @@ def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
         torch.testing.assert_close(level, features[index], rtol=1e-5, atol=1e-5 * scale)
     report = load_weights(MODELS.build(cfg), path)
     theirs = original.state_dict()
-    assert len(report.other_modules) == sum(key.startswith("features.8.") for key in theirs) == 6
+    assert len(report.no_such_part) == sum(key.startswith("features.8.") for key in theirs) == 6
     assert len(report.matched) == len(theirs) - 2 - 6
-    assert report.heads == ["head.fc.weight", "head.fc.bias"]
+    assert report.outside_backbone == ["head.fc.weight", "head.fc.bias"]
     assert bool(report.new_attention) == bool(suffix)
     assert not report.faults() and not report.allowed_missing and not report.warnings
 
