@@ -11,7 +11,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.states import BACKBONE, find_state
+from mrla_mm.weights.states import BACKBONE, find_state, select_entry, unwrap
 
 
 @HOOKS.register_module()
@@ -60,10 +60,16 @@ class CheckpointCheckHook(Hook):
             )
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
-        """Compare a checkpoint with its model; put its weights where mmengine looks for them."""
+        """Compare the checkpoint that was read with the model that it is for.
+
+        A state dict in another entry, or inside a wrapper's, is put where mmengine looks for it.
+        """
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
-        checkpoint["state_dict"] = source.state
+        content, entries = select_entry(checkpoint, None)
+        state, wrappers = unwrap(content)
+        if wrappers or entries != ["state_dict"]:
+            checkpoint["state_dict"] = state
         # renames what the model renames, such as a detector's keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")
