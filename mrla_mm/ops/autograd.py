@@ -33,7 +33,7 @@ class Options(NamedTuple):
 
     form: Form
     eps: float
-    batch_norm: BatchNorm | None
+    training_norm: BatchNorm | None
     outcome: Outcome | None
 
     @classmethod
@@ -53,15 +53,15 @@ class Options(NamedTuple):
         )
         outcome = prove(form, passes_of(path)) if path in SELF_CHECKS else None
         eps = 0.0 if norm is None else norm.eps
-        batch_norm = norm if norm is not None and norm.momentum is not None else None
-        return cls(form, eps, batch_norm, outcome)
+        training_norm = norm if norm is not None and norm.momentum is not None else None
+        return cls(form, eps, training_norm, outcome)
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
         form = self.form
         return Layer(
             parameters.weights(),
-            parameters.norm(self.eps),
+            parameters.frozen_norm(self.eps),
             form.heads,
             has_history=form.has_history,
             add_relu=form.add_relu,
@@ -91,7 +91,7 @@ def load(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
     return Saved(attention, coefficients), parameters, tuple(tensors)
 
 
-def add_batch_norm(
+def batch_norm_residual(
     x: Tensor, out: Tensor, parameters: Parameters, norm: BatchNorm | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return x + keep norm(o), mean and inverse deviation of o (C,); update running statistics.
@@ -119,7 +119,7 @@ def batch_norm_backward(
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Gradient of o (B, C, H, W), given that of y; and gradients of the norm's parameters by name.
 
-    Without a norm y is o. The statistics are what `add_batch_norm` returned beside y, and
+    Without a norm y is o. The statistics are what `batch_norm_residual` returned beside y, and
     `recompute` writes o to its argument out, a map like x.
     """
     if norm is None:

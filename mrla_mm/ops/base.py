@@ -51,10 +51,10 @@ class BaseFunction(torch.autograd.Function):
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:
-                passes.apply(x, parameters.value, Coefficients(), out=own_value)
+                passes.convolve(x, parameters.value, Coefficients(), out=own_value)
             saved = passes.base_coefficients(pooled, layer, earlier_keys)
             write_output(passes, x, values, layer, saved, out=y)
-            y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
+            y, *statistics = autograd.batch_norm_residual(x, y, parameters, options.training_norm)
         autograd.save(ctx, saved, parameters, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
         ctx.options = options
@@ -68,7 +68,7 @@ class BaseFunction(torch.autograd.Function):
         saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load(ctx)
         layer = options.layer(parameters)
         passes = options.passes()
-        norm = options.batch_norm
+        norm = options.training_norm
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
         output = partial(write_output, passes, x, values, layer, saved)
@@ -107,7 +107,7 @@ def write_output(
     passes.weighted_sum(values, scores, Coefficients(gain=coefficients.gain), out=total)
     # `apply` adds a history without a slope as it is; here it is the residual.
     offset = Coefficients(offset=coefficients.offset)
-    passes.apply(total, layer.weights.value, offset, history=residual, out=out)
+    passes.convolve(total, layer.weights.value, offset, history=residual, out=out)
 
 
 def layer_backward(
@@ -137,7 +137,7 @@ def layer_backward(
     if layer.is_mla and grad_keys_or_averages is not None:
         grad_pixel = grad_pixel + grad_keys_or_averages / (x.shape[2] * x.shape[3])
     grad_x = torch.empty_like(x)
-    passes.apply_backward(
+    passes.convolve_backward(
         grad_own_value,
         None if layer.is_mla else layer.weights.value,
         Coefficients(),
@@ -156,7 +156,7 @@ def base_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridS
     """
     scores, gain = saved.attention.scores, saved.coefficients.gain
     value_sums = passes.weighted_sum_backward(
-        grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.norm is not None
+        grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.frozen_norm is not None
     )
     sums = passes.grid_sums(grad_values[-1], x, convolved=True, sum_grad=False)
     return sums, value_sums
@@ -171,9 +171,9 @@ def mla_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSu
     scores, gain = saved.attention.scores, saved.coefficients.gain
     total = torch.empty_like(x)
     passes.weighted_sum(values, scores, Coefficients(gain=gain), out=total)
-    sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.norm is not None)
+    sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.frozen_norm is not None)
     grad_total = total  # the memory of total is free again
-    passes.apply_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
+    passes.convolve_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
     value_sums = passes.weighted_sum_backward(
         grad_total, values, scores, gain, grad_values=grad_values, sum_grad=False
     )

@@ -69,7 +69,7 @@ class Parameters(NamedTuple):
         """The weights of the attention."""
         return Weights(self.query, self.key, self.value, self.history_scale)
 
-    def norm(self, eps: float) -> BatchNorm | None:
+    def frozen_norm(self, eps: float) -> BatchNorm | None:
         """The norm, if there is one of frozen statistics."""
         if self.mean is None:
             return None
@@ -84,7 +84,7 @@ class Layer(NamedTuple):
     """
 
     weights: Weights
-    norm: BatchNorm | None
+    frozen_norm: BatchNorm | None
     heads: int
     has_history: bool = False
     add_relu: bool = False
@@ -93,7 +93,7 @@ class Layer(NamedTuple):
     @property
     def adds_residual(self) -> bool:
         """Whether y has the residual x: behind a frozen norm; one in training adds it itself."""
-        return self.norm is not None
+        return self.frozen_norm is not None
 
 
 class Attention(NamedTuple):
@@ -135,7 +135,7 @@ class GridSums(NamedTuple):
     (B, C): times the history; grad (B, C): of the gradient itself.
     """
 
-    value: Tensor
+    taps: Tensor
     history: Tensor | None = None
     grad: Tensor | None = None
 
@@ -209,7 +209,7 @@ def project_both_backward(
 
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
     """Coefficients of MRLA-light for averages (B, C), None without a gate; size is that of x."""
-    factor, offset = norm_coefficients(layer.norm, size[:2])
+    factor, offset = norm_coefficients(layer.frozen_norm, size[:2])
     attention, gate, slope = Attention(), None, None
     if pooled is not None:
         query, key = project_both(pooled, layer.weights)
@@ -227,7 +227,7 @@ def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) ->
 def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
     """Coefficients of MRLA-base and MLA for averages (B, C) and earlier keys (B, T - 1, C)."""
     heads = layer.heads
-    factor, offset = norm_coefficients(layer.norm, pooled.shape)
+    factor, offset = norm_coefficients(layer.frozen_norm, pooled.shape)
     query, key = project_both(pooled, layer.weights)
     keys = key.unsqueeze(1)
     if earlier_keys is not None:
@@ -247,12 +247,12 @@ def light_coefficients_backward(
         gradients of the parameters, summed over the samples.
     """
     weights, scores, gain = layer.weights, saved.attention.scores, saved.coefficients.gain
-    factor, _ = norm_coefficients(layer.norm, size[:2])
+    factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
-    grad_gain = sums.value[..., 0]  # (B, C), where there is no convolution and dw(x) is x
+    grad_gain = sums.taps[..., 0]  # (B, C), where there is no convolution and dw(x) is x
     if weights.value is not None:
-        grad_gain = (sums.value * at_least_float32(weights.value).flatten(1)).sum(-1)
-        grad_kernels = sums.value if gain is None else sums.value * gain.unsqueeze(-1)
+        grad_gain = (sums.taps * at_least_float32(weights.value).flatten(1)).sum(-1)
+        grad_kernels = sums.taps if gain is None else sums.taps * gain.unsqueeze(-1)
         grad_value = grad_kernels.sum(0).view_as(weights.value)
     grad_factor = grad_gain
     if scores is not None:
@@ -267,7 +267,7 @@ def light_coefficients_backward(
         grad_factor = grad_factor + product(sums.history, history_scale)
         if history_scale is not None:
             grad_history_scale = product(sums.history, factor).sum(0)
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, sums.grad)
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.frozen_norm, grad_factor, sums.grad)
     return grad_pixel, Parameters(
         query=grad_query,
         key=grad_key,
@@ -297,11 +297,11 @@ def base_coefficients_backward(
         T = 1.
     """
     scores = saved.attention.scores
-    factor, _ = norm_coefficients(layer.norm, size[:2])
+    factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     grad_gain = value_sums.values  # (B, T, C), of factor times score
     grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
     grad_sum = sums.grad if layer.is_mla else value_sums.grad
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, grad_sum)
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.frozen_norm, grad_factor, grad_sum)
     if factor is not None:
         grad_gain = grad_gain * factor.unsqueeze(1)
     grad_scores = sum_heads(grad_gain, layer.heads)
@@ -312,7 +312,7 @@ def base_coefficients_backward(
     gradients = Parameters(
         query=grad_query,
         key=grad_key,
-        value=sums.value.sum(0).view_as(layer.weights.value),
+        value=sums.taps.sum(0).view_as(layer.weights.value),
         norm_weight=grad_norm_weight,
         norm_bias=grad_norm_bias,
     )

@@ -37,7 +37,7 @@ class LightFunction(torch.autograd.Function):
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_coefficients(pooled, layer, x.shape)
-            passes.apply(
+            passes.convolve(
                 x,
                 parameters.value,
                 saved.coefficients,
@@ -45,7 +45,7 @@ class LightFunction(torch.autograd.Function):
                 residual=layer.adds_residual,
                 out=y,
             )
-            y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
+            y, *statistics = autograd.batch_norm_residual(x, y, parameters, options.training_norm)
         autograd.save(ctx, saved, parameters, (x, history, *statistics))
         ctx.options = options
         return y
@@ -57,9 +57,9 @@ class LightFunction(torch.autograd.Function):
         saved, parameters, (x, history, *statistics) = autograd.load(ctx)
         layer = ctx.options.layer(parameters)
         passes = ctx.options.passes()
-        norm = ctx.options.batch_norm
+        norm = ctx.options.training_norm
         grad = autograd.match_layout(grad, x)
-        output = partial(passes.apply, x, parameters.value, saved.coefficients, history=history)
+        output = partial(passes.convolve, x, parameters.value, saved.coefficients, history=history)
         with autograd.disable_autocast(x):
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, parameters, norm, statistics, output
@@ -84,12 +84,12 @@ def layer_backward(
     grad is that of what the passes wrote: of o before a batch norm in training, else of y.
     """
     weight = layer.weights.value
-    options = dict(convolved=weight is not None, sum_grad=layer.norm is not None)
+    options = dict(convolved=weight is not None, sum_grad=layer.frozen_norm is not None)
     sums = passes.grid_sums(grad, x, history=history, **options)
     grad_pixel, gradients = passes.light_coefficients_backward(saved, layer, x.shape, sums)
     grad_x = torch.empty_like(x)
     grad_history = None if history is None else torch.empty_like(x)
-    passes.apply_backward(
+    passes.convolve_backward(
         grad,
         weight,
         saved.coefficients,

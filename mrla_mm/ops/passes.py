@@ -31,7 +31,7 @@ from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums
 class Passes(abc.ABC):
     """Passes over maps; the module says what all methods share."""
 
-    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
+    def compile_key(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
         """What compiled code depends on of a map's shape: equal constants run the same code."""
         return ()
 
@@ -50,7 +50,7 @@ class Passes(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply(
+    def convolve(
         self,
         x: Tensor,
         weight: Tensor | None,
@@ -67,7 +67,7 @@ class Passes(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply_backward(
+    def convolve_backward(
         self,
         grad: Tensor,
         weight: Tensor | None,
@@ -80,10 +80,10 @@ class Passes(abc.ABC):
         grad_x: Tensor,
         grad_history: Tensor | None = None,
     ) -> None:
-        """Write the gradients of x and, if asked for, of the history: the transpose of `apply`.
+        """Write the gradients of x and, if asked for, of the history: the transpose of `convolve`.
 
-        Args; others are those of `apply`, whose offset has no part in this:
-            grad: gradient of what `apply` wrote.
+        Args; others are those of `convolve`, whose offset has no part in this:
+            grad: gradient of what `convolve` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C).
             extra_grad: map that is added to the gradient of x; not together with grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed

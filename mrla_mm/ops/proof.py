@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
     def specialisation(self, passes: Passes) -> Hashable:
         """What passes are compiled for: layers with equal ones run the same code."""
-        constants = passes.constants(self.shape, self.heads, self.channels_last)
+        constants = passes.compile_key(self.shape, self.heads, self.channels_last)
         return self._replace(shape=constants, heads=None)
 
 

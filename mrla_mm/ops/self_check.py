@@ -147,7 +147,7 @@ def step(
     for name, tensor in inputs.items():
         leaves[name] = tensor.detach().requires_grad_(name not in CONSTANT)
     parameters = Parameters(**{name: leaves.get(name) for name in Parameters._fields})
-    norm = parameters.norm(EPS)
+    norm = parameters.frozen_norm(EPS)
     options = dict(heads=form.heads, add_relu=form.add_relu, norm=norm)
     arguments = [leaves["c"], leaves["shortcut"], parameters.weights()]
     reference, fused = light_layer, light_fused

@@ -139,9 +139,9 @@ def unchecked(monkeypatch):
 
 
 FAULTS = {
-    "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
-    "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
-    "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
+    "wrong sign": ("convolve_backward", lambda maps: maps["grad_history"].neg_()),
+    "missed boundary row": ("convolve", lambda maps: maps["out"][:, :, -1].zero_()),
+    "uninitialised output": ("convolve", lambda maps: maps["out"].fill_(torch.nan)),
     "no compiler": ("add_relu", lambda maps: maps["Failed to find C compiler"]),
 }
 
