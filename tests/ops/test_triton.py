@@ -400,8 +400,8 @@ def test_a_small_layer_compiles_to_the_same_kernels(variant, depth, last, launch
         for some in (form, small):
             launches.clear()
             for is_last in (False, True):
-                inputs = self_check.draw(some, 0)
-                self_check.step(some, inputs, is_naive=False, is_last=is_last)
+                inputs = self_check.random_inputs(some, 0)
+                self_check.forward_backward(some, inputs, is_naive=False, is_last=is_last)
             compiled.append(
                 {(kernel.__name__, str(specialised(kernel, args))) for kernel, _, args in launches}
             )
