@@ -169,7 +169,7 @@ class BaseSteps(NamedTuple):
     def mla_values_backward(
         self, grad: Tensor, grad_values: Sequence[Tensor]
     ) -> tuple[Reduction, Reduction]:
-        """Add to grad_values; sum grad times `sum_maps`, and the latter's gradient times values."""
+        """Add to grad_values; sum grad times `sum_maps`, and the gradient of those times values."""
         passes, layer, saved, _, values = self
         scores, gain = saved.attention.scores, saved.coefficients.gain
         total = self.sum_maps()

@@ -293,7 +293,7 @@ def base_coefficients_backward(
     gradient of the weighted sum times each value; `grad_keys` (B, T, C) comes from later layers.
 
     Returns:
-        As of light, and the gradient of the earlier keys (B, T - 1, C), None for T = 1.
+        As `light_coefficients_backward`; and gradients of earlier keys (B, T - 1, C) or None.
     """
     scores = saved.attention.scores
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
