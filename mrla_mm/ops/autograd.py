@@ -26,21 +26,21 @@ class Options(NamedTuple):
     Attributes:
         form: of the layer.
         eps: of its norm.
-        batch_norm: a norm in training, which is applied to what the passes write; a frozen one is
+        training_norm: a batch norm in training, applied to what the passes write; a frozen norm is
             part of the `Layer` that they compute. Weight, bias and keep of both are parameters.
-        outcome: of the path's proof, None if it needs none.
+        outcome: of the path's self-check, None if it needs none.
     """
 
     form: Form
     eps: float
-    batch_norm: BatchNorm | None
+    training_norm: BatchNorm | None
     outcome: Outcome | None
 
     @classmethod
-    def of(
+    def after_self_check(
         cls, path: str, c: Tensor, parameters: Parameters, norm: BatchNorm | None, **layer: object
     ) -> "Options":
-        """Options for a map c (B, C, H, W); `layer` are the other fields of its `Form`."""
+        """Check the path for a map c (B, C, H, W); `layer` are the other fields of its `Form`."""
         form = Form(
             path=path,
             device=c.device,
@@ -53,23 +53,23 @@ class Options(NamedTuple):
         )
         outcome = prove(form, passes_of(path)) if path in SELF_CHECKS else None
         eps = 0.0 if norm is None else norm.eps
-        batch_norm = norm if norm is not None and norm.momentum is not None else None
-        return cls(form, eps, batch_norm, outcome)
+        training_norm = norm if norm is not None and norm.momentum is not None else None
+        return cls(form, eps, training_norm, outcome)
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
         form = self.form
         return Layer(
             parameters.weights(),
-            parameters.norm(self.eps),
-            form.heads,
+            parameters.frozen_norm(self.eps),
+            heads=form.heads,
             has_history=form.has_history,
             add_relu=form.add_relu,
             is_mla=form.is_mla,
         )
 
     def has_failed(self) -> bool:
-        """Whether the path did not prove itself, or failed since."""
+        """Whether the path failed its self-check, or failed since."""
         return self.outcome is not None and self.outcome.failure != ""
 
     def passes(self) -> Passes:
@@ -77,13 +77,15 @@ class Options(NamedTuple):
         return passes_of(self.form.path, self.outcome)
 
 
-def save(ctx, saved: Saved, parameters: Parameters, maps: Sequence[Tensor | None]) -> None:
-    """Save for backward what `load` returns; autograd takes one flat sequence of tensors."""
+def save_for_backward(
+    ctx, saved: Saved, parameters: Parameters, maps: Sequence[Tensor | None]
+) -> None:
+    """Save what `load_saved` returns; autograd takes one flat sequence of tensors."""
     ctx.save_for_backward(*saved.attention, *saved.coefficients, *parameters, *maps)
 
 
-def load(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
-    """What `save` was given."""
+def load_saved(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
+    """What `save_for_backward` was given."""
     tensors = iter(ctx.saved_tensors)
     attention = Attention(*islice(tensors, len(Attention._fields)))
     coefficients = Coefficients(*islice(tensors, len(Coefficients._fields)))
@@ -91,22 +93,22 @@ def load(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
     return Saved(attention, coefficients), parameters, tuple(tensors)
 
 
-def add_batch_norm(
-    x: Tensor, out: Tensor, parameters: Parameters, norm: BatchNorm | None
+def batch_norm_residual(
+    out: Tensor, parameters: Parameters, norm: BatchNorm | None, *, residual: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return x + keep norm(o), mean and inverse deviation of o (C,); update running statistics.
+    """Return residual + keep norm(out), and mean and inverse deviation of out (C,).
 
-    Without a norm it is o that is returned, (B, C, H, W) as x is.
+    The running statistics are updated. Without a norm out itself is returned.
     """
     if norm is None:
         return out, None, None
     y, mean, inverse_deviation = torch.native_batch_norm(
         out, parameters.norm_weight, parameters.norm_bias, norm.mean, norm.variance,
-        True, norm.momentum, norm.eps,
+        training=True, momentum=norm.momentum, eps=norm.eps,
     )  # fmt: skip
     if parameters.keep is not None:
         y.mul_(parameters.keep.to(y.dtype)[:, None, None, None])
-    return y.add_(x), mean, inverse_deviation
+    return y.add_(residual), mean, inverse_deviation
 
 
 def batch_norm_backward(
@@ -119,7 +121,7 @@ def batch_norm_backward(
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """Gradient of o (B, C, H, W), given that of y; and gradients of the norm's parameters by name.
 
-    Without a norm y is o. The statistics are what `add_batch_norm` returned beside y, and
+    Without a norm y is o. The statistics are what `batch_norm_residual` returned beside y, and
     `recompute` writes o to its argument out, a map like x.
     """
     if norm is None:
@@ -130,8 +132,8 @@ def batch_norm_backward(
         grad = grad * parameters.keep.to(grad.dtype)[:, None, None, None]
     has_weight, has_bias = parameters.norm_weight is not None, parameters.norm_bias is not None
     grad_out, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        grad, out, parameters.norm_weight, None, None, *statistics, True, norm.eps,
-        (True, has_weight, has_bias),
+        grad, out, parameters.norm_weight, None, None, *statistics, train=True, eps=norm.eps,
+        output_mask=(True, has_weight, has_bias),
     )  # fmt: skip
     # torch returns another layout if x has odd strides in a dimension of size 1
     return match_layout(grad_out, x), dict(norm_weight=grad_weight, norm_bias=grad_bias)

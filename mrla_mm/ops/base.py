@@ -18,13 +18,14 @@ later layers contribute, and that same map.
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import Coefficients, GridSums, Layer, Parameters, Saved, ValueSums
-from mrla_mm.ops.passes import Passes
+from mrla_mm.ops.coefficients import Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.passes import Passes, Reduction
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
 
@@ -51,11 +52,13 @@ class BaseFunction(torch.autograd.Function):
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:
-                passes.apply(x, parameters.value, Coefficients(), out=own_value)
+                passes.convolve(x, parameters.value, Coefficients(), out=own_value)
             saved = passes.base_coefficients(pooled, layer, earlier_keys)
-            write_output(passes, x, values, layer, saved, out=y)
-            y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
-        autograd.save(ctx, saved, parameters, (x, *statistics, *values))
+            BaseSteps(passes, layer, saved, x, values).write_output(out=y)
+            y, *statistics = autograd.batch_norm_residual(
+                y, parameters, options.training_norm, residual=x
+            )
+        autograd.save_for_backward(ctx, saved, parameters, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
         ctx.options = options
         return y, saved.attention.pooled if is_mla else saved.attention.keys, *values
@@ -65,19 +68,18 @@ class BaseFunction(torch.autograd.Function):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         autograd.refuse_second_derivative()
         options = ctx.options
-        saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load(ctx)
+        saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
         layer = options.layer(parameters)
-        passes = options.passes()
-        norm = options.batch_norm
+        norm = options.training_norm
+        steps = BaseSteps(options.passes(), layer, saved, x, values)
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
-        output = partial(write_output, passes, x, values, layer, saved)
         with autograd.disable_autocast(x):
             grad_out, norm_grads = autograd.batch_norm_backward(
-                grad, x, parameters, norm, (mean, inverse_deviation), output
+                grad, x, parameters, norm, (mean, inverse_deviation), steps.write_output
             )
-            grad_x, gradients, grad_earlier_keys = layer_backward(
-                passes, grad_out, grad_keys_or_averages, x, values, layer, saved, grad_values
+            grad_x, gradients, grad_earlier_keys = steps.backward(
+                grad_out, grad_keys_or_averages, grad_values
             )
             if norm is not None:
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
@@ -94,90 +96,90 @@ class BaseFunction(torch.autograd.Function):
         )
 
 
-def write_output(
-    passes: Passes, x: Tensor, values: Sequence[Tensor], layer: Layer, saved: Saved, *, out: Tensor
-) -> None:
-    """Write y, or o before a batch norm in training."""
-    scores, coefficients = saved.attention.scores, saved.coefficients
-    residual = x if layer.adds_residual else None
-    if not layer.is_mla:
-        passes.weighted_sum(values, scores, coefficients, x=residual, out=out)
-        return
-    total = torch.empty_like(x)
-    passes.weighted_sum(values, scores, Coefficients(gain=coefficients.gain), out=total)
-    # `apply` adds a history without a slope as it is; here it is the residual.
-    offset = Coefficients(offset=coefficients.offset)
-    passes.apply(total, layer.weights.value, offset, history=residual, out=out)
+class BaseSteps(NamedTuple):
+    """The passes of a layer, in their order; x and the T values are maps (B, C, H, W)."""
 
+    passes: Passes
+    layer: Layer
+    saved: Saved
+    x: Tensor
+    values: Sequence[Tensor]
 
-def layer_backward(
-    passes: Passes,
-    grad: Tensor,
-    grad_keys_or_averages: Tensor | None,
-    x: Tensor,
-    values: Sequence[Tensor],
-    layer: Layer,
-    saved: Saved,
-    grad_values: Sequence[Tensor],
-) -> tuple[Tensor, Parameters, Tensor | None]:
-    """Add to the gradients of the values; return those of x, parameters and earlier keys.
+    def write_output(self, *, out: Tensor) -> None:
+        """Write y, or o before a batch norm in training."""
+        passes, layer, saved, x, values = self
+        scores, coefficients = saved.attention.scores, saved.coefficients
+        residual = x if layer.fuses_norm else None
+        if not layer.is_mla:
+            passes.weighted_sum(values, scores, coefficients, x=residual, out=out)
+            return
+        offset = Coefficients(offset=coefficients.offset)
+        # A history without a slope is added as it is; here it is the residual.
+        passes.convolve(self.sum_maps(), layer.weights.value, offset, history=residual, out=out)
 
-    grad is that of what `write_output` wrote. With add_relu the first is the gradient of c, which
-    is also the shortcut's.
-    The last value is this layer's own: its gradient is complete once the sums are, and goes on to
-    x.
-    """
-    *_, grad_own_value = grad_values
-    backward_sums = mla_sums if layer.is_mla else base_sums
-    sums, value_sums = backward_sums(passes, grad, x, values, layer, saved, grad_values)
-    grad_keys = None if layer.is_mla else grad_keys_or_averages
-    grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
-        saved, layer, x.shape, sums, value_sums, grad_keys
-    )
-    if layer.is_mla and grad_keys_or_averages is not None:
-        grad_pixel = grad_pixel + grad_keys_or_averages / (x.shape[2] * x.shape[3])
-    grad_x = torch.empty_like(x)
-    passes.apply_backward(
-        grad_own_value,
-        None if layer.is_mla else layer.weights.value,
-        Coefficients(),
-        grad_pixel=grad_pixel,
-        extra_grad=grad if layer.adds_residual else None,
-        relu_output=x if layer.add_relu else None,
-        grad_x=grad_x,
-    )
-    return grad_x, gradients, grad_earlier_keys
+    def sum_maps(self) -> Tensor:
+        """Weighted sum of MLA's values, which its convolution takes."""
+        total = torch.empty_like(self.x)
+        gain = Coefficients(gain=self.saved.coefficients.gain)
+        self.passes.weighted_sum(self.values, self.saved.attention.scores, gain, out=total)
+        return total
 
+    def backward(
+        self, grad: Tensor, grad_keys_or_averages: Tensor | None, grad_values: Sequence[Tensor]
+    ) -> tuple[Tensor, Parameters, Tensor | None]:
+        """Add to the gradients of the values; return those of x, parameters and earlier keys.
 
-def base_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
-    """Add to grad_values; return sums over the grid.
+        grad is that of what `write_output` wrote. With add_relu the first is the gradient of c,
+        which is also the shortcut's.
+        The last value is this layer's own: its gradient is complete once the sums are, and goes on
+        to x.
+        """
+        passes, layer, saved, x, _ = self
+        backward_values = self.mla_values_backward if layer.is_mla else self.base_values_backward
+        sums, value_sums = backward_values(grad, grad_values)
+        grad_keys = None if layer.is_mla else grad_keys_or_averages
+        grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
+            saved, layer, x.shape, sums, value_sums, grad_keys
+        )
+        if layer.is_mla and grad_keys_or_averages is not None:
+            grad_pixel = grad_pixel + grad_keys_or_averages / (x.shape[2] * x.shape[3])
+        grad_x = torch.empty_like(x)
+        passes.convolve_backward(
+            grad_values[-1],
+            None if layer.is_mla else layer.weights.value,
+            Coefficients(),
+            grad_pixel=grad_pixel,
+            extra_grad=grad if layer.fuses_norm else None,
+            relu_output=x if layer.add_relu else None,
+            grad_x=grad_x,
+        )
+        return grad_x, gradients, grad_earlier_keys
 
-    They are of the own value's gradient times shifted x, and of grad times each value.
-    """
-    scores, gain = saved.attention.scores, saved.coefficients.gain
-    value_sums = passes.weighted_sum_backward(
-        grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.norm is not None
-    )
-    sums = passes.grid_sums(grad_values[-1], x, convolved=True, sum_grad=False)
-    return sums, value_sums
+    def base_values_backward(
+        self, grad: Tensor, grad_values: Sequence[Tensor]
+    ) -> tuple[Reduction, Reduction]:
+        """Add to grad_values; sum the own value's gradient times x, and grad times each value."""
+        passes, layer, saved, x, values = self
+        scores, gain = saved.attention.scores, saved.coefficients.gain
+        value_sums = passes.weighted_sum_backward(
+            grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.fuses_norm
+        )
+        return passes.grid_sums(grad_values[-1], x, convolved=True, sum_grad=False), value_sums
 
-
-def mla_sums(passes, grad, x, values, layer, saved, grad_values) -> tuple[GridSums, ValueSums]:
-    """Add to grad_values; return sums over the grid.
-
-    They are of grad times the shifted sum of the values, which the convolution takes, and of that
-    sum's gradient times each value.
-    """
-    scores, gain = saved.attention.scores, saved.coefficients.gain
-    total = torch.empty_like(x)
-    passes.weighted_sum(values, scores, Coefficients(gain=gain), out=total)
-    sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.norm is not None)
-    grad_total = total  # the memory of total is free again
-    passes.apply_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
-    value_sums = passes.weighted_sum_backward(
-        grad_total, values, scores, gain, grad_values=grad_values, sum_grad=False
-    )
-    return sums, value_sums
+    def mla_values_backward(
+        self, grad: Tensor, grad_values: Sequence[Tensor]
+    ) -> tuple[Reduction, Reduction]:
+        """Add to grad_values; sum grad times `sum_maps`, and the gradient of those times values."""
+        passes, layer, saved, _, values = self
+        scores, gain = saved.attention.scores, saved.coefficients.gain
+        total = self.sum_maps()
+        sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.fuses_norm)
+        grad_total = total  # the memory of total is free again
+        passes.convolve_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
+        value_sums = passes.weighted_sum_backward(
+            grad_total, values, scores, gain, grad_values=grad_values, sum_grad=False
+        )
+        return sums, value_sums
 
 
 def base_fused(
@@ -207,8 +209,9 @@ def base_fused(
     values = [autograd.match_layout(value, c) for value in earlier_values]
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, add_relu=add_relu)
-    depth = len(values) + 1
-    options = autograd.Options.of(path, c, parameters, norm, **settings, is_mla=is_mla, depth=depth)
+    options = autograd.Options.after_self_check(
+        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(values) + 1
+    )
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
         return layer(c, shortcut, weights, (earlier_keys, values), **settings, norm=norm)

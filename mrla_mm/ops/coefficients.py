@@ -69,8 +69,8 @@ class Parameters(NamedTuple):
         """The weights of the attention."""
         return Weights(self.query, self.key, self.value, self.history_scale)
 
-    def norm(self, eps: float) -> BatchNorm | None:
-        """The norm, if there is one of frozen statistics."""
+    def frozen_norm(self, eps: float) -> BatchNorm | None:
+        """The norm, if its statistics are frozen."""
         if self.mean is None:
             return None
         return BatchNorm(self.norm_weight, self.norm_bias, self.mean, self.variance, self.keep, eps)
@@ -79,21 +79,21 @@ class Parameters(NamedTuple):
 class Layer(NamedTuple):
     """What a layer computes with.
 
-    Its parameters and the frozen norm behind it; G; whether lambda p is part of it; whether x is
-    relu(c + shortcut), so that gradients go on through that ReLU; and whether it is MLA.
+    frozen_norm follows it within the passes; with has_history, lambda p is part of it; with
+    add_relu, x is relu(c + shortcut), and gradients go on through that ReLU.
     """
 
     weights: Weights
-    norm: BatchNorm | None
+    frozen_norm: BatchNorm | None
     heads: int
     has_history: bool = False
     add_relu: bool = False
     is_mla: bool = False
 
     @property
-    def adds_residual(self) -> bool:
-        """Whether y has the residual x: behind a frozen norm; one in training adds it itself."""
-        return self.norm is not None
+    def fuses_norm(self) -> bool:
+        """Whether the passes apply norm and residual; those of a norm in training come after."""
+        return self.frozen_norm is not None
 
 
 class Attention(NamedTuple):
@@ -131,11 +131,11 @@ class Saved(NamedTuple):
 class GridSums(NamedTuple):
     """Sums over the grid of a gradient times other maps; None where not needed.
 
-    value (B, C, n): times x shifted to each of the n taps of the value's kernel; history
+    taps (B, C, n): times x shifted to each of the n taps of the value's kernel; history
     (B, C): times the history; grad (B, C): of the gradient itself.
     """
 
-    value: Tensor
+    taps: Tensor
     history: Tensor | None = None
     grad: Tensor | None = None
 
@@ -209,32 +209,33 @@ def project_both_backward(
 
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
     """Coefficients of MRLA-light for averages (B, C), None without a gate; size is that of x."""
-    factor, offset = norm_coefficients(layer.norm, size[:2])
-    attention, gate, slope = Attention(), None, None
+    factor, offset = norm_coefficients(layer.frozen_norm, size[:2])
+    attention, gain = Attention(), factor
     if pooled is not None:
         query, key = project_both(pooled, layer.weights)
         heads = layer.heads
         scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
         attention = Attention(pooled, query, key.unsqueeze(1), scores)
-        gate = expand_scores(scores, size[1]).squeeze(1)
+        gain = product(expand_scores(scores, size[1]).squeeze(1), factor)
+    slope = None
     if layer.has_history:
         slope = product(at_least_float32(layer.weights.history_scale), factor)
     if slope is not None:
         slope = slope.expand(size[:2])
-    return Saved(attention, Coefficients(product(gate, factor), slope, offset))
+    return Saved(attention, Coefficients(gain, slope, offset))
 
 
 def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
     """Coefficients of MRLA-base and MLA for averages (B, C) and earlier keys (B, T - 1, C)."""
     heads = layer.heads
-    factor, offset = norm_coefficients(layer.norm, pooled.shape)
+    factor, offset = norm_coefficients(layer.frozen_norm, pooled.shape)
     query, key = project_both(pooled, layer.weights)
     keys = key.unsqueeze(1)
     if earlier_keys is not None:
         keys = torch.cat((earlier_keys, keys), 1)
     keys_of_heads = [split_heads(key, heads) for key in keys.unbind(1)]
     scores = softmax_scores(split_heads(query, heads), keys_of_heads).transpose(1, 2)  # (B, T, G)
-    return Saved(Attention(pooled, query, keys, scores), Coefficients(factor, None, offset))
+    return Saved(Attention(pooled, query, keys, scores), Coefficients(gain=factor, offset=offset))
 
 
 def light_coefficients_backward(
@@ -247,12 +248,12 @@ def light_coefficients_backward(
         gradients of the parameters, summed over the samples.
     """
     weights, scores, gain = layer.weights, saved.attention.scores, saved.coefficients.gain
-    factor, _ = norm_coefficients(layer.norm, size[:2])
+    factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
-    grad_gain = sums.value[..., 0]  # (B, C), where there is no convolution and dw(x) is x
+    grad_gain = sums.taps[..., 0]  # (B, C), where there is no convolution and dw(x) is x
     if weights.value is not None:
-        grad_gain = (sums.value * at_least_float32(weights.value).flatten(1)).sum(-1)
-        grad_kernels = sums.value if gain is None else sums.value * gain.unsqueeze(-1)
+        grad_gain = (sums.taps * at_least_float32(weights.value).flatten(1)).sum(-1)
+        grad_kernels = sums.taps if gain is None else sums.taps * gain.unsqueeze(-1)
         grad_value = grad_kernels.sum(0).view_as(weights.value)
     grad_factor = grad_gain
     if scores is not None:
@@ -267,7 +268,7 @@ def light_coefficients_backward(
         grad_factor = grad_factor + product(sums.history, history_scale)
         if history_scale is not None:
             grad_history_scale = product(sums.history, factor).sum(0)
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, sums.grad)
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.frozen_norm, grad_factor, sums.grad)
     return grad_pixel, Parameters(
         query=grad_query,
         key=grad_key,
@@ -288,20 +289,18 @@ def base_coefficients_backward(
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Gradients of MRLA-base and MLA that follow from sums over the grid.
 
-    `sums` are of the gradient behind the convolution times its input; `value_sums` of the weighted
-    sum's gradient times each value, and of the output's gradient; `grad_keys` (B, T, C) or None is
-    what later layers make of the keys.
+    `sums` are of the gradient of the convolution's output times its input, `value_sums` of the
+    gradient of the weighted sum times each value; `grad_keys` (B, T, C) comes from later layers.
 
     Returns:
-        What that of light does, and the gradient of the earlier keys (B, T - 1, C), None for
-        T = 1.
+        As `light_coefficients_backward`; and gradients of earlier keys (B, T - 1, C) or None.
     """
     scores = saved.attention.scores
-    factor, _ = norm_coefficients(layer.norm, size[:2])
+    factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     grad_gain = value_sums.values  # (B, T, C), of factor times score
     grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
-    grad_sum = sums.grad if layer.is_mla else value_sums.grad
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.norm, grad_factor, grad_sum)
+    grad_offset = sums.grad if layer.is_mla else value_sums.grad
+    grad_norm_weight, grad_norm_bias = norm_backward(layer.frozen_norm, grad_factor, grad_offset)
     if factor is not None:
         grad_gain = grad_gain * factor.unsqueeze(1)
     grad_scores = sum_heads(grad_gain, layer.heads)
@@ -312,7 +311,7 @@ def base_coefficients_backward(
     gradients = Parameters(
         query=grad_query,
         key=grad_key,
-        value=sums.value.sum(0).view_as(layer.weights.value),
+        value=sums.taps.sum(0).view_as(layer.weights.value),
         norm_weight=grad_norm_weight,
         norm_bias=grad_norm_bias,
     )
@@ -348,17 +347,14 @@ def logits_backward(
 
 
 def norm_backward(
-    norm: BatchNorm | None, grad_factor: Tensor, grad_sum: Tensor | None
+    norm: BatchNorm | None, grad_factor: Tensor, grad_offset: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of a norm's weight and bias (C,).
-
-    Shapes: grad_factor, the gradient of scale times keep, and grad_sum, that of the offset: (B, C).
-    """
+    """Gradients of a norm's weight and bias (C,), by those of factor and offset (B, C)."""
     if norm is None:
         return None, None
     keep = None if norm.keep is None else norm.keep.unsqueeze(1)
     grad_scale = product(grad_factor, keep).sum(0)
-    grad_bias = product(grad_sum, keep).sum(0)
+    grad_bias = product(grad_offset, keep).sum(0)
     root = torch.rsqrt(at_least_float32(norm.variance) + norm.eps)
     grad_weight = root * (grad_scale - norm.mean * grad_bias)
     return None if norm.weight is None else grad_weight, None if norm.bias is None else grad_bias

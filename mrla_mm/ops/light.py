@@ -37,16 +37,18 @@ class LightFunction(torch.autograd.Function):
         with autograd.disable_autocast(c):
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_coefficients(pooled, layer, x.shape)
-            passes.apply(
+            passes.convolve(
                 x,
                 parameters.value,
                 saved.coefficients,
                 history=history,
-                residual=layer.adds_residual,
+                residual=layer.fuses_norm,
                 out=y,
             )
-            y, *statistics = autograd.add_batch_norm(x, y, parameters, options.batch_norm)
-        autograd.save(ctx, saved, parameters, (x, history, *statistics))
+            y, *statistics = autograd.batch_norm_residual(
+                y, parameters, options.training_norm, residual=x
+            )
+        autograd.save_for_backward(ctx, saved, parameters, (x, history, *statistics))
         ctx.options = options
         return y
 
@@ -54,15 +56,17 @@ class LightFunction(torch.autograd.Function):
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and the parameters."""
         autograd.refuse_second_derivative()
-        saved, parameters, (x, history, *statistics) = autograd.load(ctx)
+        saved, parameters, (x, history, *statistics) = autograd.load_saved(ctx)
         layer = ctx.options.layer(parameters)
         passes = ctx.options.passes()
-        norm = ctx.options.batch_norm
+        norm = ctx.options.training_norm
         grad = autograd.match_layout(grad, x)
-        output = partial(passes.apply, x, parameters.value, saved.coefficients, history=history)
+        recompute = partial(
+            passes.convolve, x, parameters.value, saved.coefficients, history=history
+        )
         with autograd.disable_autocast(x):
             grad_out, norm_grads = autograd.batch_norm_backward(
-                grad, x, parameters, norm, statistics, output
+                grad, x, parameters, norm, statistics, recompute
             )
             grad_x, grad_history, gradients = layer_backward(
                 passes, grad_out, x, history, layer, saved
@@ -84,17 +88,17 @@ def layer_backward(
     grad is that of what the passes wrote: of o before a batch norm in training, else of y.
     """
     weight = layer.weights.value
-    options = dict(convolved=weight is not None, sum_grad=layer.norm is not None)
+    options = dict(convolved=weight is not None, sum_grad=layer.fuses_norm)
     sums = passes.grid_sums(grad, x, history=history, **options)
     grad_pixel, gradients = passes.light_coefficients_backward(saved, layer, x.shape, sums)
     grad_x = torch.empty_like(x)
     grad_history = None if history is None else torch.empty_like(x)
-    passes.apply_backward(
+    passes.convolve_backward(
         grad,
         weight,
         saved.coefficients,
         grad_pixel=grad_pixel,
-        residual=layer.adds_residual,
+        residual=layer.fuses_norm,
         relu_output=x if layer.add_relu else None,
         grad_x=grad_x,
         grad_history=grad_history,
@@ -126,7 +130,7 @@ def light_fused(
     shortcut = autograd.match_layout(shortcut, c) if has_history or add_relu else None
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, has_history=has_history, add_relu=add_relu)
-    options = autograd.Options.of(path, c, parameters, norm, **settings)
+    options = autograd.Options.after_self_check(path, c, parameters, norm, **settings)
     if options.has_failed():
         return light_layer(c, shortcut, weights, **settings, norm=norm)
     return LightFunction.apply(options, c, shortcut, *parameters)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import GridSums, ValueSums, value_weights
+from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, value_weights
 from mrla_mm.ops.loops import (
     GRAD,
     HISTORY,
@@ -75,7 +75,7 @@ class Layout(NamedTuple):
         tensor = tensor.transpose(1, 2) if self.channels_last else tensor.flatten(0, 1)
         return tensor.contiguous().numpy()
 
-    def per_map(self, tensor: Tensor | None, default: float) -> np.ndarray:
+    def coefficient(self, tensor: Tensor | None, default: float) -> np.ndarray:
         """One coefficient (B, C), or a default: (B * C,) for contiguous maps, else (B, C)."""
         if tensor is None:
             tensor = torch.full(self.size[:2], default, device="cpu")
@@ -101,7 +101,7 @@ class Layout(NamedTuple):
 class NumbaPasses(TorchPasses):
     """Passes for float32 maps on CPUs, each of which reads and writes every map once."""
 
-    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
+    def compile_key(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
         """Loops are compiled once; what they do differs with what is small, or taken in blocks.
 
         Up to 4 rows and 8 columns each size is a case of its own: all pixels are near an edge, and
@@ -120,30 +120,31 @@ class NumbaPasses(TorchPasses):
         layout.run("add_relu", *layout.maps(c, shortcut, out), sums)
         return layout.collect(sums)[..., 0] / out[0, 0].numel() if pool else None
 
-    def apply(self, x, weight, coefficients, *, history=None, residual=False, out) -> None:
-        """Run one loop, whose kernel holds gain and residual."""
+    def convolve(
+        self, x, weight, coefficients, *, history=None, residual=False, relu_output=None, out,
+        grad_history=None,
+    ) -> None:  # fmt: skip
+        """Run one loop, whose kernel holds gain and residual; backward too."""
         layout = Layout.of(x)
         gain, slope, offset = coefficients
         kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
-        x, history, out, absent = layout.maps(x, history, out, None)
-        offset = layout.per_map(offset, 0)
-        slope = layout.per_map(slope, 1)
-        layout.run("stencil", x, kernels, offset, history, slope, absent, out, absent)
+        offset = layout.coefficient(offset, 0)
+        slope = layout.coefficient(slope, 1)
+        x, history, relu_output = layout.maps(x, history, relu_output)
+        outputs = layout.maps(out, grad_history)
+        layout.run("convolve", x, kernels, offset, history, slope, relu_output, *outputs)
 
-    def apply_backward(
+    def convolve_backward(
         self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
         relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
-        """Run the loop of `apply` with the kernel turned round."""
-        layout = Layout.of(grad)
+        """Run the loop of `convolve` with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
-        kernels = layout.coefficients(sample_kernels(grad, flipped, coefficients.gain, residual))
-        offset = layout.per_map(grad_pixel, 0)
-        # of the history: extra_grad is added as it is
-        slope = layout.per_map(None if grad_history is None else coefficients.slope, 1)
-        grad, extra_grad, relu_output = layout.maps(grad, extra_grad, relu_output)
-        outputs = layout.maps(grad_x, grad_history)
-        layout.run("stencil", grad, kernels, offset, extra_grad, slope, relu_output, *outputs)
+        slope = None if grad_history is None else coefficients.slope  # extra_grad has none
+        self.convolve(
+            grad, flipped, Coefficients(coefficients.gain, slope, grad_pixel), history=extra_grad,
+            residual=residual, relu_output=relu_output, out=grad_x, grad_history=grad_history,
+        )  # fmt: skip
 
     def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> GridSums:
         """Sum everything in one loop."""
@@ -154,14 +155,14 @@ class NumbaPasses(TorchPasses):
         sums = layout.new_sums(SUMS)
         layout.run("grid_sums", *layout.maps(grad, x, history), sums)
         sums = layout.collect(sums)
-        of_history = None if history is None else sums[..., HISTORY]
-        return GridSums(sums[..., :TAPS], of_history, sums[..., GRAD] if sum_grad else None)
+        history_sums = None if history is None else sums[..., HISTORY]
+        return GridSums(sums[..., :TAPS], history_sums, sums[..., GRAD] if sum_grad else None)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Read all values in one loop."""
         layout = Layout.of(out)
         weights = value_weights(scores, coefficients.gain, out.shape[1]).mT  # (B, C, T)
-        offset = layout.per_map(coefficients.offset, 0)
+        offset = layout.coefficient(coefficients.offset, 0)
         x, out = layout.maps(x, out)
         weights = layout.coefficients(weights)
         layout.run("weighted_sum", x, addresses(values), weights, offset, out)
@@ -173,8 +174,8 @@ class NumbaPasses(TorchPasses):
         layout = Layout.of(grad)
         weights = layout.coefficients(value_weights(scores, gain, grad.shape[1]).mT)
         sums = layout.new_sums(len(values) + 1)
-        maps = addresses(values), weights, addresses(grad_values)
-        layout.run("weighted_sum_backward", *layout.maps(grad), *maps, sums)
+        arrays = *layout.maps(grad), addresses(values), weights, addresses(grad_values)
+        layout.run("weighted_sum_backward", *arrays, sums)
         sums = layout.collect(sums).transpose(1, 2)  # (B, T + 1, C)
         return ValueSums(sums[:, :-1], sums[:, -1] if sum_grad else None)
 

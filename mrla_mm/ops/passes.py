@@ -12,9 +12,6 @@ Coefficients are (B, C), keys (B, T, C); `coefficients` says what its functions 
 Maps (B, C, H, W) have one dtype and one dense layout. A pass writes every element of the arguments
 out, grad_x and grad_history, which the caller allocates, and adds to grad_values; it only reads the
 other maps. No output shares memory with another argument unless the method says so.
-
-The results of `add_relu`, `grid_sums` and `weighted_sum_backward` may be partial sums in a form of
-an implementation's own: only its own methods for coefficients read them.
 """
 
 import abc
@@ -25,14 +22,18 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import coefficients as torch_coefficients
-from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums
+from mrla_mm.ops.coefficients import Coefficients
+
+# Averages or sums over the grid, which may be partial: only the methods for coefficients of the
+# implementation that returned them read them.
+Reduction = object
 
 
 class Passes(abc.ABC):
     """Passes over maps; the module says what all methods share."""
 
-    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
-        """What compiled code depends on of a map's shape: equal constants run the same code."""
+    def compile_key(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
+        """What compiled code depends on of a map's shape: equal keys run the same code."""
         return ()
 
     def few_programs(self) -> AbstractContextManager:
@@ -42,7 +43,7 @@ class Passes(abc.ABC):
     @abc.abstractmethod
     def add_relu(
         self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
-    ) -> Tensor | None:
+    ) -> Reduction | None:
         """Write x = relu(c + shortcut); return its averages over the grid if `pool`, else None.
 
         The averages are those of x as it is rounded to its dtype. Without a shortcut it only pools:
@@ -50,7 +51,7 @@ class Passes(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply(
+    def convolve(
         self,
         x: Tensor,
         weight: Tensor | None,
@@ -67,7 +68,7 @@ class Passes(abc.ABC):
         """
 
     @abc.abstractmethod
-    def apply_backward(
+    def convolve_backward(
         self,
         grad: Tensor,
         weight: Tensor | None,
@@ -80,10 +81,10 @@ class Passes(abc.ABC):
         grad_x: Tensor,
         grad_history: Tensor | None = None,
     ) -> None:
-        """Write the gradients of x and, if asked for, of the history: the transpose of `apply`.
+        """Write the gradients of x and, if asked for, of the history: the transpose of `convolve`.
 
-        Args; others are those of `apply`, whose offset has no part in this:
-            grad: gradient of what `apply` wrote.
+        Args; others are those of `convolve`, whose offset has no part in this:
+            grad: gradient of what `convolve` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C).
             extra_grad: map that is added to the gradient of x; not together with grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
@@ -101,11 +102,10 @@ class Passes(abc.ABC):
         history: Tensor | None = None,
         convolved: bool,
         sum_grad: bool,
-    ) -> GridSums:
-        """Sum over the grid, in at least single precision, or return partial sums of that.
+    ) -> Reduction:
+        """Sum grad x, grad history and, with `sum_grad`, grad over the grid, in at least float32.
 
-        Of grad times x: with `convolved` shifted to each of the kernel's nine taps. Of
-        grad times the history. And, with `sum_grad`, of grad.
+        With `convolved`, grad x are nine sums: of x shifted to each of the kernel's taps.
         """
 
     @abc.abstractmethod
@@ -133,10 +133,10 @@ class Passes(abc.ABC):
         *,
         grad_values: Sequence[Tensor],
         sum_grad: bool,
-    ) -> ValueSums:
-        """Add gain scores_s grad to each of T grad_values; return sums as `grid_sums` does.
+    ) -> Reduction:
+        """Add gain scores_s grad to each of T grad_values; sum as `grid_sums` does.
 
-        They are of grad times each value and, with `sum_grad`, of grad.
+        The sums are of grad times each value and, with `sum_grad`, of grad.
         """
 
     # Triton overrides these: its averages and sums are partial.

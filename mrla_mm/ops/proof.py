@@ -9,8 +9,6 @@ import dataclasses
 import os
 import threading
 import warnings
-from collections.abc import Hashable
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -19,13 +17,12 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops.passes import Passes
 
 ENVIRONMENT = "MRLA_OPS"
-# By path, a function of form and passes that returns the failure or "" and the largest relative
-# difference; filled in by `mrla_mm.ops`, so that nothing imports in a circle.
+# `self_check.self_check` by path; filled in by `mrla_mm.ops`, so that nothing imports in a circle.
 SELF_CHECKS = {}
 OUTCOMES = {}  # of self-checks in this process, by specialisation
 SPECIALISATIONS = {}  # by form
 LOCK = threading.Lock()  # self-checks change modes of the whole process, so they take turns
-CHECKING = threading.local()  # has `active` while this thread runs a self-check
+CHECKING = threading.local()  # `active` while this thread runs a self-check
 
 
 class Form(NamedTuple):
@@ -48,50 +45,41 @@ class Form(NamedTuple):
     is_mla: bool = False
     depth: int = 0
 
-    def specialisation(self, passes: Passes) -> Hashable:
-        """What passes are compiled for: layers with equal ones run the same code."""
-        constants = passes.constants(self.shape, self.heads, self.channels_last)
-        return self._replace(shape=constants, heads=None)
+    def specialisation(self, passes: Passes) -> "Form":
+        """The form with the compile key in place of sizes: layers with equal ones run one code."""
+        key = passes.compile_key(self.shape, self.heads, self.channels_last)
+        return self._replace(shape=key, heads=None)
 
 
 @dataclasses.dataclass(eq=False)
 class Outcome:
     """Why a specialisation must not be used, or an empty string; its largest relative difference.
 
-    `give_up` changes it when the code fails later.
+    `give_up` sets the failure when the code fails later.
     """
 
     failure: str
     difference: float
 
 
-@contextmanager
-def checking():
-    """While a self-check runs, compiled code needs no proof, and its failures are raised."""
-    CHECKING.active = True
-    try:
-        yield
-    finally:
-        del CHECKING.active
-
-
 def prove(form: Form, passes: Passes) -> Outcome | None:
-    """How a path proved itself for a layer; None while it does.
+    """Outcome of the self-check for a layer, which runs if need be; None within a self-check.
 
     Raises:
         InputError: MRLA_OPS asks for the path, and it cannot run.
     """
-    if hasattr(CHECKING, "active"):
+    if getattr(CHECKING, "active", False):
         return None
-    key = SPECIALISATIONS.get(form)
-    if key is None:
-        key = SPECIALISATIONS[form] = form.specialisation(passes)
-    outcome = OUTCOMES.get(key)
+    specialisation = SPECIALISATIONS.get(form)
+    if specialisation is None:
+        specialisation = SPECIALISATIONS[form] = form.specialisation(passes)
+    outcome = OUTCOMES.get(specialisation)
     if outcome is None and form.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return Outcome("it is not checked yet, nor can it be while a CUDA graph is captured", 0.0)
     if outcome is None:
         with LOCK:
-            outcome = OUTCOMES.get(key) or check(form, key, passes)
+            outcome = OUTCOMES.get(specialisation)
+            outcome = outcome or run_self_check(form, specialisation, passes)
     if outcome.failure and os.environ.get(ENVIRONMENT) == form.path:
         raise InputError(
             f"{ENVIRONMENT}={form.path} cannot run here: {outcome.failure}; unset {ENVIRONMENT}"
@@ -99,18 +87,21 @@ def prove(form: Form, passes: Passes) -> Outcome | None:
     return outcome
 
 
-def check(form: Form, key: Hashable, passes: Passes) -> Outcome:
-    """Run a path's self-check, and note what it found."""
-    with checking():
+def run_self_check(form: Form, specialisation: Form, passes: Passes) -> Outcome:
+    """Run a path's self-check and note its outcome; within it, failures of kernels are raised."""
+    CHECKING.active = True
+    try:
         failure, difference = SELF_CHECKS[form.path](form, passes)
-    outcome = OUTCOMES[key] = Outcome("", difference)
+    finally:
+        CHECKING.active = False
+    outcome = OUTCOMES[specialisation] = Outcome("", difference)
     if failure:
         give_up(outcome, f"the self-check of {form.path} on {form.device} failed: {failure}")
     return outcome
 
 
 def give_up(outcome: Outcome, failure: str) -> None:
-    """Use no more what an outcome is of, and say so once."""
+    """Note why a specialisation must not be used from now on, and warn once."""
     if outcome.failure:
         return
     outcome.failure = failure
@@ -128,7 +119,7 @@ def describe(error: Exception) -> str:
 
 def summary(path: str) -> str:
     """How many specialisations of a path were checked, and how the checks ended."""
-    outcomes = [outcome for key, outcome in OUTCOMES.items() if key.path == path]
+    outcomes = [outcome for form, outcome in OUTCOMES.items() if form.path == path]
     difference = max((outcome.difference for outcome in outcomes), default=0.0)
     text = f"{len(outcomes)} specialisations checked, largest difference {difference:.1e}"
     failures = [outcome.failure for outcome in outcomes if outcome.failure]

@@ -53,9 +53,9 @@ def probe(path: str, x: Tensor, variants: tuple[str, ...] = ("light", "base", "M
     for variant in variants:
         is_light = variant == "light"
         form = Form(
-            path, x.device, x.dtype, not x.is_contiguous(), x.shape, max(1, x.shape[1] // 32),
-            add_relu=True, has_history=is_light, is_mla=variant == "MLA",
-            depth=0 if is_light else 2, kernel_size=3,
+            path=path, device=x.device, dtype=x.dtype, channels_last=not x.is_contiguous(),
+            shape=x.shape, heads=max(1, x.shape[1] // 32), add_relu=True, has_history=is_light,
+            is_mla=variant == "MLA", depth=0 if is_light else 2, kernel_size=3,
             dtypes=dtypes if is_light else dtypes._replace(history_scale=None),
         )  # fmt: skip
         prove(form, passes_of(path))
@@ -64,14 +64,14 @@ def probe(path: str, x: Tensor, variants: tuple[str, ...] = ("light", "base", "M
 
 def shrink(form: Form, passes: Passes) -> Form:
     """Form of the smallest layer for which the path runs the same code, one side after another."""
-    constants = form.specialisation(passes)
+    specialisation = form.specialisation(passes)
     head_channels = form.shape[1] // form.heads
     for side in (1, 0, 3, 2):  # channels, batch, width, height
         step = head_channels if side == 1 else 1
         for length in range(step, form.shape[side] + 1, step):
             shape = torch.Size([*form.shape[:side], length, *form.shape[side + 1 :]])
             smaller = form._replace(shape=shape, heads=shape[1] // head_channels)
-            if smaller.specialisation(passes) == constants:
+            if smaller.specialisation(passes) == specialisation:
                 form = smaller
                 break
     return form
@@ -97,18 +97,18 @@ def largest_difference(form: Form, passes: Passes) -> tuple[float, str]:
         # The second step is of a stage's last layer, with other values, and one program does what
         # many did: its compiled kernels are launched directly.
         for is_last in (False, True):
-            inputs = draw(form, seed=int(is_last))
+            inputs = random_inputs(form, seed=int(is_last))
             exact = {name: tensor.double() for name, tensor in inputs.items()}
-            wanted = step(form, exact, is_naive=True, is_last=is_last)
+            wanted = forward_backward(form, exact, is_naive=True, is_last=is_last)
             with passes.few_programs() if is_last else nullcontext():
-                results = step(form, inputs, is_naive=False, is_last=is_last)
+                results = forward_backward(form, inputs, is_naive=False, is_last=is_last)
             for name, tensor in wanted.items():
                 error = (results[name].double() - tensor).norm() / tensor.norm().clamp_min(1e-3)
                 differences.append((torch.nan_to_num(error, nan=torch.inf).item(), name))
     return max(differences)
 
 
-def draw(form: Form, seed: int) -> dict[str, Tensor]:
+def random_inputs(form: Form, seed: int) -> dict[str, Tensor]:
     """Named tensors of a layer: maps, parameters, earlier keys and values."""
     generator = torch.Generator("cpu").manual_seed(seed)
     layout = torch.channels_last if form.channels_last else torch.contiguous_format
@@ -139,7 +139,7 @@ def draw(form: Form, seed: int) -> dict[str, Tensor]:
     return {name: tensor.to(form.device) for name, tensor in inputs.items()}
 
 
-def step(
+def forward_backward(
     form: Form, inputs: dict[str, Tensor], *, is_naive: bool, is_last: bool
 ) -> dict[str, Tensor]:
     """Outputs and gradients by name; nobody uses keys and values of a stage's last layer."""
@@ -147,7 +147,7 @@ def step(
     for name, tensor in inputs.items():
         leaves[name] = tensor.detach().requires_grad_(name not in CONSTANT)
     parameters = Parameters(**{name: leaves.get(name) for name in Parameters._fields})
-    norm = parameters.norm(EPS)
+    norm = parameters.frozen_norm(EPS)
     options = dict(heads=form.heads, add_relu=form.add_relu, norm=norm)
     arguments = [leaves["c"], leaves["shortcut"], parameters.weights()]
     reference, fused = light_layer, light_fused

@@ -12,8 +12,8 @@ from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, value_we
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import at_least_float32, global_average
 
-# Where the residual may be a weight of 1, which swallows small weights in half precision.
-EXACT = (torch.float32, torch.float64)
+# In half precision a residual of 1 in a convolution's weight would swallow a small weight.
+FULL_PRECISION = (torch.float32, torch.float64)
 
 
 class TorchPasses(Passes):
@@ -25,28 +25,37 @@ class TorchPasses(Passes):
             torch.add(c, shortcut, out=out).relu_()
         return global_average(out) if pool else None
 
-    def apply(self, x, weight, coefficients, *, history=None, residual=False, out) -> None:
-        """Run one convolution, whose kernel holds gain and residual."""
-        convolve(x, weight, coefficients, extra=history, residual=residual, out=out)
+    def convolve(self, x, weight, coefficients, *, history=None, residual=False, out=None):
+        """Run one convolution, whose kernel holds gain and residual; return out, else a new map."""
+        residual_in_kernel = residual and x.dtype in FULL_PRECISION
+        kernel = sample_kernels(x, weight, coefficients.gain, residual_in_kernel)
+        y = depthwise(x, kernel, coefficients.offset)
+        if history is not None and coefficients.slope is not None:
+            y = torch.addcmul(y, history, on_grid(coefficients.slope, x), out=out)
+        elif history is not None:
+            y = torch.add(y, history, out=out)
+        elif out is not None:
+            y = out.copy_(y)
+        return y.add_(x) if residual and not residual_in_kernel else y
 
-    def apply_backward(
+    def convolve_backward(
         self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
         relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the convolution with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
         transposed = Coefficients(gain=coefficients.gain, offset=grad_pixel)
-        options = dict(extra=extra_grad, residual=residual)
-        slope = torch.ones_like(grad[:1, :, :1, :1])
+        options = dict(history=extra_grad, residual=residual)
+        slope = grad.new_ones(1)
         if coefficients.slope is not None:
             slope = on_grid(coefficients.slope, grad)
         if relu_output is None:
-            convolve(grad, flipped, transposed, out=grad_x, **options)
+            self.convolve(grad, flipped, transposed, **options, out=grad_x)
             if grad_history is not None:
                 torch.mul(grad, slope, out=grad_history)
             return
-        grad_sum = convolve(grad, flipped, transposed, **options)
-        torch.ops.aten.threshold_backward.grad_input(grad_sum, relu_output, 0, grad_input=grad_x)
+        grad_relu = self.convolve(grad, flipped, transposed, **options)
+        torch.ops.aten.threshold_backward.grad_input(grad_relu, relu_output, 0, grad_input=grad_x)
         if grad_history is not None:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
 
@@ -59,25 +68,27 @@ class TorchPasses(Passes):
             groups = x.shape[0] * x.shape[1]
             stacked = (1, groups, *x.shape[2:])
             kernel = x.new_empty(groups, 1, 3, 3)  # only its shape matters
-            with_bias = sum_grad and x.dtype in EXACT
-            _, value_sums, grad_sums = torch.ops.aten.convolution_backward(
+            with_bias = sum_grad and x.dtype in FULL_PRECISION
+            _, tap_sums, grad_sums = torch.ops.aten.convolution_backward(
                 grad.reshape(stacked), x.reshape(stacked), kernel,
-                [groups], (1, 1), (1, 1), (1, 1), False, (0, 0), groups, (False, True, with_bias),
+                bias_sizes=[groups], stride=(1, 1), padding=(1, 1), dilation=(1, 1),
+                transposed=False, output_padding=(0, 0), groups=groups,
+                output_mask=(False, True, with_bias),
             )  # fmt: skip
-            value_sums = value_sums.to(dtype).view(*x.shape[:2], 9)
+            tap_sums = tap_sums.to(dtype).view(*x.shape[:2], 9)
             grad_sums = grad_sums.view(x.shape[:2]) if with_bias else None
         else:
-            value_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
+            tap_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
         if sum_grad and grad_sums is None:
             grad_sums = grid_sum(grad)
-        return GridSums(value_sums, history_sums, grad_sums)
+        return GridSums(tap_sums, history_sums, grad_sums)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Add one value after the other to out."""
         weights = value_weights(scores, coefficients.gain, out.shape[1])  # (B, T, C)
         weights = [on_grid(weight, out) for weight in weights.unbind(1)]
-        first = x is not None and out.dtype in EXACT
-        if first:
+        starts_with_x = x is not None and out.dtype in FULL_PRECISION
+        if starts_with_x:
             torch.addcmul(x, values[0], weights[0], out=out)
         else:
             torch.mul(values[0], weights[0], out=out)
@@ -85,7 +96,7 @@ class TorchPasses(Passes):
             out.addcmul_(value, weight)
         if coefficients.offset is not None:
             out.add_(on_grid(coefficients.offset, out))
-        if x is not None and not first:
+        if x is not None and not starts_with_x:
             out.add_(x)
 
     def weighted_sum_backward(
@@ -110,28 +121,6 @@ def grid_sum(x: Tensor) -> Tensor:
 def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
     """Values per channel that multiply a map in its precision: (B, C) -> (B, C, 1, 1)."""
     return per_channel.to(x.dtype)[:, :, None, None]
-
-
-def convolve(
-    x: Tensor,
-    weight: Tensor | None,
-    coefficients: Coefficients,
-    *,
-    extra: Tensor | None,
-    residual: bool,
-    out: Tensor | None = None,
-) -> Tensor:
-    """[x +] gain dw(x; weight) + slope extra + offset, into out or a new map (B, C, H, W)."""
-    residual_in_kernel = residual and x.dtype in EXACT
-    kernel = sample_kernels(x, weight, coefficients.gain, residual_in_kernel)
-    y = depthwise(x, kernel, coefficients.offset)
-    if extra is not None and coefficients.slope is not None:
-        y = torch.addcmul(y, extra, on_grid(coefficients.slope, x), out=out)
-    elif extra is not None:
-        y = torch.add(y, extra, out=out)
-    elif out is not None:
-        y = out.copy_(y)
-    return y.add_(x) if residual and not residual_in_kernel else y
 
 
 def sample_kernels(x: Tensor, weight: Tensor | None, gain: Tensor | None, residual: bool) -> Tensor:

@@ -139,9 +139,9 @@ def unchecked(monkeypatch):
 
 
 FAULTS = {
-    "wrong sign": ("apply_backward", lambda maps: maps["grad_history"].neg_()),
-    "missed boundary row": ("apply", lambda maps: maps["out"][:, :, -1].zero_()),
-    "uninitialised output": ("apply", lambda maps: maps["out"].fill_(torch.nan)),
+    "wrong sign": ("convolve_backward", lambda maps: maps["grad_history"].neg_()),
+    "missed boundary row": ("convolve", lambda maps: maps["out"][:, :, -1].zero_()),
+    "uninitialised output": ("convolve", lambda maps: maps["out"].fill_(torch.nan)),
     "no compiler": ("add_relu", lambda maps: maps["Failed to find C compiler"]),
 }
 
@@ -400,8 +400,8 @@ def test_a_small_layer_compiles_to_the_same_kernels(variant, depth, last, launch
         for some in (form, small):
             launches.clear()
             for is_last in (False, True):
-                inputs = self_check.draw(some, 0)
-                self_check.step(some, inputs, is_naive=False, is_last=is_last)
+                inputs = self_check.random_inputs(some, 0)
+                self_check.forward_backward(some, inputs, is_naive=False, is_last=is_last)
             compiled.append(
                 {(kernel.__name__, str(specialised(kernel, args))) for kernel, _, args in launches}
             )

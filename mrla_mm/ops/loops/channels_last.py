@@ -54,7 +54,7 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, offset, extra, slope, relu_output, out, scaled):
+def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, out, grad_history):
     """Write what the function of this name over contiguous maps does."""
     height, width, _ = grid
     zeros = np.zeros(x.shape[2], np.float32)
@@ -84,14 +84,14 @@ def stencil(start, stop, grid, x, weight, offset, extra, slope, relu_output, out
                     w2 = weight[sample, tap + 2]
                     for i in range(len(y)):
                         y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
-                if len(extra) > 0:
-                    add_scaled(y, extra[sample, pixel], sample_slope)
+                if len(history) > 0:
+                    add_scaled(y, history[sample, pixel], sample_slope)
                 if len(relu_output) > 0:
                     z = relu_output[sample, pixel]
                     for i in range(len(y)):
                         y[i] = float32(0) if z[i] <= 0 else y[i]
-                if len(scaled) > 0:
-                    z = scaled[sample, pixel]
+                if len(grad_history) > 0:
+                    z = grad_history[sample, pixel]
                     middle = x[sample, pixel]
                     for i in range(len(y)):
                         z[i] = sample_slope[i] * middle[i]

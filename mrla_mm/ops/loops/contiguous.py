@@ -32,10 +32,10 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def stencil(start, stop, grid, x, weight, offset, extra, slope, relu_output, out, scaled):
-    """Write out = dw(x; weight) + offset + slope extra, but 0 where relu_output is 0 or less.
+def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, out, grad_history):
+    """Write out = dw(x; weight) + offset + slope history, but 0 where relu_output is 0 or less.
 
-    If asked for, write scaled = slope x too, plus out where there is a `relu_output`.
+    If asked for, write grad_history = slope x too, plus out where there is a `relu_output`.
     """
     height, width, _ = grid
     rows = min(height, max(BLOCK // width, 1))
@@ -53,15 +53,15 @@ def stencil(start, stop, grid, x, weight, offset, extra, slope, relu_output, out
                     y[p] = plane_offset + w * pixels[p]
             else:
                 shift_rows(x[plane], begin, end, width, shifted)
-                convolve(y, weight[plane], plane_offset, width, shifted)
-            if len(extra) > 0:
-                add_scaled(y, extra[plane, begin:end], plane_slope)
+                convolve_rows(y, weight[plane], plane_offset, width, shifted)
+            if len(history) > 0:
+                add_scaled(y, history[plane, begin:end], plane_slope)
             if len(relu_output) > 0:
                 z = relu_output[plane, begin:end]
                 for p in range(len(y)):
                     y[p] = float32(0) if z[p] <= 0 else y[p]
-            if len(scaled) > 0:
-                z = scaled[plane, begin:end]
+            if len(grad_history) > 0:
+                z = grad_history[plane, begin:end]
                 for p in range(len(y)):
                     z[p] = plane_slope * pixels[p]
                 if len(relu_output) > 0:
@@ -137,7 +137,7 @@ def row_of_kernel(shifted, start):
 
 
 @compiled
-def convolve(out, weight, offset, width, shifted):
+def convolve_rows(out, weight, offset, width, shifted):
     """Write the convolution of the pixels that `shift_rows` copied, plus an offset."""
     w0, w1, w2 = weight[0], weight[1], weight[2]
     w3, w4, w5 = weight[3], weight[4], weight[5]

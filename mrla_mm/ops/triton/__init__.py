@@ -34,9 +34,9 @@ class TorchFallback(TorchPasses):
     def grid_sums(self, grad, x, **options) -> Tensor:
         """Sums (1, B, n + 2, C)."""
         sums = super().grid_sums(grad, x, **options)
-        absent = sums.value.new_zeros(x.shape[:2])
+        absent = sums.taps.new_zeros(x.shape[:2])
         others = [absent if total is None else total for total in (sums.history, sums.grad)]
-        return torch.cat((sums.value.mT, torch.stack(others, 1)), 1).unsqueeze(0)
+        return torch.cat((sums.taps.mT, torch.stack(others, 1)), 1).unsqueeze(0)
 
     def weighted_sum_backward(self, grad, values, scores, gain, *, first=0, **options) -> Tensor:
         """Sums (1, B, n + 1, C) of some of the values."""
@@ -110,8 +110,8 @@ class TritonPasses(Passes):
         self.outcome = outcome
 
     add_relu = or_torch(reduce.add_relu)
-    apply = or_torch(stencil.apply)
-    apply_backward = or_torch(stencil.apply_backward)
+    convolve = or_torch(stencil.convolve)
+    convolve_backward = or_torch(stencil.convolve_backward)
     grid_sums = or_torch(stencil.grid_sums)
     weighted_sum = or_torch(reduce.weighted_sum)
     some_values_backward = or_torch(reduce.weighted_sum_backward)
@@ -121,10 +121,10 @@ class TritonPasses(Passes):
     base_coefficients_backward = or_torch(gate.base_coefficients_backward)
     few_programs = staticmethod(launch.few_programs)
 
-    def constants(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
-        """See `Passes.constants`."""
-        of_maps = stencil.constants(shape, channels_last), reduce.constants(shape, channels_last)
-        return *of_maps, gate.constants(shape, heads)
+    def compile_key(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
+        """See `Passes.compile_key`."""
+        maps = shape, channels_last
+        return stencil.compile_key(*maps), reduce.compile_key(*maps), gate.compile_key(shape, heads)
 
     def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
         """Sums are of each span of the grid (spans, B, T + 1, C), the last of them of grad.

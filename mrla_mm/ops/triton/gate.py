@@ -269,7 +269,7 @@ def parameters_backward_kernel(
             tl.store(grad_bias_ptr + channels, grad_offset, mask=exists)
 
 
-def constants(shape: torch.Size, heads: int) -> tuple[int, ...]:
+def compile_key(shape: torch.Size, heads: int) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
     batch, channels = shape[:2]
     blocks = [min(2, ceil_div(batch, BLOCK_B)), min(2, ceil_div(channels, BLOCK_C))]
@@ -299,7 +299,7 @@ def light_coefficients(pooled, layer, size) -> Saved:
 def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     """See `Passes.base_coefficients`; averages are those of each span (spans, B, C)."""
     check_support(layer)
-    weights, norm, heads = layer.weights, layer.norm, layer.heads
+    weights, norm, heads = layer.weights, layer.frozen_norm, layer.heads
     spans, batch, channels = pooled.shape
     head_channels, depth = channels // heads, 1
     if earlier_keys is not None:
@@ -343,10 +343,11 @@ def base_coefficients_backward(
     heads, taps = layer.heads, sums.shape[2] - 2
     head_channels, blocks = channels // heads, ceil_div(channels, BLOCK_C)
     query, key, value, history_scale = layer.weights
-    (weight, bias, mean, variance, keep), eps = norm_tensors(layer.norm)
+    (weight, bias, mean, variance, keep), eps = norm_tensors(layer.frozen_norm)
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
-    if layer.is_mla and layer.norm is not None:  # its sums of the output's gradient are in `sums`
+    has_norm = layer.frozen_norm is not None
+    if layer.is_mla and has_norm:  # its sums of the output's gradient are in `sums`
         output_sums = output_sums.clone()
         output_sums[:, :, -1] = 0
         output_sums[0, :, -1] = sums[:, :, -1].sum(0)
@@ -358,7 +359,7 @@ def base_coefficients_backward(
         (output_sums, sums, attention.query, attention.keys, attention.scores, value,
          history_scale, weight, variance, keep, grad_keys), (derived, grad_earlier),
         (batch, len(output_sums), len(sums), head_channels**-0.5, eps),
-        channels, head_channels, depth, taps, layer.has_history, layer.norm is not None, softmax,
+        channels, head_channels, depth, taps, layer.has_history, has_norm, softmax,
         next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
     grad_pixel, grad_projections = new(batch, channels), new(blocks, 2, *query.shape)

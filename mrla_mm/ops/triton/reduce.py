@@ -193,7 +193,7 @@ def span_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[int
     return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
 
 
-def constants(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
+def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
     (unit, _, block_c, block_s), (_, groups, tiles) = tiling(shape, channels_last)
     return unit, block_c, block_s, min(2, groups), min(2, tiles)

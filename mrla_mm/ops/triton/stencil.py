@@ -1,8 +1,8 @@
 """Passes over maps with a depthwise 3x3 convolution: two kernels that walk down the rows of a map.
 
-    apply            read x and the history, write y
-    grid_sums        read grad, x and the history
-    apply_backward   read grad, write the gradients of x and the history; through a ReLU also read x
+    convolve            read x and the history, write y
+    grid_sums           read grad, x and the history
+    convolve_backward   read grad and, for a ReLU, x; write the gradients of x and the history
 
 A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted
 by -1, 0 and 1 columns, and what the next rows need of it stays in registers: three loads an element
@@ -86,7 +86,7 @@ def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["H", "units", "tiles", "rows"])
-def apply_kernel(
+def convolve_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr, out_ptr,
     grad_history_ptr, H, units, tiles, rows, C,
     FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
@@ -292,7 +292,7 @@ def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tupl
     return (height, width // unit, tiles, rows), (channels_last, unit, block_c, block_w), grid
 
 
-def constants(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
+def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
     _, (_, unit, block_c, block_w), _ = row_tiling(shape, channels_last, 1)
     _, channels, height, width = shape
@@ -300,12 +300,12 @@ def constants(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
 
 
-def apply(x, weight, coefficients, *, history=None, residual=False, out) -> None:
-    """See `Passes.apply`."""
+def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
+    """See `Passes.convolve`."""
     sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     gain, slope, offset = coefficients
     inputs = (x, history, weight, gain, slope, offset, None)
-    launch(apply_kernel, grid, inputs, (out, None), sizes, x.shape[1], False, residual, *blocks)
+    launch(convolve_kernel, grid, inputs, (out, None), sizes, x.shape[1], False, residual, *blocks)
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
@@ -323,14 +323,14 @@ def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     return sums
 
 
-def apply_backward(
+def convolve_backward(
     grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.apply_backward`."""
+    """See `Passes.convolve_backward`."""
     sizes, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     gain, slope, _ = coefficients
     slope = None if grad_history is None else slope
     inputs = (grad, extra_grad, weight, gain, slope, grad_pixel, relu_output)
     outputs = (grad_x, grad_history)
-    launch(apply_kernel, grid, inputs, outputs, sizes, grad.shape[1], True, residual, *blocks)
+    launch(convolve_kernel, grid, inputs, outputs, sizes, grad.shape[1], True, residual, *blocks)
