@@ -48,7 +48,7 @@ TOOLS = Path(__file__).parent.parent / "tools"
 BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 MEMBER = "\n```{{eval-rst}}\n.. {0}:: {1}\n{2}```\n"
 # What the parts of the package ask of each other.
-INTERNAL = {"changed_arguments", "remove_shortcut", "silent_arguments"}
+INTERNAL = {"changed_arguments", "remove_shortcut", "recorded_arguments"}
 
 
 def reference_of(name, members=""):

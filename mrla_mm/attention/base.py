@@ -57,7 +57,7 @@ class LayerAttention(nn.Module):
         InputError: for a value that cannot work, naming it.
     """
 
-    token_defaults = dict(head_channels=16)  # where a transformer's config does not say otherwise
+    token_defaults = dict(head_channels=16)  # of arguments, in `TokenAttentionResidual`
     default_head_channels = 32
     uses_shortcut = False
     has_memory = True
@@ -79,8 +79,8 @@ class LayerAttention(nn.Module):
         if head_channels is None:
             sizes = range(self.default_head_channels, 0, -1)
             head_channels = next(size for size in sizes if channels % size == 0)
-        whole = isinstance(head_channels, int) and head_channels > 0
-        if not whole or channels % head_channels:
+        is_positive = isinstance(head_channels, int) and head_channels > 0
+        if not is_positive or channels % head_channels:
             raise InputError(f"head_channels={head_channels!r} must divide channels={channels}")
         self.channels = channels
         self.heads = channels // head_channels
@@ -114,11 +114,11 @@ class LayerAttention(nn.Module):
         value = x if self.value is None else self.value(x)
         return F.gelu(value) if self.value_gelu else value
 
-    def silent_arguments(self) -> dict[str, object]:
-        """Return what changes the result but neither names nor shapes of the weights.
+    def recorded_arguments(self) -> dict[str, object]:
+        """Return the arguments that change the result but no name or shape of a weight.
 
-        State dicts carry it in torch's metadata, so that weights trained with other arguments do
-        not load without a word. A subclass adds its own: plain strings and numbers.
+        State dicts carry them in torch's metadata, so that weights trained with other arguments
+        raise an error on loading. A subclass adds its own: plain strings and numbers.
         """
         return dict(
             type=type(self).__name__,
@@ -128,18 +128,18 @@ class LayerAttention(nn.Module):
         )
 
     def changed_arguments(self, metadata: dict) -> str:
-        """Return in words how a state dict's metadata differs from `silent_arguments`."""
+        """Return in words how a state dict's metadata differs from `recorded_arguments`."""
         trained = metadata.get("layer_attention", {})
         return ", ".join(
             f"trained with {key}={trained[key]!r}, the model has {own!r}"
-            for key, own in self.silent_arguments().items()
+            for key, own in self.recorded_arguments().items()
             if trained.get(key, own) != own
         )
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", {}).setdefault(prefix[:-1], {})
-        metadata["layer_attention"] = self.silent_arguments()
+        metadata["layer_attention"] = self.recorded_arguments()
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
@@ -179,16 +179,16 @@ def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether an instance runs other code than its class.
+    """Whether a module runs other code than its class.
 
     That is: it has hooks, its own or those of all modules, or attributes in place of methods.
     """
-    own = module.__dict__
+    attributes = module.__dict__
     methods = methods_of(type(module))
-    if is_dynamo_compiling():  # which knows no operation on it but `in`
-        is_shadowed = any(name in own for name in methods)
+    if is_dynamo_compiling():  # Dynamo supports only `in` on an instance's __dict__
+        is_shadowed = any(name in attributes for name in methods)
     else:
-        is_shadowed = not methods.isdisjoint(own)
+        is_shadowed = not methods.isdisjoint(attributes)
     return bool(
         is_shadowed
         or module._forward_pre_hooks

@@ -23,7 +23,7 @@ from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import BatchNorm, Weights, base_fused, choose_path, light_fused, mla_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
-PLAIN = (nn.Parameter, Tensor)  # classes of weights; another one may compute anything
+PLAIN_TENSORS = (nn.Parameter, Tensor)  # a weight of another class may compute anything
 
 
 class Fusion(NamedTuple):
@@ -72,7 +72,7 @@ class FusedVariant(NamedTuple):
 
 def run_light(attention: MRLALight, call: FusedCall) -> Attended:
     """Run MRLA-light fused."""
-    history = attention.history(call.shortcut, call.memory)
+    history = attention.choose_history(call.shortcut, call.memory)
     weights = Weights(
         query=attention.query.weight if attention.gated else None,
         key=attention.key.weight if attention.gated else None,
@@ -89,7 +89,7 @@ def run_light(attention: MRLALight, call: FusedCall) -> Attended:
         add_relu=call.add_relu,
         norm=call.norm,
     )
-    return out, attention.memory(out)
+    return out, attention.new_memory(out)
 
 
 def run_base(attention: MRLABase, call: FusedCall) -> Attended:
@@ -113,7 +113,7 @@ def run_softmax(
     call: FusedCall,
     earlier: tuple[Tensor | None, Sequence[Tensor]],
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Call `base_fused` or `mla_fused`, which has what `earlier` and the results are."""
+    """Run `base_fused` or `mla_fused`; the first describes `earlier` and the results of both."""
     weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
     options = dict(heads=attention.heads, add_relu=call.add_relu, norm=call.norm)
     return function(call.path, call.c, call.shortcut, weights, earlier, **options)
@@ -174,7 +174,7 @@ def choose_fusion(
         return Fusion("branch", path, "the norm has the statistics of the batch", variant.run)
     if relu is None:
         return Fusion("branch", path, "no sum and ReLU come before it", variant.run)
-    is_replaced = is_patched(branch) or branch.replaces("forward")
+    is_replaced = is_patched(branch) or branch.overrides("forward")
     if type(relu) is not nn.ReLU or is_patched(relu) or is_replaced:
         return Fusion("branch", path, "the ReLU or the branch was changed or hooked", variant.run)
     if x.dtype != shortcut.dtype:
@@ -209,7 +209,7 @@ def is_depthwise(part: nn.Module) -> bool:
         and part.padding_mode == "zeros"
         and part.groups == part.in_channels == part.out_channels
         and part.bias is None
-        and type(part.weight) in PLAIN
+        and type(part.weight) in PLAIN_TENSORS
     )
 
 
@@ -222,7 +222,7 @@ def is_projection(part: nn.Module) -> bool:
         and part.stride == part.dilation == (1,)
         and part.padding_mode == "zeros"
         and part.bias is None
-        and type(part.weight) in PLAIN
+        and type(part.weight) in PLAIN_TENSORS
     )
 
 
@@ -242,7 +242,7 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
-    if branch.replaces("attend", "activate"):
+    if branch.overrides("attend", "activate"):
         return "the branch has methods of its own"
     norm = branch.norm
     if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:

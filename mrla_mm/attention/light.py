@@ -63,25 +63,25 @@ class MRLALight(LayerAttention):
             self.history_scale = None
         super().remove_shortcut()
 
-    def silent_arguments(self) -> dict[str, object]:
-        """Return what shapes do not tell; only previous="output" asks where a stage starts."""
+    def recorded_arguments(self) -> dict[str, object]:
+        """Add `previous`; only with "output" does first_in_stage change the result."""
         starts = self.first_in_stage and self.previous == "output"
-        return super().silent_arguments() | dict(previous=self.previous, first_in_stage=starts)
+        return super().recorded_arguments() | dict(previous=self.previous, first_in_stage=starts)
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`."""
         gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
-        history = self.history(shortcut, memory)  # (B, C, H, W)
+        history = self.choose_history(shortcut, memory)  # (B, C, H, W)
         value = self.project_value(x)  # (B, C, H, W)
         out = light_attention(value, gate, history, self.history_scale)  # (B, C, H, W)
-        return out, self.memory(out)
+        return out, self.new_memory(out)
 
-    def history(self, shortcut: Tensor | None, memory: Memory) -> Tensor | None:
+    def choose_history(self, shortcut: Tensor | None, memory: Memory) -> Tensor | None:
         """Map (B, C, H, W) that lambda scales, or None."""
         if self.previous == "shortcut":
             return shortcut if self.uses_shortcut else None
         return memory[0] if memory else None
 
-    def memory(self, out: Tensor) -> Memory:
+    def new_memory(self, out: Tensor) -> Memory:
         """Memory that an output leaves."""
         return (out,) if self.previous == "output" else ()

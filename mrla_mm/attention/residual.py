@@ -92,8 +92,8 @@ class LayerAttentionResidual(BaseModule):
         super().init_weights()
         self.reset_zero_init()
 
-    def replaces(self, *methods: str) -> bool:
-        """Whether a subclass or this instance has methods of its own in place of these."""
+    def overrides(self, *methods: str) -> bool:
+        """Whether a subclass or this instance overrides one of these methods."""
         return any(
             name in vars(self)
             or getattr(type(self), name) is not vars(LayerAttentionResidual)[name]
@@ -105,14 +105,14 @@ class LayerAttentionResidual(BaseModule):
     ) -> tuple[Tensor, ...]:
         """Add the attention to x; return y and the new memory.
 
-        A factor of each sample, keep (B, 1, 1, 1), takes the place of the branch's own drop path.
+        A factor for each sample, keep (B, 1, 1, 1), takes the place of the branch's own drop path.
 
         Shapes:
             x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
         fusion = choose_fusion(self, x, shortcut)
         if fusion.extent == "branch":
-            norm = self.fused_norm(x, keep)
+            norm = self.prepare_fused_norm(x, keep)
             call = FusedCall(fusion.path, x, shortcut, memory, norm=norm)
             y, memory = fusion.run(self.attention, call)
             return (y, *memory)
@@ -132,7 +132,7 @@ class LayerAttentionResidual(BaseModule):
         fusion = choose_fusion(self, c, shortcut, relu)
         if fusion.extent != "all":
             return self(relu(c + shortcut), shortcut, *memory)
-        norm = self.fused_norm(c)
+        norm = self.prepare_fused_norm(c)
         call = FusedCall(fusion.path, c, shortcut, memory, add_relu=True, norm=norm)
         y, memory = fusion.run(self.attention, call)
         return (y, *memory)
@@ -156,8 +156,8 @@ class LayerAttentionResidual(BaseModule):
         """Run the activation of the attention, if it has one."""
         return branch if self.activation is None else self.activation(branch)
 
-    def fused_norm(self, x: Tensor, keep: Tensor | None = None) -> BatchNorm:
-        """The norm, and the drop-path factor of each sample (B,); counts a batch, as norms do."""
+    def prepare_fused_norm(self, x: Tensor, keep: Tensor | None = None) -> BatchNorm:
+        """Return norm and drop-path factors (B,) for a fused path; count a batch as norms do."""
         norm = self.norm
         if keep is None and self.drop_path.training and isinstance(self.drop_path, DropPath):
             keep = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))

@@ -65,7 +65,9 @@ class TokenAttentionResidual(LayerAttentionResidual):
         self.history_norm = build_branch_norm(norm_cfg, channels) if uses_shortcut else None
         self.reset_zero_init()
 
-    def forward(self, tokens, shortcut, grid, *memory):
+    def forward(
+        self, tokens: Tensor, shortcut: Tensor | None, grid: tuple[int, int], *memory: Tensor
+    ) -> tuple[Tensor, ...]:
         """Add the attention to the tokens of a block; return y and the new memory.
 
         Shapes:

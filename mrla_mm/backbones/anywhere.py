@@ -26,7 +26,7 @@ from mrla_mm.attention import (
     stage_pattern,
 )
 from mrla_mm.backbones.checkpointing import run_checkpointed
-from mrla_mm.backbones.runs import Run, Size, find_runs, grid_of
+from mrla_mm.backbones.runs import Run, Size, find_grid, find_runs
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
@@ -34,30 +34,33 @@ from mrla_mm.weights import PretrainedBackbone
 KEY_LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
 
 
-class Combined:
+class PicklableMixin:
     """Base of the mixins: an object with one pickles, though its class has no importable name."""
 
     def __reduce__(self) -> tuple:
-        return new_object, type(self).__bases__, self.__dict__
+        return new_object, parts_of(type(self)), self.__dict__
 
 
 @cache
-def combine(*bases: type) -> type:
+def make_class(*parts: type) -> type:
     """Make the class with these bases: mixins, then a host's class."""
-    return type(f"{bases[-1].__name__}WithLayerAttention", bases, {})
+    return type(f"{parts[-1].__name__}WithLayerAttention", parts, {"_mrla_parts": parts})
 
 
-def new_object(*bases: type) -> object:
-    """Make an object of a combined class, still without attributes."""
-    combined = combine(*bases)
-    return combined.__new__(combined)
+def parts_of(cls: type) -> tuple[type, ...]:
+    """Return what `make_class` made a class of; of any other the class itself."""
+    return vars(cls).get("_mrla_parts", (cls,))
+
+
+def new_object(*parts: type) -> object:
+    """Make an object of a class from `make_class`, still without attributes."""
+    cls = make_class(*parts)
+    return cls.__new__(cls)
 
 
 def add_mixin(module: nn.Module, mixin: type) -> None:
     """Change a module's class to a subclass of it in which the mixin comes first."""
-    kind = type(module)
-    bases = kind.__bases__ if issubclass(kind, Combined) else (kind,)
-    module.__class__ = combine(mixin, *bases)
+    module.__class__ = make_class(mixin, *parts_of(type(module)))
 
 
 class ChannelsLastResidual(LayerAttentionResidual):
@@ -70,14 +73,14 @@ class ChannelsLastResidual(LayerAttentionResidual):
         return y.permute(0, 2, 3, 1), *memory
 
 
-BRANCHES = {
+BRANCH_CLASSES = {
     "maps": LayerAttentionResidual,
     "maps, channels last": ChannelsLastResidual,
     "tokens": TokenAttentionResidual,
 }
 
 
-class BlockWithBranch(Combined):
+class BlockWithBranch(PicklableMixin):
     """Mixin of a block that carries its residual branch as `mrla`."""
 
     def run_branch(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
@@ -85,7 +88,7 @@ class BlockWithBranch(Combined):
         branch = self.mrla
         inputs = [out, x if branch.has_shortcut else None]
         if isinstance(branch, TokenAttentionResidual):
-            inputs.append(grid_of(out, arguments))
+            inputs.append(find_grid(out, arguments))
         return run_checkpointed(getattr(self, "with_cp", False), branch, *inputs, *memory)
 
 
@@ -99,7 +102,7 @@ class BlockWithoutMemory(BlockWithBranch):
 
 
 class HostArguments(tuple):
-    """What the plain block takes behind x; its type tells a caller that passes the memory on."""
+    """Arguments of the plain block after x, from a caller that passes the memory on."""
 
 
 class BlockWithMemory(BlockWithBranch):
@@ -116,7 +119,7 @@ class BlockWithMemory(BlockWithBranch):
         return self.run_branch(super().forward(x, *args), x, args, *memory)
 
 
-class HiddenBranch(Combined):
+class HiddenBranch(PicklableMixin):
     """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
 
     def __iter__(self):
@@ -126,7 +129,7 @@ class HiddenBranch(Combined):
         return sum(1 for _ in self)
 
 
-class SequentialCaller(Combined):
+class SequentialCaller(PicklableMixin):
     """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ class SequentialCaller(Combined):
         return x
 
 
-class SwinCaller(Combined):
+class SwinCaller(PicklableMixin):
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
     def forward(self, x: Tensor, hw_shape: Size) -> tuple:
@@ -155,10 +158,10 @@ class SwinCaller(Combined):
         return *self.downsample(x, hw_shape), x, hw_shape
 
 
-CALLERS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}  # that pass memory on
+CALLER_MIXINS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}
 
 
-class AnyBackbone(Combined, PretrainedBackbone):
+class AnyBackbone(PicklableMixin, PretrainedBackbone):
     """Mixin of a backbone that `WithLayerAttention` builds: strict pretrained weights."""
 
     # mmpretrain's ViTs freeze in their constructor, and their `_freeze_stages` freezes the
@@ -167,10 +170,7 @@ class AnyBackbone(Combined, PretrainedBackbone):
 
     @property
     def optional_parts(self) -> tuple[str, ...]:
-        """Norms of the outputs, which classifiers' files lack.
-
-        A batch norm of such a name is no output's: `norm1` of a ResNet is in its stem.
-        """
+        """Norms of the outputs, which classifiers' files lack; a batch norm `norm1` is a stem's."""
         kinds = nn.LayerNorm, nn.GroupNorm
         names = [f"norm{index}" for index in range(4)]
         return tuple(f"{name}." for name in names if isinstance(getattr(self, name, None), kinds))
@@ -220,22 +220,26 @@ def WithLayerAttention(  # a function, by the name that configs know
         >>> cfg = dict(type="WithLayerAttention", backbone="mmdet.ResNeXt", depth=50, groups=32)
         >>> backbone = MODELS.build(cfg)
     """
-    attention, pattern = attention_config(layer_attention), stage_pattern(stages)
+    attention = attention_config(layer_attention)
+    pattern = stage_pattern(stages)
     host, scope = find_host(backbone)
     defaults = default_arguments(host)
-    norm_cfg = branch_norm(defaults, kwargs)
+    arguments = defaults | kwargs
+    if "norm_cfg" not in defaults:
+        kwargs.pop("norm_cfg", None)
     if attention and kwargs.get("rfp_inplanes"):
         raise InputError(
             f"rfp_inplanes={kwargs['rfp_inplanes']}: a recursive feature pyramid calls other "
             "methods of the blocks, without layer attention; leave rfp_backbone as it is"
         )
-    model = combine(AnyBackbone, host)(**kwargs)
+    model = make_class(AnyBackbone, host)(**kwargs)
     if attention is None:
         return model
     if any(isinstance(module, LayerAttentionResidual) for module in model.modules()):
         raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
+    norm_cfg = branch_norm(arguments.get("norm_cfg"))
     options = dict(norm_cfg=norm_cfg, drop_path=attention_drop_path, zero_init=zero_init_attention)
-    runs = find_runs(model, (defaults | kwargs).get("in_channels", 3), probe_size)
+    runs = find_runs(model, arguments.get("in_channels", 3), probe_size)
     with MODELS.switch_scope_and_registry(scope or None):
         for run in choose_runs(host, runs, pattern):
             add_branches(model, run, attention, options)
@@ -267,15 +271,8 @@ def default_arguments(host: type) -> dict[str, object]:
     return defaults
 
 
-def branch_norm(defaults: dict, kwargs: dict) -> dict:
-    """Return the norm of branches over maps: the backbone's own, else one given for them alone.
-
-    A norm_cfg that the backbone does not take is removed from kwargs.
-    """
-    if "norm_cfg" in defaults:
-        norm_cfg = kwargs.get("norm_cfg", defaults["norm_cfg"])
-    else:
-        norm_cfg = kwargs.pop("norm_cfg", None)
+def branch_norm(norm_cfg: object) -> dict:
+    """Return the norm of branches over maps: norm_cfg if it is one for maps, else batch norm."""
     is_for_maps = isinstance(norm_cfg, dict) and norm_cfg.get("type") != "LN"
     return norm_cfg if is_for_maps else dict(type="BN")
 
@@ -306,18 +303,18 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
         if block.layout == "tokens":
             own |= dict(norm_cfg=None, extra_tokens=block.extra_tokens)  # None for LayerNorm
         module = block.module
-        module.mrla = BRANCHES[block.layout](attention, block.channels, **options | own)
+        module.mrla = BRANCH_CLASSES[block.layout](attention, block.channels, **options | own)
         if isinstance(module, nn.Sequential):
             add_mixin(module, HiddenBranch)
         has_memory = getattr(module.mrla.attention, "has_memory", True)
         add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
     if any(isinstance(block.module, BlockWithMemory) for block in run.blocks):
-        let_pass_memory_on(model.get_submodule(run.caller), run, attention)
+        make_caller_pass_memory(model.get_submodule(run.blocks[0].caller), run, attention)
 
 
-def let_pass_memory_on(caller: nn.Module, run: Run, attention: dict) -> None:
-    """Let the module that calls a run's blocks pass their memory on; InputError if it cannot."""
-    for host, mixin in CALLERS.items():
+def make_caller_pass_memory(caller: nn.Module, run: Run, attention: dict) -> None:
+    """Make the module that calls a run's blocks pass their memory on; InputError if it cannot."""
+    for host, mixin in CALLER_MIXINS.items():
         if isinstance(caller, mixin):  # it calls another run too
             return
         if isinstance(caller, host) and type(caller).forward is host.forward:

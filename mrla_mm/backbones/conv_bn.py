@@ -31,15 +31,15 @@ def conv_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     autocast = is_autocast_enabled(x.device.type)
     if bias.requires_grad and (dtype in (torch.float16, torch.bfloat16) or autocast):
         out = conv._conv_forward(x, weight.to(dtype), bias.detach().to(dtype))
-        return AddedBias.apply(out, bias)
+        return BiasGradient.apply(out, bias)
     return conv._conv_forward(x, weight.to(dtype), bias.to(dtype))
 
 
-class AddedBias(torch.autograd.Function):
-    """The output of a convolution that has added a bias, of which autograd does not know yet.
+class BiasGradient(torch.autograd.Function):
+    """Gives a bias, detached in the convolution that added it, a gradient in its own precision.
 
-    The gradient of a bias in half precision would round the sum over the map. The gradient of the
-    norm's weight is the difference of two such sums, often a small one.
+    A convolution in half precision would round it, a sum over the map. The gradient of the norm's
+    weight is the difference of two such sums, often a small one.
     """
 
     @staticmethod
@@ -56,14 +56,14 @@ class AddedBias(torch.autograd.Function):
 
 
 def can_fold_bn(conv: nn.Module, norm: nn.Module, x: Tensor) -> bool:
-    """Whether the norm can be folded, and pays: there are more outputs than weights."""
+    """Whether the norm can be folded, and the output is large enough that this pays."""
     if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d or why_not_fused(x):
         return False
     if norm.training or norm.running_mean is None:
         return False
-    rows, columns = conv.stride
+    stride_h, stride_w = conv.stride
     batch, _, height, width = x.shape
-    numel = conv.out_channels * batch * (height // rows) * (width // columns)
+    numel = conv.out_channels * batch * (height // stride_h) * (width // stride_w)
     minimum = MIN_NUMEL_TO_FOLD.get(x.device.type, MIN_NUMEL_TO_FOLD["cuda"])
     if numel < max(minimum, conv.weight.numel()) or is_patched(conv) or is_patched(norm):
         return False

@@ -38,7 +38,7 @@ class _MRLABlock:
         return x if self.downsample is None else run_downsample(self.downsample, x)
 
     def run_convs(self, x: Tensor, *context: Tensor) -> Tensor:
-        """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W)."""
+        """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W); see `run_conv`."""
         maps = []
         for step in range(1, self.num_convs + 1):
             x = self.run_conv(step, x, *context)
@@ -48,11 +48,11 @@ class _MRLABlock:
         return x
 
     def run_conv(self, step: int, x: Tensor) -> Tensor:
-        """Run the convolution and norm of a step."""
+        """Run the convolution and norm of a step; a subclass may take the context as well."""
         return conv_bn(getattr(self, f"conv{step}"), getattr(self, f"norm{step}"), x)
 
     def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
-        """Run the plugins behind the convolution of a step; maps is for those of a subclass."""
+        """Run the plugins of a step; a subclass may collect the outputs of the steps in `maps`."""
         if not self.plugins:
             return x
         return self.forward_plugin(x, getattr(self, f"after_conv{step}_plugin_names"))
@@ -71,10 +71,10 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
     num_convs = 3
 
 
-class BlocksOfDilations:
-    """Builds the blocks of a stage for mmdet, each with its own dilation.
+class DilatedBlocks:
+    """Takes the place of the block class in mmdet's `ResLayer`, to give each block its dilation.
 
-    Set afterwards, it would miss what other layers than convolutions have inside.
+    A dilation set on a built block would not reach the layers inside a deformable convolution.
     """
 
     def __init__(self, block: type[nn.Module], dilations: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class MRLAResLayer(ResLayer):
             remove_unselected_plugins(self, kwargs["plugins"])
         channels = kwargs["planes"] * self.block.expansion
         for index, block in enumerate(self):
-            block.mrla = make_branch and make_branch(channels, first_in_stage=index == 0)
+            block.mrla = make_branch(channels, first_in_stage=index == 0) if make_branch else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
@@ -112,16 +112,13 @@ class MRLAResLayer(ResLayer):
         return x
 
 
-def is_selected(index: int, depth: int, blocks: Sequence[int]) -> bool:
-    """Whether places, counted from either end, contain a block of a stage.
-
-    Raises:
-        InputError: the stage has no such block.
-    """
-    for place in blocks:
-        if not -depth <= place < depth:
-            raise InputError(f"blocks={blocks}: a stage of {depth} blocks has no block {place}")
-    return index in blocks or index - depth in blocks
+def selected_blocks(plugin: dict, depth: int) -> list[int]:
+    """Return the indices of the blocks that get a plugin; InputError if the stage lacks one."""
+    blocks = plugin.get("blocks", range(depth))
+    for index in blocks:
+        if not -depth <= index < depth:
+            raise InputError(f"blocks={blocks}: a stage of {depth} blocks has no block {index}")
+    return [index % depth for index in blocks]
 
 
 def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
@@ -132,7 +129,7 @@ def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
         for index, block in enumerate(stage):
             names = getattr(block, f"after_conv{number}_plugin_names")
             for name, plugin in zip(tuple(names), entries, strict=True):
-                if "blocks" in plugin and not is_selected(index, depth, plugin["blocks"]):
+                if index not in selected_blocks(plugin, depth):
                     names.remove(name)
                     delattr(block, name)
 
@@ -216,5 +213,5 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         if self.contract_dilation:
             dilations[0] = max(dilations[0] // 2, 1)
         return MRLAResLayer(
-            make_branch=make_branch, **{**kwargs, "block": BlocksOfDilations(block, dilations)}
+            make_branch=make_branch, **{**kwargs, "block": DilatedBlocks(block, dilations)}
         )

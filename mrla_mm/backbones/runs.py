@@ -1,10 +1,10 @@
 """Runs of blocks in any backbone, found by what its modules do with images of zeros.
 
-A run is what may share a memory: two or more consecutive blocks of one class in one container. Each
-is called once, with what the block before it returned; all but the first keep the shape of that.
+A run is two or more consecutive blocks of one class in one container, which may share a memory.
+Each is called once, on the output of the block before it; all but the first keep its shape.
 
 `record_calls` runs the backbone, `as_block` tells blocks from other modules by their calls,
-`consecutive` puts the blocks of a container into runs.
+`group_blocks` puts the blocks of a container into runs.
 """
 
 import copy
@@ -28,10 +28,11 @@ class Call(NamedTuple):
     """A call of a module that takes a tensor first and returns one."""
 
     image: Size
+    caller: str  # name of the module in whose forward it happens
     input_shape: torch.Size
     output_shape: torch.Size
     producers: set[str]  # names of the modules that returned exactly this input tensor
-    grid: Size | None  # of the tokens that it returns
+    grid: Size | None  # of the tokens that the module returns
     overwrites_input: bool
 
 
@@ -46,6 +47,7 @@ class Block(NamedTuple):
         extra_tokens: E.
         keeps_shape: whether it returns the shape that it takes.
         producers: names of the modules that returned what it takes.
+        caller: name of the module that calls it: its container or, of a ModuleList, one above.
     """
 
     name: str
@@ -55,9 +57,10 @@ class Block(NamedTuple):
     extra_tokens: int
     keeps_shape: bool
     producers: set[str]
+    caller: str
 
     def follows(self, other: "Block") -> bool:
-        """Whether it may come behind another block in a run."""
+        """Whether it may come after another block in a run."""
         is_next = other.name in self.producers
         return is_next and self.keeps_shape and type(self.module) is type(other.module)
 
@@ -67,13 +70,10 @@ class Run(NamedTuple):
 
     Attributes:
         name: the container's in the backbone; among the backbone's own children the first block's.
-        caller: name of the module that calls the blocks: the container, unless that is not called,
-            as a ModuleList; then the module that holds it.
     """
 
     name: str
     blocks: Sequence[Block]
-    caller: str
 
 
 def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = None) -> list[Run]:
@@ -93,9 +93,8 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     for name, container in backbone.named_modules():
         if container in inside:
             continue
-        for members in consecutive(container, blocks):
-            caller = name if name in calls else name.rpartition(".")[0]
-            runs.append(Run(name or members[0].name, members, caller))
+        for members in group_blocks(container, blocks):
+            runs.append(Run(name or members[0].name, members))
             for block in members:
                 inside.update(block.module.modules())
     return runs
@@ -105,11 +104,11 @@ def is_stage(module: nn.Module, blocks: dict[nn.Module, Block]) -> bool:
     """Whether a module is an nn.Sequential with a run inside, and so not a block."""
     if not isinstance(module, nn.Sequential):
         return False
-    return any(consecutive(part, blocks) for part in module.modules())
+    return any(group_blocks(part, blocks) for part in module.modules())
 
 
-def consecutive(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[list[Block]]:
-    """Return each two or more consecutive children of a container that make a run."""
+def group_blocks(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[list[Block]]:
+    """Return the runs among the children of a container, each as a list of its blocks."""
     groups = []
     previous = None
     for module in container._modules.values():
@@ -143,17 +142,18 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     if layout == "tokens":
         rows, columns = calls[0].grid
         extra_tokens = calls[0].output_shape[1] - rows * columns
-    return Block(name, module, layout, channels, extra_tokens, keeps_shape, producers)
+    caller = calls[0].caller
+    return Block(name, module, layout, channels, extra_tokens, keeps_shape, producers, caller)
 
 
 def layout_of(calls: Sequence[Call]) -> str | None:
     """Return the layout of what a module returns, as `Block` names it; None for no maps."""
     rank = len(calls[0].output_shape)
-    if rank == 3 and all(call.grid and has_aspect(call.grid, call.image) for call in calls):
+    if rank == 3 and all(call.grid and has_aspect_ratio(call.grid, call.image) for call in calls):
         return "tokens"
     if rank == 4:
-        channels_first = all(has_aspect(call.output_shape[2:], call.image) for call in calls)
-        channels_last = all(has_aspect(call.output_shape[1:3], call.image) for call in calls)
+        channels_first = all(has_aspect_ratio(call.output_shape[2:], call.image) for call in calls)
+        channels_last = all(has_aspect_ratio(call.output_shape[1:3], call.image) for call in calls)
         if channels_first != channels_last:
             return "maps" if channels_first else "maps, channels last"
     return None
@@ -164,12 +164,12 @@ def is_layer(module: nn.Module) -> bool:
     return sum(parameter.dim() > 1 for parameter in module.parameters()) < 2
 
 
-def has_aspect(grid: Size, image: Size) -> bool:
-    """Whether a grid has the aspect of an image, up to the rounding of its sides."""
+def has_aspect_ratio(grid: Size, image: Size) -> bool:
+    """Whether a grid has the aspect ratio of an image, up to the rounding of its sides."""
     return abs(grid[0] * image[1] - grid[1] * image[0]) <= sum(image)
 
 
-def grid_of(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
+def find_grid(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
     """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
     pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
@@ -216,20 +216,24 @@ def record_calls(backbone: nn.Module, image: Tensor) -> list[tuple[str, Call]]:
     calls = []
     producers = WeakTensorKeyDictionary()  # names of the modules that returned a tensor
     versions = {}  # of a module's input before it runs
+    running = [""]  # names of the modules whose forward runs, the innermost last
 
     def before(module: nn.Module, args: tuple) -> None:
+        running.append(names[module])
         versions[module] = args[0]._version if args and isinstance(args[0], Tensor) else None
 
     def after(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        running.pop()
         if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor)):
             return
         x, *others = args
         call = Call(
             image=tuple(image.shape[2:]),
+            caller=running[-1],
             input_shape=x.shape,
             output_shape=output.shape,
             producers={*producers.get(x, ())},
-            grid=grid_of(output, (*others, *kwargs.values())) if output.dim() == 3 else None,
+            grid=find_grid(output, (*others, *kwargs.values())) if output.dim() == 3 else None,
             overwrites_input=x._version != versions[module],
         )
         calls.append((names[module], call))

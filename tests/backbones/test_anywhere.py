@@ -104,7 +104,7 @@ class Network(BaseModule):
         self.outer = nn.Sequential(Nest(), Nest())
         self.own = Reversed(Block(8, 8), Block(8, 8))
         self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
-        self.last = nn.ModuleList([LastBlock(8, 8), LastBlock(8, 8)])
+        self.last = nn.ModuleList([nn.ModuleList([LastBlock(8, 8), LastBlock(8, 8)])])
         self.tokens = nn.ModuleList([TokenBlock(8, 8), TokenBlock(8, 8)])
         tied = Block(8, 8)
         self.tied = nn.Sequential(tied, tied)
@@ -116,7 +116,7 @@ class Network(BaseModule):
         x = self.tied(self.one_by_one[1](self.one_by_one[0](x)))
         x = sum(block(x) for block in self.side_by_side)
         x, grid = x.permute(0, 2, 3, 1), x.shape[2:]
-        for block in self.last:
+        for block in self.last[0]:
             x = block(x)
         x = x.flatten(1, 2)
         x = self.tokens[1](self.tokens[0](x, *grid), size=grid)
@@ -131,7 +131,7 @@ RUNS = {  # layout, channels, shape kept by the first block, caller
     ("outer.0", "outer.1"): ("maps", 8, True, "outer"),
     ("own.0", "own.1"): ("maps", 8, True, "own"),
     ("one_by_one.0", "one_by_one.1"): ("maps", 8, True, ""),
-    ("last.0", "last.1"): ("maps, channels last", 8, True, ""),
+    ("last.0.0", "last.0.1"): ("maps, channels last", 8, True, ""),
     ("tokens.0", "tokens.1"): ("tokens", 8, True, ""),
     ("child1", "child2"): ("maps", 8, True, ""),
 }
@@ -142,7 +142,7 @@ def test_runs_are_told_from_what_is_none(size):
     found = {}
     for run in find_runs(Network(), size=size):
         first = run.blocks[0]
-        facts = first.layout, first.channels, first.keeps_shape, run.caller
+        facts = first.layout, first.channels, first.keeps_shape, first.caller
         found[tuple(block.name for block in run.blocks)] = facts
     assert found == RUNS
 
@@ -345,7 +345,7 @@ FAULTS = {
     "start of a name": (dict(backbone="mmdet.CSPNeXt", stages="stage2", **CSP), "stage2.1.blocks"),
     "pattern": (dict(backbone="mmdet.CSPNeXt", stages="(", **CSP), "stages='\\('"),
     "list": (dict(backbone="mmdet.CSPNeXt", stages=["a"], **CSP), "stages=\\['a'\\]"),
-    "memory": (dict(MLA, stages="last"), "MLA.*Network.* that calls last"),
+    "memory": (dict(MLA, stages="last.0"), "MLA.*Network.* that calls last"),
     "one by one": (dict(MLA, stages="one_by_one"), "Network.* that calls one_by_one"),
     "own forward": (dict(MLA, stages="own"), "Reversed.* that calls own"),
     "pyramid": (dict(backbone="mmdet.DetectoRS_ResNet", depth=50, rfp_inplanes=8), "rfp_backbone"),
