@@ -24,12 +24,9 @@ from mrla_mm.weights import PretrainedBackbone
 class MRLAViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
-    mmpretrain's, with distillation token, checkpointing and frozen blocks. Takes images of any
-    size and aspect ratio, to whose grid the positional embedding is interpolated. Detectors need
-    ``out_type="featmap"``, which returns maps (B, C, H, W).
-
-    The drop path of a block, its checkpointing and its freezing cover its layer attention
-    (Algorithms 2 and 4).
+    Takes images of any size and aspect ratio, to whose grid the positional embedding is
+    interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W). The drop
+    path of a block, its checkpointing and its freezing cover its layer attention (Algorithms 2, 4).
 
     Args:
         arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with

@@ -17,15 +17,15 @@ later layers contribute, and that same map.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
 from mrla_mm.ops.coefficients import Coefficients, Layer, Parameters, Saved
-from mrla_mm.ops.passes import Passes, Reduction
+from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
 
@@ -54,7 +54,7 @@ class BaseFunction(torch.autograd.Function):
             if not is_mla:
                 passes.convolve(x, parameters.value, Coefficients(), out=own_value)
             saved = passes.base_coefficients(pooled, layer, earlier_keys)
-            BaseSteps(passes, layer, saved, x, values).write_output(out=y)
+            STEPS[is_mla](passes, layer, saved, x, values).write_output(out=y)
             y, *statistics = autograd.batch_norm_residual(
                 y, parameters, options.training_norm, residual=x
             )
@@ -71,7 +71,7 @@ class BaseFunction(torch.autograd.Function):
         saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
         layer = options.layer(parameters)
         norm = options.training_norm
-        steps = BaseSteps(options.passes(), layer, saved, x, values)
+        steps = STEPS[layer.is_mla](options.passes(), layer, saved, x, values)
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
         with autograd.disable_autocast(x):
@@ -96,8 +96,9 @@ class BaseFunction(torch.autograd.Function):
         )
 
 
-class BaseSteps(NamedTuple):
-    """The passes of a layer, in their order; x and the T values are maps (B, C, H, W)."""
+@dataclass
+class BaseSteps:
+    """MRLA-base between the pooling and the norm in training; x and T values (B, C, H, W)."""
 
     passes: Passes
     layer: Layer
@@ -107,79 +108,88 @@ class BaseSteps(NamedTuple):
 
     def write_output(self, *, out: Tensor) -> None:
         """Write y, or o before a batch norm in training."""
-        passes, layer, saved, x, values = self
-        scores, coefficients = saved.attention.scores, saved.coefficients
-        residual = x if layer.fuses_norm else None
-        if not layer.is_mla:
-            passes.weighted_sum(values, scores, coefficients, x=residual, out=out)
-            return
-        offset = Coefficients(offset=coefficients.offset)
+        residual = self.x if self.layer.fuses_norm else None
+        scores, coefficients = self.saved.attention.scores, self.saved.coefficients
+        self.passes.weighted_sum(self.values, scores, coefficients, x=residual, out=out)
+
+    def backward(
+        self, grad: Tensor, grad_keys: Tensor | None, grad_values: Sequence[Tensor]
+    ) -> tuple[Tensor, Parameters, Tensor | None]:
+        """Add to grad_values, given the gradient of what `write_output` wrote.
+
+        Returned are the gradients of x (with add_relu of c and shortcut), parameters, earlier keys.
+        """
+        passes, layer, saved, x = self.passes, self.layer, self.saved, self.x
+        scores, gain = saved.attention.scores, saved.coefficients.gain
+        value_sums = passes.weighted_sum_backward(
+            grad, self.values, scores, gain, grad_values=grad_values, sum_grad=layer.fuses_norm
+        )
+        grad_own_value = grad_values[-1]
+        sums = passes.grid_sums(grad_own_value, x, convolved=True, sum_grad=False)
+        grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
+            saved, layer, x.shape, sums, value_sums, grad_keys
+        )
+        grad_x = self.backward_of_x(grad, grad_own_value, layer.weights.value, grad_pixel)
+        return grad_x, gradients, grad_earlier_keys
+
+    def backward_of_x(
+        self, grad: Tensor, grad_own_value: Tensor, weight: Tensor | None, grad_pixel: Tensor
+    ) -> Tensor:
+        """Gradient of x or, with add_relu, of c; the own value is dw(x; weight) or, without, x."""
+        grad_x = torch.empty_like(self.x)
+        self.passes.convolve_backward(
+            grad_own_value,
+            weight,
+            Coefficients(),
+            grad_pixel=grad_pixel,
+            extra_grad=grad if self.layer.fuses_norm else None,
+            relu_output=self.x if self.layer.add_relu else None,
+            grad_x=grad_x,
+        )
+        return grad_x
+
+
+class MLASteps(BaseSteps):
+    """MLA likewise: the values are maps x, and the convolution comes after their weighted sum."""
+
+    def write_output(self, *, out: Tensor) -> None:
+        """Write y, or o before a batch norm in training."""
+        offset = Coefficients(offset=self.saved.coefficients.offset)
         # A history without a slope is added as it is; here it is the residual.
-        passes.convolve(self.sum_maps(), layer.weights.value, offset, history=residual, out=out)
+        residual = self.x if self.layer.fuses_norm else None
+        weight = self.layer.weights.value
+        self.passes.convolve(self.sum_maps(), weight, offset, history=residual, out=out)
 
     def sum_maps(self) -> Tensor:
-        """Weighted sum of MLA's values, which its convolution takes."""
+        """Weighted sum of the values."""
         total = torch.empty_like(self.x)
         gain = Coefficients(gain=self.saved.coefficients.gain)
         self.passes.weighted_sum(self.values, self.saved.attention.scores, gain, out=total)
         return total
 
     def backward(
-        self, grad: Tensor, grad_keys_or_averages: Tensor | None, grad_values: Sequence[Tensor]
+        self, grad: Tensor, grad_averages: Tensor | None, grad_values: Sequence[Tensor]
     ) -> tuple[Tensor, Parameters, Tensor | None]:
-        """Add to the gradients of the values; return those of x, parameters and earlier keys.
-
-        grad is that of what `write_output` wrote. With add_relu the first is the gradient of c,
-        which is also the shortcut's.
-        The last value is this layer's own: its gradient is complete once the sums are, and goes on
-        to x.
-        """
-        passes, layer, saved, x, _ = self
-        backward_values = self.mla_values_backward if layer.is_mla else self.base_values_backward
-        sums, value_sums = backward_values(grad, grad_values)
-        grad_keys = None if layer.is_mla else grad_keys_or_averages
-        grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
-            saved, layer, x.shape, sums, value_sums, grad_keys
-        )
-        if layer.is_mla and grad_keys_or_averages is not None:
-            grad_pixel = grad_pixel + grad_keys_or_averages / (x.shape[2] * x.shape[3])
-        grad_x = torch.empty_like(x)
-        passes.convolve_backward(
-            grad_values[-1],
-            None if layer.is_mla else layer.weights.value,
-            Coefficients(),
-            grad_pixel=grad_pixel,
-            extra_grad=grad if layer.fuses_norm else None,
-            relu_output=x if layer.add_relu else None,
-            grad_x=grad_x,
-        )
-        return grad_x, gradients, grad_earlier_keys
-
-    def base_values_backward(
-        self, grad: Tensor, grad_values: Sequence[Tensor]
-    ) -> tuple[Reduction, Reduction]:
-        """Add to grad_values; sum the own value's gradient times x, and grad times each value."""
-        passes, layer, saved, x, values = self
-        scores, gain = saved.attention.scores, saved.coefficients.gain
-        value_sums = passes.weighted_sum_backward(
-            grad, values, scores, gain, grad_values=grad_values, sum_grad=layer.fuses_norm
-        )
-        return passes.grid_sums(grad_values[-1], x, convolved=True, sum_grad=False), value_sums
-
-    def mla_values_backward(
-        self, grad: Tensor, grad_values: Sequence[Tensor]
-    ) -> tuple[Reduction, Reduction]:
-        """Add to grad_values; sum grad times `sum_maps`, and the gradient of those times values."""
-        passes, layer, saved, _, values = self
+        """See `BaseSteps.backward`; given is the gradient of the averages in place of the keys'."""
+        passes, layer, saved, x = self.passes, self.layer, self.saved, self.x
         scores, gain = saved.attention.scores, saved.coefficients.gain
         total = self.sum_maps()
         sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.fuses_norm)
         grad_total = total  # the memory of total is free again
         passes.convolve_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
         value_sums = passes.weighted_sum_backward(
-            grad_total, values, scores, gain, grad_values=grad_values, sum_grad=False
+            grad_total, self.values, scores, gain, grad_values=grad_values, sum_grad=False
         )
-        return sums, value_sums
+        grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
+            saved, layer, x.shape, sums, value_sums, None
+        )
+        if grad_averages is not None:
+            grad_pixel = grad_pixel + grad_averages / (x.shape[2] * x.shape[3])
+        grad_x = self.backward_of_x(grad, grad_values[-1], None, grad_pixel)
+        return grad_x, gradients, grad_earlier_keys
+
+
+STEPS = {False: BaseSteps, True: MLASteps}  # by whether it is MLA
 
 
 def base_fused(
