@@ -18,7 +18,7 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor, nn
 
 import measure
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import AttentionResidual
 from mrla_mm.errors import InputError
 from mrla_mm.ops import choose_path
 
@@ -49,7 +49,7 @@ def amp_dtype(device: torch.device) -> torch.dtype:
 def randomize_zero_init(model: nn.Module) -> nn.Module:
     """Move the branches away from the identity they start as."""
     for module in model.modules():
-        if isinstance(module, LayerAttentionResidual):
+        if isinstance(module, AttentionResidual):
             nn.init.uniform_(module.norm.weight, 0.02, 0.05)
     return model
 

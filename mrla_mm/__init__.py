@@ -24,8 +24,7 @@ __all__ = ["__version__", "attention", "comparators", "compat", "datasets", "eng
 # Names that stand in the registries until their module is imported and its classes replace them
 # (force=True).
 BUILT_LATER = [
-    (MODELS, "backbones", "MRLAPVTv2 MRLAResNet WithLayerAttention"),
-    (MODELS, "backbones.efficientnet", "MRLAEfficientNet"),
+    (MODELS, "backbones", "MRLAEfficientNet MRLAPVTv2 MRLAResNet WithLayerAttention"),
     (MODELS, "backbones.ceit", "MRLACeiT"),
     (MODELS, "backbones.vit", "MRLAViT"),
     (MODELS, "comparators.resnet", "ComparatorResNet"),

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from mrla_mm.attention import (
     MLA,
+    AttentionResidual,
     LayerAttention,
-    LayerAttentionResidual,
     LinearRLA,
     MRLABase,
     MRLALight,
@@ -49,7 +49,7 @@ class StageScores(NamedTuple):
 class Layer(NamedTuple):
     """A layer of the stage that runs."""
 
-    branch: LayerAttentionResidual
+    branch: AttentionResidual
     pooled: Tensor  # (B, C), its input
     out: Tensor  # (B, C, H, W)
     weights: list[Tensor]  # one for each layer so far
@@ -68,7 +68,7 @@ class BranchRecorder(ExitStack):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         modules = model.named_modules()
-        self.branches = {name: m for name, m in modules if isinstance(m, LayerAttentionResidual)}
+        self.branches = {name: m for name, m in modules if isinstance(m, AttentionResidual)}
         if not self.branches:
             raise InputError(f"{type(model).__name__} has no layer attention to record")
         for name, branch in self.branches.items():

@@ -5,6 +5,6 @@ from mrla_mm.attention.base import LayerAttention, Memory, eca_kernel_size
 from mrla_mm.attention.fusion import Fusion, choose_fusion
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.linear import LinearRLA
-from mrla_mm.attention.residual import LayerAttentionResidual
+from mrla_mm.attention.residual import AttentionResidual, LayerAttentionResidual
 from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.attention.tokens import TokenAttentionResidual

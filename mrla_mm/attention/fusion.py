@@ -149,7 +149,7 @@ def choose_fusion(
     """Choose how much of a branch is fused.
 
     Args:
-        branch: `LayerAttentionResidual`.
+        branch: `AttentionResidual`.
         x: map (B, C, H, W) that enters the attention or, with relu, the sum before it.
         shortcut: the branch's shortcut; where there is a relu, what the sum adds.
         relu: activation between the sum and the attention, to be fused too.
@@ -164,9 +164,9 @@ def choose_fusion(
     path, reason = choose_path(x)
     if path == "naive":
         return Fusion("nothing", path, reason)
-    if obstacle := variant.obstacle(attention) or why_not_as_built(attention):
-        return Fusion("nothing", "naive", obstacle)
-    if obstacle := why_not_maps(attention, x, shortcut):
+    obstacle = variant.obstacle(attention) or why_not_as_built(attention)
+    obstacle = obstacle or why_not_maps(attention, x, shortcut)
+    if obstacle:
         return Fusion("nothing", "naive", obstacle)
     if obstacle := why_not_branch(branch, variant, x):
         return Fusion("attention", path, obstacle, variant.run)
@@ -242,11 +242,11 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
+    norm = branch.norm
+    if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:  # over tokens it is none
+        return "the norm is not a BatchNorm2d with running statistics"
     if branch.overrides("attend", "activate"):
         return "the branch has methods of its own"
-    norm = branch.norm
-    if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:
-        return "the norm is not a BatchNorm2d with running statistics"
     if norm.momentum is None or norm.running_mean is None or norm.num_batches_tracked is None:
         return "the norm has no moving average"
     if (norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):

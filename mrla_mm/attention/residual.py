@@ -17,10 +17,8 @@ def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
     return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
 
 
-class LayerAttentionResidual(BaseModule):
-    """Layer attention as a residual branch.
-
-    y = x + drop_path(norm(attention(x, shortcut, memory)))
+class AttentionResidual(BaseModule):
+    """Layer attention as a residual branch, over maps or tokens.
 
     The norm's weight and bias start at zero, so that a fresh branch is an exact identity and the
     backbone around it computes what its plain pretrained weights compute. An attention with an
@@ -92,11 +90,34 @@ class LayerAttentionResidual(BaseModule):
         super().init_weights()
         self.reset_zero_init()
 
+    def attend(
+        self, fusion: Fusion, x: Tensor, shortcut: Tensor | None, memory: Memory
+    ) -> Attended:
+        """Run the attention alone, fused or as its class is written."""
+        if fusion.extent != "nothing":
+            return fusion.run(self.attention, FusedCall(fusion.path, x, shortcut, memory))
+        out, memory = self.attention(x, shortcut, memory)
+        tensors = Tensor | fx.Proxy  # with which torch.fx traces
+        if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
+            raise InputError(
+                f"the memory that {type(self.attention).__name__} returns must be a flat tuple of "
+                "tensors, empty for none, with numbers as tensors too"
+            )
+        return out, memory
+
+    def activate(self, branch: Tensor) -> Tensor:
+        """Run the activation of the attention, if it has one."""
+        return branch if self.activation is None else self.activation(branch)
+
+
+class LayerAttentionResidual(AttentionResidual):
+    """Layer attention over maps: y = x + drop_path(norm(attention(x, shortcut, memory)))."""
+
     def overrides(self, *methods: str) -> bool:
         """Whether a subclass or this instance overrides one of these methods."""
         return any(
             name in vars(self)
-            or getattr(type(self), name) is not vars(LayerAttentionResidual)[name]
+            or getattr(type(self), name) is not getattr(LayerAttentionResidual, name)
             for name in methods
         )
 
@@ -136,25 +157,6 @@ class LayerAttentionResidual(BaseModule):
         call = FusedCall(fusion.path, c, shortcut, memory, add_relu=True, norm=norm)
         y, memory = fusion.run(self.attention, call)
         return (y, *memory)
-
-    def attend(
-        self, fusion: Fusion, x: Tensor, shortcut: Tensor | None, memory: Memory
-    ) -> Attended:
-        """Run the attention alone, fused or as its class is written."""
-        if fusion.extent != "nothing":
-            return fusion.run(self.attention, FusedCall(fusion.path, x, shortcut, memory))
-        out, memory = self.attention(x, shortcut, memory)
-        tensors = Tensor | fx.Proxy  # with which torch.fx traces
-        if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
-            raise InputError(
-                f"the memory that {type(self.attention).__name__} returns must be a flat tuple of "
-                "tensors, empty for none, with numbers as tensors too"
-            )
-        return out, memory
-
-    def activate(self, branch: Tensor) -> Tensor:
-        """Run the activation of the attention, if it has one."""
-        return branch if self.activation is None else self.activation(branch)
 
     def prepare_fused_norm(self, x: Tensor, keep: Tensor | None = None) -> BatchNorm:
         """Return norm and drop-path factors (B,) for a fused path; count a batch as norms do."""

@@ -5,7 +5,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention.fusion import choose_fusion
-from mrla_mm.attention.residual import LayerAttentionResidual, build_branch_norm
+from mrla_mm.attention.residual import AttentionResidual, build_branch_norm
 
 
 def with_token_defaults(attention: dict) -> dict:
@@ -27,7 +27,7 @@ def to_tokens(feature_map: Tensor) -> Tensor:
     return feature_map.flatten(2).transpose(1, 2)
 
 
-class TokenAttentionResidual(LayerAttentionResidual):
+class TokenAttentionResidual(AttentionResidual):
     """Layer attention over tokens as a residual branch (Algorithms 2 and 4).
 
     With x the tokens that a block returns and s those it took, extra tokens (class, distillation)
@@ -38,15 +38,14 @@ class TokenAttentionResidual(LayerAttentionResidual):
         y = x + drop_path(concat(n's extra tokens, o))
 
     `history_norm` exists only for an attention that sets `uses_shortcut`, as MRLA-light does with
-    previous="shortcut"; any other gets None as its shortcut. A fresh branch is an exact identity,
-    since both norms start with a weight of zero.
+    previous="shortcut"; any other gets None as its shortcut. Both norms start at zero.
 
     Args:
         attention: config of the layer attention. On tokens its `head_channels` is 16 unless given,
             and the `value` of MRLA-light "dwconv_gelu".
         extra_tokens: number of tokens in front of the patches.
         norm_cfg: config of the norms, over the channels of a token.
-        **kwargs: drop_path, the block's own, and what else `LayerAttentionResidual` takes.
+        **kwargs: drop_path, the block's own, and what else `AttentionResidual` takes.
     """
 
     def __init__(

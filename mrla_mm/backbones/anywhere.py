@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention import (
     AttentionConfig,
+    AttentionResidual,
     LayerAttentionResidual,
     TokenAttentionResidual,
     attention_config,
@@ -235,7 +236,7 @@ def WithLayerAttention(  # a function, by the name that configs know
     model = make_class(AnyBackbone, host)(**kwargs)
     if attention is None:
         return model
-    if any(isinstance(module, LayerAttentionResidual) for module in model.modules()):
+    if any(isinstance(module, AttentionResidual) for module in model.modules()):
         raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
     norm_cfg = branch_norm(arguments.get("norm_cfg"))
     options = dict(norm_cfg=norm_cfg, drop_path=attention_drop_path, zero_init=zero_init_attention)

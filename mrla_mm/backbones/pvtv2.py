@@ -16,9 +16,8 @@ from mrla_mm.weights import PretrainedBackbone
 class MRLAPVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
 
-    mmdet's, by the name of its size. There are no extra tokens. Layer attention has the drop path
-    probability of its block (App. B.1); `with_cp` and `frozen_stages` cover it as they cover the
-    block.
+    mmdet's, by the name of its size. Layer attention has the drop path probability of its block
+    (App. B.1), and `with_cp` and `frozen_stages` cover it too.
 
     Args:
         arch: "b0" to "b5".

@@ -10,7 +10,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch import nn
 
 from mrla_mm import backbones
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import AttentionResidual
 
 from ..attention.stages import assert_same
 
@@ -19,8 +19,8 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def branches(backbone: nn.Module) -> list[LayerAttentionResidual]:
-    return [module for module in backbone.modules() if isinstance(module, LayerAttentionResidual)]
+def branches(backbone: nn.Module) -> list[AttentionResidual]:
+    return [module for module in backbone.modules() if isinstance(module, AttentionResidual)]
 
 
 def randomize_zero_init(backbone: nn.Module) -> nn.Module:
@@ -110,7 +110,7 @@ def run_by_hand(backbone, plain, image):
         ours = modules.get(name)
         if isinstance(plain, hosts.EfficientNet) and hasattr(ours, "mrla"):
             gaps += not has_shortcut(block)  # behind which a stage starts
-        if isinstance(getattr(ours, "mrla", None), LayerAttentionResidual):
+        if isinstance(getattr(ours, "mrla", None), AttentionResidual):
             hook = partial(attend, ours.mrla, (stage_of(name), gaps))
             hooks.append(block.register_forward_hook(hook))
     outs = plain(image)

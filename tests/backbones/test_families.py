@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from measure import saved_bytes
-from mrla_mm.attention import LayerAttentionResidual
+from mrla_mm.attention import AttentionResidual
 from mrla_mm.backbones import MRLAPVTv2, WithLayerAttention
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.errors import InputError
@@ -141,7 +141,7 @@ def test_frozen_stages_cover_layer_attention_from_construction(family, variant, 
     assert frozen == {name for name in names if name.startswith(prefixes)}
     assert any(".mrla." in name for name in frozen) == (stages > 0)
     assert backbone.train() is backbone
-    modes = (_BatchNorm, nn.LayerNorm, DropPath, LayerAttentionResidual)
+    modes = (_BatchNorm, nn.LayerNorm, DropPath, AttentionResidual)
     for name, module in backbone.named_modules():
         if isinstance(module, modes):
             assert module.training is not f"{name}.".startswith(prefixes), name
