@@ -243,7 +243,7 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
     """Return why norm, drop path and residual cannot be fused too, or an empty string."""
     norm = branch.norm
-    if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:  # over tokens it is none
+    if type(norm) is not nn.BatchNorm2d or not norm.track_running_stats:  # as over tokens
         return "the norm is not a BatchNorm2d with running statistics"
     if branch.overrides("attend", "activate"):
         return "the branch has methods of its own"

@@ -56,7 +56,7 @@ class ResNetLayout(KeyLayout):
     """The layout of torchvision's ResNet and, with layer attention, of the paper's authors."""
 
     def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-        """Doubt another head_channels than that those of the authors' base models."""
+        """Doubt head_channels that differ from those of the authors' base models."""
         if not any(key.startswith("stages.") for key in state):  # other models count from layer1
             return []
         metadata = backbone.state_dict()._metadata.values()

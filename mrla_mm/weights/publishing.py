@@ -78,8 +78,8 @@ def convert(
 
     A classifier's head goes along; other parts of a model are left out. `location`, `prefix` and
     `entry` are those of `load_weights`, the backbone is freshly built, and `stem` is the new file's
-    name before its hash. Returned are the new file, how the old one loaded, and the
-    keys that were left out.
+    name before its hash. Returned are the new file, how the old one loaded, and the keys that were
+    left out.
 
     Raises:
         InputError: the file does not fit the backbone, or the new one cannot be written.
