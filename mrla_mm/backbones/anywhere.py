@@ -171,7 +171,7 @@ class AnyBackbone(PicklableMixin, PretrainedBackbone):
 
     @property
     def optional_parts(self) -> tuple[str, ...]:
-        """Norms of the outputs, which classifiers' files lack; `norm1` of a ResNet is no such norm."""
+        """Norms of the outputs, which classifiers' files lack; ResNet's `norm1` is in its stem."""
         kinds = nn.LayerNorm, nn.GroupNorm
         names = [f"norm{index}" for index in range(4)]
         return tuple(f"{name}." for name in names if isinstance(getattr(self, name, None), kinds))
