@@ -11,7 +11,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
-from mrla_mm.weights.states import BACKBONE, find_state, select_entry, unwrap
+from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 
 
 @HOOKS.register_module()
@@ -66,19 +66,17 @@ class CheckpointCheckHook(Hook):
         """
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
-        content, entries = select_entry(checkpoint, None)
-        state, wrappers = unwrap(content)
-        if wrappers or entries != ["state_dict"]:
-            checkpoint["state_dict"] = state
+        if source.wrappers or source.entries != ["state_dict"]:
+            checkpoint["state_dict"] = strip_prefix(source.state, "")  # a copy
         # renames what the model renames, such as a detector's keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")
-        report, _ = match(model, source.state, location=location, origin=source.origin)
+        report, loadable = match(model, source.state, location=location, origin=source.origin)
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
         if not starting:
             report.require_all()
         faults = report.faults(BACKBONE if starting else "")
-        if faults or not report.matched:
+        if faults or not loadable:
             raise report.refusal(faults)
         if starting:
             report.log()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -25,6 +26,31 @@ RANDOM_START = (
 )
 
 
+class Fate(Enum):
+    """What became of a key of the file or of the model; its value is the row in the table."""
+
+    MATCHED = "matched"
+    NEW_ATTENTION = "missing, as expected"  # a plain file lacks it
+    MAY_BE_MISSING = "missing, allowed"
+    MISSING = "missing"
+    UNEXPECTED = "unexpected"  # of a part that the model has
+    MISMATCHED = "shape mismatch"
+    UNUSABLE = "unusable values"  # NaN, infinity, or no floating-point numbers
+    CHANGED_ARGUMENTS = "other arguments"  # of a module of layer attention, not a key
+    RESIZED = "pos. embedding resized"
+    OUTSIDE = "dropped: heads"
+    NO_SUCH_PART = "dropped: no such part"
+
+
+FAULTS = {
+    Fate.MISSING: "keys of the model are not in the file",
+    Fate.UNEXPECTED: "keys of the file are not in the model",
+    Fate.MISMATCHED: "tensors have another shape",
+    Fate.UNUSABLE: "tensors have values that the model cannot use, such as NaN",
+    Fate.CHANGED_ARGUMENTS: "modules were trained with other arguments",
+}
+
+
 @dataclass
 class LoadReport:
     """What became of every key of a file and of the model it was loaded into."""
@@ -32,18 +58,8 @@ class LoadReport:
     target: str  # the model's class
     location: str  # the file, as the user named it
     origin: str  # the entry and prefix the weights had in it
-    matched: list[str] = field(default_factory=list)
-    new_attention: list[str] = field(default_factory=list)  # which a plain file lacks
-    allowed_missing: list[str] = field(default_factory=list)  # what else a file may lack
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)  # of the model's parts, not in the model
-    no_such_part: list[str] = field(default_factory=list)  # of parts that the model does not have
-    outside_backbone: list[str] = field(default_factory=list)  # such as a detector's heads
-    mismatched: list[str] = field(default_factory=list)  # of another shape
-    unusable: list[str] = field(default_factory=list)  # NaN, infinity, or no floating-point numbers
-    changed_arguments: list[str] = field(default_factory=list)  # modules of layer attention
-    resized: list[str] = field(default_factory=list)  # positional embeddings
-    details: dict[str, str] = field(default_factory=dict)  # what to say of keys of the last four
+    keys: dict[Fate, list[str]] = field(default_factory=lambda: {fate: [] for fate in Fate})
+    details: dict[str, str] = field(default_factory=dict)  # what to say of single keys
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     meta: Mapping = field(default_factory=dict)  # what the file says of its training
@@ -56,62 +72,45 @@ class LoadReport:
 
     def table(self) -> str:
         """Return the report as a table."""
-        rows = {
-            "matched": self.matched,
-            "missing, as expected": self.new_attention,
-            "missing, allowed": self.allowed_missing,
-            "missing": self.missing,
-            "unexpected": self.unexpected,
-            "shape mismatch": self.mismatched,
-            "unusable values": self.unusable,
-            "other arguments": self.changed_arguments,
-            "pos. embedding resized": self.resized,
-            "dropped: heads": self.outside_backbone,
-            "dropped: no such part": self.no_such_part,
-        }
         lines = [f"{self.target} loads {self.location} ({self.origin})"]
-        for name, keys in rows.items():
-            lines.append(f"  {name:<24}{len(keys):>5}  {self.detailed(keys)}".rstrip())
+        for fate, keys in self.keys.items():
+            lines.append(f"  {fate.value:<24}{len(keys):>5}  {self.detailed(keys)}".rstrip())
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def detailed(self, keys: list[str], count: int = 3) -> str:
         """Return the first keys, each with its details, and how many there are."""
+        if not keys:
+            return ""
         shown = [f"{key} {self.details.get(key, '')}".strip() for key in keys]
-        return preview(shown, count) if keys else ""
+        return preview(shown, count)
 
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
-        self.missing += self.new_attention
-        self.missing += [key for key in self.allowed_missing if not key.endswith(COUNTER)]
-        self.new_attention = []
-        self.allowed_missing = [key for key in self.allowed_missing if key.endswith(COUNTER)]
-        self.unexpected += self.no_such_part
-        self.no_such_part = []
+        may_be_missing = self.keys[Fate.MAY_BE_MISSING]
+        counters = [key for key in may_be_missing if key.endswith(COUNTER)]
+        self.keys[Fate.MISSING] += self.keys[Fate.NEW_ATTENTION]
+        self.keys[Fate.MISSING] += [key for key in may_be_missing if key not in counters]
+        self.keys[Fate.UNEXPECTED] += self.keys[Fate.NO_SUCH_PART]
+        self.keys |= {Fate.NEW_ATTENTION: [], Fate.MAY_BE_MISSING: counters, Fate.NO_SUCH_PART: []}
 
     def faults(self, prefix: str = "") -> list[str]:
         """Return in words what should have matched below a prefix and did not."""
-        kinds = {
-            "keys of the model are not in the file": self.missing,
-            "keys of the file are not in the model": self.unexpected,
-            "tensors have another shape": self.mismatched,
-            "tensors have values that the model cannot use, such as NaN": self.unusable,
-            "modules were trained with other arguments": self.changed_arguments,
-        }
         found = []
-        for words, keys in kinds.items():
-            keys = [key for key in keys if key.startswith(prefix)]
+        for fate, words in FAULTS.items():
+            keys = [key for key in self.keys[fate] if key.startswith(prefix)]
             if keys:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
 
     def refusal(self, faults: list[str]) -> InputError:
         """Return the error for a file that does not fit, with what it probably is."""
+        matched = self.keys[Fate.MATCHED]
         reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
-        if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in self.matched):
+        if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in matched):
             reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         return InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
-            f"loaded: {len(self.matched)} tensors match; "
+            f"loaded: {len(matched)} tensors match; "
             f"{'; '.join(faults) or 'nothing matches'}. {reason}"
         )
 
@@ -150,12 +149,12 @@ def load_weights(
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
     report, loadable = match(module, source.state, location=str(location), origin=source.origin)
-    report.outside_backbone += source.others
+    report.keys[Fate.OUTSIDE] += source.others
     report.meta = checkpoint.get("meta") or {}
     if whole:
         report.require_all()
     faults = report.faults()
-    if not report.matched or (strict and faults):
+    if not loadable or (strict and faults):
         raise report.refusal(faults)
     report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
     module.load_state_dict(loadable, strict=False)
@@ -168,47 +167,54 @@ def match(
     """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
     report = LoadReport(type(module).__name__, location, origin)
     report.details = changed_arguments(module, getattr(state, "_metadata", {}))
-    report.changed_arguments = list(report.details)
-    declared = declarations_of(module)
+    report.keys[Fate.CHANGED_ARGUMENTS] += report.details
     state, head = by_our_names(module, state)
-    report.outside_backbone += head
+    report.keys[Fate.OUTSIDE] += head
     own = module.state_dict()
-    parts = {key.partition(".")[0] for key in (*own, *declared.published_layout().prefixes)}
     loadable = {}
     for key, tensor in state.items():
-        if key not in own:
-            has_part = key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
-            (report.unexpected if has_part else report.no_such_part).append(key)
-        elif not is_usable(tensor, own[key]):
-            report.unusable.append(key)
+        fate = fate_in_model(module, own, key, tensor)
+        report.keys[fate].append(key)
+        if fate is Fate.UNUSABLE:
             report.details[key] = f"({tensor.dtype})"
-        elif tensor.shape == own[key].shape:
+        elif fate in (Fate.RESIZED, Fate.MISMATCHED):
+            shape, own_shape = tuple(tensor.shape), tuple(own[key].shape)
+            report.details[key] = f"{shape} in the file, {own_shape} in the model"
+        if fate in (Fate.MATCHED, Fate.RESIZED):
             loadable[key] = tensor
-        elif fits_resized(module, key, tensor):
-            loadable[key] = tensor
-            report.resized.append(key)
-        else:
-            report.mismatched.append(key)
-    for key in (*report.resized, *report.mismatched):
-        shape, own_shape = tuple(state[key].shape), tuple(own[key].shape)
-        report.details[key] = f"{shape} in the file, {own_shape} in the model"
-    report.matched = list(loadable)
+    is_plain = not any(ATTENTION in key for key in state)
     optional = OPTIONAL | plugin_names(module)
-    plain = not any(ATTENTION in key for key in state)
+    optional_parts = declarations_of(module).optional_parts
     for key in [key for key in own if key not in state]:
-        if plain and ATTENTION in key:
-            report.new_attention.append(key)
-        elif optional.intersection(key.split(".")) or key.startswith(declared.optional_parts):
-            report.allowed_missing.append(key)
+        if is_plain and ATTENTION in key:
+            fate = Fate.NEW_ATTENTION
+        elif optional.intersection(key.split(".")) or key.startswith(optional_parts):
+            fate = Fate.MAY_BE_MISSING
         else:
-            report.missing.append(key)
-    if report.new_attention:
-        norm_weights = [own[key] for key in report.new_attention if key.endswith("norm.weight")]
+            fate = Fate.MISSING
+        report.keys[fate].append(key)
+    if new_attention := report.keys[Fate.NEW_ATTENTION]:
+        norm_weights = [own[key] for key in new_attention if key.endswith("norm.weight")]
         if norm_weights and not any(weight.any() for weight in norm_weights):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
             report.warnings.append(RANDOM_START)
     return report, loadable
+
+
+def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor) -> Fate:
+    """Return what becomes of a tensor of the file; own is the model's state dict."""
+    if key not in own:
+        declared = declarations_of(module)
+        names = (*own, *declared.published_layout().prefixes)
+        parts = {name.partition(".")[0] for name in names}
+        has_part = key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
+        return Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART
+    if not is_usable(tensor, own[key]):
+        return Fate.UNUSABLE
+    if tensor.shape == own[key].shape:
+        return Fate.MATCHED
+    return Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
 
 
 def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:

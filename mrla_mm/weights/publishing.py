@@ -14,7 +14,7 @@ from mrla_mm.version import __version__
 from mrla_mm.weights.declarations import declarations_of
 from mrla_mm.weights.files import NAMED_DIGEST, read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION
-from mrla_mm.weights.loading import LoadReport, load_weights
+from mrla_mm.weights.loading import Fate, LoadReport, load_weights
 from mrla_mm.weights.states import BACKBONE, find_state
 
 KEPT_META = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")
@@ -89,11 +89,12 @@ def convert(
     source = find_state(checkpoint, prefix=prefix, entry=entry)
     state, head = declarations_of(backbone).published_layout().split(source.state)
     head |= {key: value for key, value in source.others.items() if key.startswith("head.")}
-    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in report.no_such_part}
+    no_such_part = report.keys[Fate.NO_SUCH_PART]
+    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in no_such_part}
     weights = OrderedDict(used | head)
     weights._metadata = OrderedDict()
     if any(ATTENTION in key for key in used):
         weights._metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
-    left_out = [key for key in source.others if key not in head] + report.no_such_part
+    left_out = [key for key in source.others if key not in head] + no_such_part
     stem = stem or f"{stem_of(location)}-mrla_mm"
     return save_published(pack(weights, checkpoint), folder, stem), report, left_out

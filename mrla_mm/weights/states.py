@@ -23,6 +23,7 @@ class Source(NamedTuple):
     origin: str  # entry and prefix in words
     others: dict[str, Tensor]  # outside the prefix, by their full key
     entries: list[str]  # of the file, around the state dict
+    wrappers: list[str]  # whose prefixes its keys had
 
 
 def find_state(
@@ -54,7 +55,7 @@ def find_state(
         keys = preview(state or content)
         raise InputError(f"no weights found below prefix={prefix!r}; the keys are {keys}")
     others = {key: value for key, value in state.items() if not key.startswith(prefix)}
-    return Source(inside, ", ".join(words), others, entries)
+    return Source(inside, ", ".join(words), others, entries, wrappers)
 
 
 def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:

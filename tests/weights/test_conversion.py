@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import convert, load_weights, read_checkpoint, save_published, stem_of
+from mrla_mm.weights import Fate, convert, load_weights, read_checkpoint, save_published, stem_of
 
 from ..conftest import ROOT, load_tool, tiny_options, write_class_folders
 from ..engine.test_checkpointing import full
@@ -31,7 +31,7 @@ def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
     assert same(converted, {key: loaded[key] for key in converted})
     other = narrow(18, dict(attention, head_channels=8))
     if variant is None:
-        assert load_weights(other, path).new_attention
+        assert load_weights(other, path).keys[Fate.NEW_ATTENTION]
     else:
         with pytest.raises(InputError, match="head_channels=16, the model has 8"):
             load_weights(other, path)

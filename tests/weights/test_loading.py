@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 
 from mrla_mm.backbones import MRLAPVTv2, MRLAResNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import convert, load_weights, read_checkpoint
+from mrla_mm.weights import Fate, convert, load_weights, read_checkpoint
 
 from .conftest import (
     BASE,
@@ -85,7 +85,8 @@ def test_files_of_the_authors(variant, attention, tmp_path):
     path = save(tmp_path, {"state_dict": prefixed(released_resnet(variant), "module.")})
     report = load_weights(model := narrow(18, attention), path)
     assert same(model.state_dict(), scatter(narrow(18, attention), seed=1).state_dict())
-    assert report.outside_backbone == ["head.fc.weight", "head.fc.bias"] and not report.faults()
+    assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
+    assert not report.faults()
 
 
 @pytest.mark.parametrize("width", [8, 16])
@@ -102,9 +103,9 @@ def test_torchvision_resnet50_is_a_warm_start(tmp_path):
     plain = without(torchvision.models.resnet50().state_dict(), "num_batches_tracked")
     plugins = [dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]
     report = load_weights(MRLAResNet(50, plugins=plugins), save(tmp_path, plain))
-    assert len(report.matched) == len(plain) - 2 and not report.faults()
-    assert len(report.new_attention) == 16 * 9
-    assert any("context_block" in key for key in report.allowed_missing)
+    assert len(report.keys[Fate.MATCHED]) == len(plain) - 2 and not report.faults()
+    assert len(report.keys[Fate.NEW_ATTENTION]) == 16 * 9
+    assert any("context_block" in key for key in report.keys[Fate.MAY_BE_MISSING])
     assert "starts as an exact identity" in report.table()
 
 
@@ -144,8 +145,8 @@ def test_plain_weights_for_deformable_convolutions(tmp_path):
     path = save(tmp_path, plain_resnet(50))
     deformable = dict(dcn=dict(type="DCNv2"), stage_with_dcn=(False, True, True, True))
     report = load_weights(narrow(50, **deformable), path)
-    assert not report.faults() and len(report.allowed_missing) == 2 * (4 + 6 + 3)
-    assert all(".conv2.conv_offset." in key for key in report.allowed_missing)
+    assert not report.faults() and len(report.keys[Fate.MAY_BE_MISSING]) == 2 * (4 + 6 + 3)
+    assert all(".conv2.conv_offset." in key for key in report.keys[Fate.MAY_BE_MISSING])
 
 
 def test_what_matches_by_explicit_request_only(trained, tmp_path):
@@ -192,8 +193,9 @@ def test_pvtv2_files_of_the_authors(attention, tmp_path):
     authors = pvtv2_state()
     path = save(tmp_path, authors | {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)})
     report = load_weights(model := MRLAPVTv2("b0", attention), path)
-    assert report.outside_backbone == ["head.fc.weight", "head.fc.bias"] and not report.faults()
-    assert len(report.new_attention) == (8 * 8 if attention else 0)
+    assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
+    assert not report.faults()
+    assert len(report.keys[Fate.NEW_ATTENTION]) == (8 * 8 if attention else 0)
     other = MRLAPVTv2("b0", attention)
     assert all(".mrla." in key for key in other.load_state_dict(authors, strict=False).missing_keys)
     for state in (model.state_dict(), other.state_dict()):
