@@ -21,11 +21,8 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
     faults = list(failures)
     if results:
         metric = metric or next(iter(results[0]["metrics"]))
-        for result in results:
-            if not has_metric(result, metric):
-                run = f"{result['config']}, seed {result['seed']}"
-                faults.append(f"{run}: no {metric} in {json.dumps(result['metrics'])}")
-        values = values_by_seed(plan, results, metric)
+        values, lacking = values_by_seed(plan, results, metric)
+        faults += lacking
         table = make_table(values, metric, costs_by_name(plan, results))
         write_csv(plan, results)
         if len(values) > 1:
@@ -37,18 +34,20 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
     return faults
 
 
-def has_metric(result: dict, metric: str) -> bool:
-    """Whether the test of a run returned a number for a metric."""
-    return math.isfinite(result["metrics"].get(metric, math.nan))
-
-
-def values_by_seed(plan: Plan, results: list[dict], metric: str) -> dict[str, dict[int, float]]:
-    """Return a metric of each config by seed, of the runs that have it."""
+def values_by_seed(
+    plan: Plan, results: list[dict], metric: str
+) -> tuple[dict[str, dict[int, float]], list[str]]:
+    """Return a metric of each config by seed, and a fault for each run without a finite one."""
     values = {name: {} for name in plan.names}
+    faults = []
     for result in results:
-        if has_metric(result, metric):
-            values[result["config"]][result["seed"]] = result["metrics"][metric]
-    return values
+        metrics = result["metrics"]
+        if math.isfinite(metrics.get(metric, math.nan)):
+            values[result["config"]][result["seed"]] = metrics[metric]
+        else:
+            run = f"{result['config']}, seed {result['seed']}"
+            faults.append(f"{run}: no {metric} in {json.dumps(metrics)}")
+    return values, faults
 
 
 def costs_by_name(plan: Plan, results: list[dict]) -> dict[str, dict[str, list[float]]]:
