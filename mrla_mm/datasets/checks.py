@@ -119,25 +119,36 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
-    kind = type(dataset)
-    reader = kind.load_data_list, getattr(kind, "parse_data_info", None)
-    path = dataset.ann_file
-    if backend != "local" or "://" in path or isinstance(dataset.metainfo.get("classes"), str):
+    is_remote = backend != "local" or "://" in dataset.ann_file
+    if is_remote or isinstance(dataset.metainfo.get("classes"), str):
         return Findings([])
-    evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
-    scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
-    masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
     try:
-        if reader == (XMLDataset.load_data_list, XMLDataset.parse_data_info):
+        if reads_as(dataset, XMLDataset):
             return inspect_xml(dataset)
-        if reader != (CocoDataset.load_data_list, CocoDataset.parse_data_info):
-            return Findings([])  # a class that reads something of its own
-        findings = inspect_coco(dataset, masks=masks, crowds=bool(scored))
+        if reads_as(dataset, CocoDataset):
+            return inspect_coco_files(dataset, node, evaluators)
     except OSError as error:
         return Findings([f"{error}: correct data_root or ann_file"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         return Findings([f"not COCO's format, {type(error).__name__}: {error}"])
-    if any(os.path.realpath(each) != os.path.realpath(path) for each in scored):
+    return Findings([])
+
+
+def reads_as(dataset: BaseDataset, kind: type[BaseDataset]) -> bool:
+    """Whether a data set reads files as a class of mmdet's does, and not in a way of its own."""
+    methods = ("load_data_list", "parse_data_info")
+    return all(getattr(type(dataset), name, None) == getattr(kind, name) for name in methods)
+
+
+def inspect_coco_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
+    """Check a file in COCO's format, and that the data set's own evaluators read the same one."""
+    evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
+    scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
+    masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
+    findings = inspect_coco(dataset, masks=masks, crowds=bool(scored))
+    path = os.path.realpath(dataset.ann_file)
+    others = [each for each in scored if os.path.realpath(each) != path]
+    if others:
         remedy = "set its ann_file to the data set's"
-        findings.faults.append(f"the evaluator reads {scored[0]}: {remedy}")
+        findings.faults.append(f"the evaluator reads {others[0]}: {remedy}")
     return findings
