@@ -42,7 +42,7 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     if masks and any(not each.get("segmentation") for each in kept):
         faults.append("boxes without segmentation: add masks, or take a detector that needs none")
     min_size = (dataset.filter_cfg or {}).get("min_size", 0)
-    is_large = np.minimum(boxes.width, boxes.height) >= min_size
+    is_large = boxes.image_size.min(1) >= min_size
     is_learned = boxes.is_kept & is_large & ~boxes.is_crowd
     return Findings(faults, None if faults else int(is_learned.sum()))
 
@@ -91,7 +91,7 @@ def check_references(annotations: Sequence[dict], names: Mapping, images: Mappin
 
 
 class Boxes:
-    """The boxes of the annotations that mmdet reads, as columns of one entry a box."""
+    """The boxes of the annotations that mmdet reads, as arrays of one entry a box."""
 
     def __init__(self, annotations: Sequence[dict], images: Mapping[int, dict], wanted: set[int]):
         self.annotations = []
@@ -101,28 +101,28 @@ class Boxes:
             if image and not each.get("ignore"):
                 self.annotations.append(each)
                 x, y, w, h = [0.0 + side for side in each["bbox"]]  # a text is an error
-                rows.append((x, y, w, h, each["area"], image["width"], image["height"]))
-        columns = np.reshape(rows, (-1, 7)).T
-        self.x, self.y, self.w, self.h, self.area, self.width, self.height = columns
+                rows.append((x, y, w, h, image["width"], image["height"]))
+        # Each is (N, 2), along x and y.
+        self.corner, self.size, self.image_size = np.reshape(rows, (-1, 3, 2)).swapaxes(0, 1)
+        self.area = np.array([0.0 + each["area"] for each in self.annotations])
         is_wanted = [each["category_id"] in wanted for each in self.annotations]
         is_crowd = [bool(each.get("iscrowd")) for each in self.annotations]
         self.is_wanted = np.array(is_wanted, bool)
         self.is_crowd = np.array(is_crowd, bool)
-        inside = (self.x < self.width) & (self.y < self.height)
-        inside &= (self.x + self.w > 0) & (self.y + self.h > 0)
-        is_read = inside & (self.w >= 1) & (self.h >= 1) & (self.area > 0)
+        is_inside = (self.corner < self.image_size) & (self.corner + self.size > 0)
+        is_read = (is_inside & (self.size >= 1)).all(1) & (self.area > 0)
         self.is_kept = self.is_wanted & is_read
 
     def faults(self) -> list[str]:
         """Return what is wrong with the numbers."""
-        finite = np.isfinite(self.x + self.y + self.w + self.h + self.area)
+        end = self.corner + self.size
+        finite = np.isfinite(end.sum(1) + self.area)
         if not finite.all():
             first = self.annotations[int(finite.argmin())]
             return [f"bbox={first['bbox']} of image {first['image_id']!r} is not finite: repair it"]
-        right = MARGIN * self.width
-        bottom = MARGIN * self.height
-        beyond = (self.x + self.w > right) | (self.y + self.h > bottom)
-        corners = (self.x < self.w) & (self.y < self.h) & (self.w <= right) & (self.h <= bottom)
+        limit = MARGIN * self.image_size
+        beyond = (end > limit).any(1)
+        corners = ((self.corner < self.size) & (self.size <= limit)).all(1)
         if corners.sum() > COULD_BE_CORNERS * len(corners) and beyond.mean() > BEYOND_IMAGE:
             return ["bbox seems to be [x1, y1, x2, y2]: write [x, y, width, height]"]
         skipped = self.is_wanted & ~self.is_kept
