@@ -181,15 +181,9 @@ def match(module: nn.Module, source: Source, location: str) -> LoadReport:
             report.loadable[key] = tensor
     is_plain = not any(ATTENTION in key for key in state)
     optional = OPTIONAL | plugin_names(module)
-    optional_parts = declarations_of(module).optional_parts
-    for key in [key for key in own if key not in state]:
-        if is_plain and ATTENTION in key:
-            fate = Fate.NEW_ATTENTION
-        elif optional.intersection(key.split(".")) or key.startswith(optional_parts):
-            fate = Fate.MAY_BE_MISSING
-        else:
-            fate = Fate.MISSING
-        report.keys[fate].append(key)
+    for key in own:
+        if key not in state:
+            report.keys[fate_if_missing(module, key, is_plain, optional)].append(key)
     if new_attention := report.keys[Fate.NEW_ATTENTION]:
         norm_weights = [own[key] for key in new_attention if key.endswith("norm.weight")]
         if norm_weights and not any(weight.any() for weight in norm_weights):
@@ -212,6 +206,16 @@ def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor
     if tensor.shape == own[key].shape:
         return Fate.MATCHED
     return Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
+
+
+def fate_if_missing(module: nn.Module, key: str, is_plain: bool, optional: set[str]) -> Fate:
+    """Return what becomes of a key of the model that the file, maybe a plain one, lacks."""
+    if is_plain and ATTENTION in key:
+        return Fate.NEW_ATTENTION
+    may_be_missing = key.startswith(declarations_of(module).optional_parts)
+    if may_be_missing or optional.intersection(key.split(".")):
+        return Fate.MAY_BE_MISSING
+    return Fate.MISSING
 
 
 def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
