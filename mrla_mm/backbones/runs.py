@@ -10,6 +10,7 @@ Each is called once, on the output of the block before it; all but the first kee
 import copy
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -135,15 +136,17 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     layout = layout_of(calls)
     if is_repeated or layout is None or any(call.overwrites_input for call in calls):
         return None
-    channels = calls[0].output_shape[1 if layout == "maps" else -1]
-    keeps_shape = all(call.input_shape == call.output_shape for call in calls)
-    producers = set.intersection(*(call.producers for call in calls))
-    extra_tokens = 0
-    if layout == "tokens":
-        rows, columns = calls[0].grid
-        extra_tokens = calls[0].output_shape[1] - rows * columns
-    caller = calls[0].caller
-    return Block(name, module, layout, channels, extra_tokens, keeps_shape, producers, caller)
+    first = calls[0]
+    return Block(
+        name=name,
+        module=module,
+        layout=layout,
+        channels=first.output_shape[1 if layout == "maps" else -1],
+        extra_tokens=first.output_shape[1] - prod(first.grid) if layout == "tokens" else 0,
+        keeps_shape=all(call.input_shape == call.output_shape for call in calls),
+        producers=set.intersection(*(call.producers for call in calls)),
+        caller=first.caller,
+    )
 
 
 def layout_of(calls: Sequence[Call]) -> str | None:
