@@ -35,22 +35,21 @@ from mrla_mm.weights import PretrainedBackbone
 KEY_LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
 
 
-class PicklableMixin:
-    """Base of the mixins: an object with one pickles, though its class has no importable name."""
-
-    def __reduce__(self) -> tuple:
-        return new_object, parts_of(type(self)), self.__dict__
-
-
 @cache
 def make_class(*parts: type) -> type:
-    """Make the class with these bases: mixins, then a host's class."""
-    return type(f"{parts[-1].__name__}WithLayerAttention", parts, {"_mrla_parts": parts})
+    """Make the class with these bases, mixins and then a host's class; its objects pickle."""
+    name = f"{parts[-1].__name__}WithLayerAttention"
+    return type(name, parts, {"_mrla_parts": parts, "__reduce__": reduce_object})
 
 
 def parts_of(cls: type) -> tuple[type, ...]:
     """Return what `make_class` made a class of; of any other the class itself."""
     return vars(cls).get("_mrla_parts", (cls,))
+
+
+def reduce_object(made: object) -> tuple:
+    """Return what pickle stores of an object: its class by parts, and its attributes."""
+    return new_object, parts_of(type(made)), made.__dict__
 
 
 def new_object(*parts: type) -> object:
@@ -81,7 +80,7 @@ BRANCH_CLASSES = {
 }
 
 
-class BlockWithBranch(PicklableMixin):
+class BlockWithBranch:
     """Mixin of a block that carries its residual branch as `mrla`."""
 
     def run_branch(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
@@ -120,7 +119,7 @@ class BlockWithMemory(BlockWithBranch):
         return self.run_branch(super().forward(x, *args), x, args, *memory)
 
 
-class HiddenBranch(PicklableMixin):
+class HiddenBranch:
     """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
 
     def __iter__(self):
@@ -130,7 +129,7 @@ class HiddenBranch(PicklableMixin):
         return sum(1 for _ in self)
 
 
-class SequentialCaller(PicklableMixin):
+class SequentialCaller:
     """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,7 +145,7 @@ class SequentialCaller(PicklableMixin):
         return x
 
 
-class SwinCaller(PicklableMixin):
+class SwinCaller:
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
     def forward(self, x: Tensor, hw_shape: Size) -> tuple:
@@ -162,7 +161,7 @@ class SwinCaller(PicklableMixin):
 CALLER_MIXINS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}
 
 
-class AnyBackbone(PicklableMixin, PretrainedBackbone):
+class AnyBackbone(PretrainedBackbone):
     """Mixin of a backbone that `WithLayerAttention` builds: strict pretrained weights."""
 
     # mmpretrain's ViTs freeze in their constructor, and their `_freeze_stages` freezes the
