@@ -1,33 +1,23 @@
-"""Layer attention in any backbone: its blocks carry the residual branch themselves.
+"""Layer attention in any backbone: the public `WithLayerAttention`.
 
-Each block of a run (`mrla_mm.backbones.runs`) gets a residual branch as `block.mrla`, which leaves
-all plain keys as they are. `add_mixin` then changes the block's class to a subclass, made on the
-fly, that runs the block and the branch. For a variant with a memory it also changes the class of
-the module that calls the blocks, so that the memory is passed on.
+It builds the backbone, finds its runs of blocks (`mrla_mm.backbones.runs`), and gives them their
+residual branches (`mrla_mm.backbones.branches`).
 """
 
 import inspect
 import re
-from functools import cache
 
 from mmdet.models.backbones.pvt import PyramidVisionTransformer
 from mmdet.models.backbones.resnet import ResNet
-from mmdet.models.backbones.swin import SwinBlockSequence, SwinTransformer
+from mmdet.models.backbones.swin import SwinTransformer
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
-from torch import Tensor, nn
+from torch import nn
 
-from mrla_mm.attention import (
-    AttentionConfig,
-    AttentionResidual,
-    LayerAttentionResidual,
-    TokenAttentionResidual,
-    attention_config,
-    stage_pattern,
-)
-from mrla_mm.backbones.checkpointing import run_checkpointed
-from mrla_mm.backbones.runs import Run, Size, find_grid, find_runs
+from mrla_mm.attention import AttentionConfig, AttentionResidual, attention_config, stage_pattern
+from mrla_mm.backbones.branches import add_branches, make_class
+from mrla_mm.backbones.runs import Run, Size, find_runs
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
@@ -35,134 +25,7 @@ from mrla_mm.weights import PretrainedBackbone
 KEY_LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
 
 
-class PicklableMixin:
-    """Base of the mixins: an object with one pickles, though its class has no importable name."""
-
-    def __reduce__(self) -> tuple:
-        return new_object, parts_of(type(self)), self.__dict__
-
-
-@cache
-def make_class(*parts: type) -> type:
-    """Make the class with these bases: mixins, then a host's class."""
-    return type(f"{parts[-1].__name__}WithLayerAttention", parts, {"_mrla_parts": parts})
-
-
-def parts_of(cls: type) -> tuple[type, ...]:
-    """Return what `make_class` made a class of; of any other the class itself."""
-    return vars(cls).get("_mrla_parts", (cls,))
-
-
-def new_object(*parts: type) -> object:
-    """Make an object of a class from `make_class`, still without attributes."""
-    cls = make_class(*parts)
-    return cls.__new__(cls)
-
-
-def add_mixin(module: nn.Module, mixin: type) -> None:
-    """Change a module's class to a subclass of it in which the mixin comes first."""
-    module.__class__ = make_class(mixin, *parts_of(type(module)))
-
-
-class ChannelsLastResidual(LayerAttentionResidual):
-    """The residual branch over maps (B, H, W, C)."""
-
-    def forward(self, x: Tensor, shortcut: Tensor | None, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Add the attention to x; its memory has maps (B, C, H, W)."""
-        maps = [each if each is None else each.permute(0, 3, 1, 2) for each in (x, shortcut)]
-        y, *memory = super().forward(*maps, *memory)
-        return y.permute(0, 2, 3, 1), *memory
-
-
-BRANCH_CLASSES = {
-    "maps": LayerAttentionResidual,
-    "maps, channels last": ChannelsLastResidual,
-    "tokens": TokenAttentionResidual,
-}
-
-
-class BlockWithBranch(PicklableMixin):
-    """Mixin of a block that carries its residual branch as `mrla`."""
-
-    def run_branch(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
-        """Run the branch on what the block returned for x and arguments; return y and memory."""
-        branch = self.mrla
-        inputs = [out, x if branch.has_shortcut else None]
-        if isinstance(branch, TokenAttentionResidual):
-            inputs.append(find_grid(out, arguments))
-        return run_checkpointed(getattr(self, "with_cp", False), branch, *inputs, *memory)
-
-
-class BlockWithoutMemory(BlockWithBranch):
-    """Mixin of a block whose variant has no memory: it is called as the plain block is."""
-
-    def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        """Run the block as its class does, then the branch."""
-        out = super().forward(x, *args, **kwargs)
-        return self.run_branch(out, x, (*args, *kwargs.values()))[0]
-
-
-class HostArguments(tuple):
-    """Arguments of the plain block after x, from a caller that passes the memory on."""
-
-
-class BlockWithMemory(BlockWithBranch):
-    """Mixin of a block whose variant has a memory, which its caller passes on."""
-
-    # All is positional, since mmengine's activation_checkpointing passes no keywords.
-    def forward(self, x: Tensor, args: object = None, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run the block with x and args, then the branch; return y and memory."""
-        if not isinstance(args, HostArguments):
-            raise InputError(
-                f"a {type(self).__name__} was called without a memory: call its container as a "
-                "whole, or take an MRLALight that has none"
-            )
-        return self.run_branch(super().forward(x, *args), x, args, *memory)
-
-
-class HiddenBranch(PicklableMixin):
-    """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
-
-    def __iter__(self):
-        return (module for name, module in self._modules.items() if name != "mrla")
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class SequentialCaller(PicklableMixin):
-    """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Run the blocks; each run starts with an empty memory."""
-        memory = ()
-        for block in self:
-            if isinstance(block, BlockWithMemory):
-                if block.mrla.first_in_stage:
-                    memory = ()
-                x, *memory = block(x, HostArguments(), *memory)
-            else:
-                x = block(x)
-        return x
-
-
-class SwinCaller(PicklableMixin):
-    """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
-
-    def forward(self, x: Tensor, hw_shape: Size) -> tuple:
-        """Run the blocks with their layer attention, then merge patches as the host does."""
-        memory = ()
-        for block in self.blocks:
-            x, *memory = block(x, HostArguments((hw_shape,)), *memory)
-        if self.downsample is None:
-            return x, hw_shape, x, hw_shape
-        return *self.downsample(x, hw_shape), x, hw_shape
-
-
-CALLER_MIXINS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}
-
-
-class AnyBackbone(PicklableMixin, PretrainedBackbone):
+class AnyBackbone(PretrainedBackbone):
     """Mixin of a backbone that `WithLayerAttention` builds: strict pretrained weights."""
 
     # mmpretrain's ViTs freeze in their constructor, and their `_freeze_stages` freezes the
@@ -295,34 +158,3 @@ def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:
         blocks = f"{len(run.blocks)} blocks, {run.blocks[0].channels} channels"
         print_log(f"layer attention in {run.name}: {blocks}", logger="current")
     return chosen
-
-
-def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> None:
-    """Give each block of a run its branch, and let their caller pass on a memory."""
-    for block in run.blocks:
-        own = dict(first_in_stage=block is run.blocks[0], has_shortcut=block.keeps_shape)
-        if block.layout == "tokens":
-            own |= dict(norm_cfg=None, extra_tokens=block.extra_tokens)  # None for LayerNorm
-        module = block.module
-        module.mrla = BRANCH_CLASSES[block.layout](attention, block.channels, **options | own)
-        if isinstance(module, nn.Sequential):
-            add_mixin(module, HiddenBranch)
-        has_memory = getattr(module.mrla.attention, "has_memory", True)
-        add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
-    if any(isinstance(block.module, BlockWithMemory) for block in run.blocks):
-        make_caller_pass_memory(model.get_submodule(run.blocks[0].caller), run, attention)
-
-
-def make_caller_pass_memory(caller: nn.Module, run: Run, attention: dict) -> None:
-    """Make the module that calls a run's blocks pass their memory on; InputError if it cannot."""
-    for host, mixin in CALLER_MIXINS.items():
-        if isinstance(caller, mixin):  # it calls another run too
-            return
-        if isinstance(caller, host) and type(caller).forward is host.forward:
-            add_mixin(caller, mixin)
-            return
-    raise InputError(
-        f"{attention['type']} hands a memory from block to block, which the "
-        f"{type(caller).__name__} that calls {run.name} cannot pass on: take MRLALight with "
-        'previous="shortcut" or "none", or leave this run out by stages='
-    )

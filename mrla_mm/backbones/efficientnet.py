@@ -1,7 +1,6 @@
 """EfficientNet with layer attention, on mmdet's EfficientNet."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 from mmdet.models.backbones import EfficientNet
@@ -25,7 +24,7 @@ BLOCK = {
     "se": SQUEEZE,
     "linear_conv": CONVOLUTION,
 }
-LIGHT = MappingProxyType(dict(type="MRLALight", head_channels=8))  # the paper's, App. B.1
+LIGHT = dict(type="MRLALight", head_channels=8)  # the paper's, App. B.1
 
 
 class MRLAMBConv(BaseModule):

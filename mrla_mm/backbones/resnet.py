@@ -53,16 +53,15 @@ class _MRLABlock:
 
     def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
         """Run the plugins of a step; a subclass may collect the outputs of the steps in `maps`."""
-        if not self.plugins:
-            return x
-        return self.forward_plugin(x, getattr(self, f"after_conv{step}_plugin_names"))
+        for name in getattr(self, f"after_conv{step}_plugin_names", ()):
+            x = getattr(self, name)(x)
+        return x
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
     """Basic block of ResNet-18 and -34 with layer attention; like mmdet's it takes no plugins."""
 
     num_convs = 2
-    plugins = ()
 
 
 class MRLABottleneck(_MRLABlock, Bottleneck):
@@ -71,20 +70,23 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
     num_convs = 3
 
 
-class DilatedBlocks:
-    """Takes the place of the block class in mmdet's `ResLayer`, to give each block its dilation.
+class ContractedDilation:
+    """Takes the place of the block class in mmdet's `ResLayer`, to halve the first one's dilation.
 
     A dilation set on a built block would not reach the layers inside a deformable convolution.
     """
 
-    def __init__(self, block: type[nn.Module], dilations: Sequence[int]) -> None:
+    def __init__(self, block: type[nn.Module]) -> None:
         self.block = block
         self.expansion = block.expansion
-        self.dilations = iter(dilations)
+        self.is_first = True
 
-    def __call__(self, **kwargs: object) -> nn.Module:
+    def __call__(self, *, dilation: int, **kwargs: object) -> nn.Module:
         """Build the next block."""
-        return self.block(**{**kwargs, "dilation": next(self.dilations)})
+        if self.is_first:
+            dilation = max(dilation // 2, 1)
+        self.is_first = False
+        return self.block(dilation=dilation, **kwargs)
 
 
 class MRLAResLayer(ResLayer):
@@ -209,9 +211,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
                 zero_init=self.zero_init_attention,
             )
         block = self.block_classes[kwargs["block"]]
-        dilations = [kwargs["dilation"]] * kwargs["num_blocks"]
         if self.contract_dilation:
-            dilations[0] = max(dilations[0] // 2, 1)
-        return MRLAResLayer(
-            make_branch=make_branch, **{**kwargs, "block": DilatedBlocks(block, dilations)}
-        )
+            block = ContractedDilation(block)
+        return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})

@@ -10,6 +10,7 @@ Each is called once, on the output of the block before it; all but the first kee
 import copy
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -37,27 +38,16 @@ class Call(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A module that returns maps of the image, or tokens whose grid is an argument of its call.
+    """A module that returns maps of the image, or tokens whose grid is an argument of its call."""
 
-    Attributes:
-        name: its name in the backbone.
-        layout: "maps" (B, C, H, W), "maps, channels last" (B, H, W, C), or "tokens" (B, E + H W, C)
-            with E class tokens before the patches.
-        channels: C of what it returns.
-        extra_tokens: E.
-        keeps_shape: whether it returns the shape that it takes.
-        producers: names of the modules that returned what it takes.
-        caller: name of the module that calls it: its container or, of a ModuleList, one above.
-    """
-
-    name: str
+    name: str  # in the backbone
     module: nn.Module
-    layout: str
-    channels: int
-    extra_tokens: int
-    keeps_shape: bool
-    producers: set[str]
-    caller: str
+    layout: str  # "maps" (B, C, H, W), "maps, channels last" (B, H, W, C), or "tokens"
+    channels: int  # C of what it returns
+    extra_tokens: int  # E class tokens before the patches of tokens (B, E + H W, C)
+    keeps_shape: bool  # whether it returns the shape that it takes
+    producers: set[str]  # names of the modules that returned what it takes
+    caller: str  # name of the module that calls it: its container or, of a ModuleList, one above
 
     def follows(self, other: "Block") -> bool:
         """Whether it may come after another block in a run."""
@@ -66,13 +56,9 @@ class Block(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Consecutive blocks of a container.
+    """Consecutive blocks of a container."""
 
-    Attributes:
-        name: the container's in the backbone; among the backbone's own children the first block's.
-    """
-
-    name: str
+    name: str  # the container's in the backbone; of the backbone's own children the first block's
     blocks: Sequence[Block]
 
 
@@ -135,15 +121,17 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     layout = layout_of(calls)
     if is_repeated or layout is None or any(call.overwrites_input for call in calls):
         return None
-    channels = calls[0].output_shape[1 if layout == "maps" else -1]
-    keeps_shape = all(call.input_shape == call.output_shape for call in calls)
-    producers = set.intersection(*(call.producers for call in calls))
-    extra_tokens = 0
-    if layout == "tokens":
-        rows, columns = calls[0].grid
-        extra_tokens = calls[0].output_shape[1] - rows * columns
-    caller = calls[0].caller
-    return Block(name, module, layout, channels, extra_tokens, keeps_shape, producers, caller)
+    first = calls[0]
+    return Block(
+        name=name,
+        module=module,
+        layout=layout,
+        channels=first.output_shape[1 if layout == "maps" else -1],
+        extra_tokens=first.output_shape[1] - prod(first.grid) if layout == "tokens" else 0,
+        keeps_shape=all(call.input_shape == call.output_shape for call in calls),
+        producers=set.intersection(*(call.producers for call in calls)),
+        caller=first.caller,
+    )
 
 
 def layout_of(calls: Sequence[Call]) -> str | None:

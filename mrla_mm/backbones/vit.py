@@ -9,7 +9,6 @@ from mmcv.cnn.bricks import DropPath
 from mmengine.model.weight_init import trunc_normal_
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones import VisionTransformer
-from mmpretrain.models.utils import resize_pos_embed
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
@@ -114,9 +113,9 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         """Return the positional embedding (1, E + H * W, C) of a grid (H, W)."""
         extra = self.num_extra_tokens
         own = self.patch_resolution
-        if not is_exporting():
-            return resize_pos_embed(self.pos_embed, own, grid, self.interpolate_mode, extra)
-        # mmpretrain's compares the grids, which would fix that of an exported graph
+        # the comparison would fix the grid of an exported graph
+        if not is_exporting() and grid == own:
+            return self.pos_embed
         maps = to_map(self.pos_embed[:, extra:].float(), own)
         maps = F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)
         patches = to_tokens(maps).to(self.pos_embed.dtype)

@@ -24,12 +24,9 @@ class PretrainedBackbone(WeightDeclarations):
     State dicts in the layout of published files (torchvision's, timm's, the authors') are renamed
     as they are loaded, whoever loads them: `init_cfg`, `load_from`, mmengine's ``load_checkpoint``
     or torch's ``load_state_dict``.
-
-    Attributes:
-        freezes_from: the least `frozen_stages` for which `_freeze_stages` may be called.
     """
 
-    freezes_from = 0
+    freezes_from = 0  # the least `frozen_stages` for which `_freeze_stages` may be called
 
     def init_random(self) -> None:
         """Initialise as the host does where no file is named; subclasses add to it."""

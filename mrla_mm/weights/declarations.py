@@ -4,19 +4,11 @@ from mrla_mm.weights.layouts import LAYOUTS, KeyLayout
 
 
 class WeightDeclarations:
-    """Base of the backbones that declare something; the defaults are those of any other model.
+    """Base of the backbones that declare something; the defaults are those of any other model."""
 
-    Attributes:
-        key_layout: name in `LAYOUTS` of how its published files name its keys; None if the files
-            use this model's names.
-        optional_parts: prefixes of keys that a file may lack.
-        unbuilt_parts: prefixes of keys that a file may have besides the model's, of layers that
-            this model leaves out.
-    """
-
-    key_layout: str | None = None
-    optional_parts: tuple[str, ...] = ()
-    unbuilt_parts: tuple[str, ...] = ()
+    key_layout: str | None = None  # name in `LAYOUTS`; None if files use this model's names
+    optional_parts: tuple[str, ...] = ()  # prefixes of keys that a file may lack
+    unbuilt_parts: tuple[str, ...] = ()  # prefixes of a file's keys for layers that are left out
 
     def published_layout(self) -> KeyLayout:
         """Return the layout of published files, here that of `key_layout`."""

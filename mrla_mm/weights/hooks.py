@@ -70,13 +70,12 @@ class CheckpointCheckHook(Hook):
             checkpoint["state_dict"] = strip_prefix(source.state, "")  # a copy
         # renames what the model renames, such as a detector's keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
-        location = str(runner._load_from or f"in {runner.work_dir}")
-        report, loadable = match(model, source.state, location=location, origin=source.origin)
+        report = match(model, source, str(runner._load_from or f"in {runner.work_dir}"))
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
         if not starting:
             report.require_all()
         faults = report.faults(BACKBONE if starting else "")
-        if faults or not loadable:
+        if faults or not report.loadable:
             raise report.refusal(faults)
         if starting:
             report.log()

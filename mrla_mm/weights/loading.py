@@ -14,7 +14,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights.declarations import WeightDeclarations, declarations_of
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION
-from mrla_mm.weights.states import BACKBONE, find_state, preview, strip_prefix
+from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_prefix
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
@@ -63,6 +63,8 @@ class LoadReport:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     meta: Mapping = field(default_factory=dict)  # what the file says of its training
+    loadable: dict[str, Tensor] = field(default_factory=dict, repr=False)  # by the model's names
+    outside: dict[str, Tensor] = field(default_factory=dict, repr=False)  # heads and the like
 
     def log(self) -> None:
         """Write the table and the warnings into the run's log."""
@@ -122,7 +124,6 @@ def load_weights(
     prefix: str | None = None,
     entry: str | None = None,
     strict: bool = True,
-    checkpoint: Mapping | None = None,
 ) -> LoadReport:
     """Load a weight file into a backbone or a whole model: all that should match, or nothing.
 
@@ -135,12 +136,11 @@ def load_weights(
         prefix: prefix of the module's keys in the file; see `find_state`.
         entry: entry of the file to take; see `find_state`.
         strict: refuse a file of which something does not match; else load what does.
-        checkpoint: what the file holds, if it has been read.
 
     Raises:
         InputError: the file cannot be used; names the first keys that do not match.
     """
-    checkpoint = checkpoint or read_checkpoint(location)
+    checkpoint = read_checkpoint(location)
     whole = not isinstance(module, WeightDeclarations)
     if whole and prefix is None:
         prefix = ""
@@ -148,30 +148,27 @@ def load_weights(
         source = find_state(checkpoint, entry=entry, prefix=prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    report, loadable = match(module, source.state, location=str(location), origin=source.origin)
-    report.keys[Fate.OUTSIDE] += source.others
+    report = match(module, source, str(location))
     report.meta = checkpoint.get("meta") or {}
     if whole:
         report.require_all()
     faults = report.faults()
-    if not loadable or (strict and faults):
+    if not report.loadable or (strict and faults):
         raise report.refusal(faults)
     report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
-    module.load_state_dict(loadable, strict=False)
+    module.load_state_dict(report.loadable, strict=False)
     return report
 
 
-def match(
-    module: nn.Module, state: Mapping[str, Tensor], *, location: str, origin: str
-) -> tuple[LoadReport, dict[str, Tensor]]:
-    """Compare a state dict with a backbone or a model; return the report and what can be loaded."""
-    report = LoadReport(type(module).__name__, location, origin)
-    report.details = changed_arguments(module, getattr(state, "_metadata", {}))
+def match(module: nn.Module, source: Source, location: str) -> LoadReport:
+    """Compare a state dict with a backbone or a model."""
+    report = LoadReport(type(module).__name__, location, source.origin)
+    report.details = changed_arguments(module, source.state._metadata)
     report.keys[Fate.CHANGED_ARGUMENTS] += report.details
-    state, head = by_our_names(module, state)
-    report.keys[Fate.OUTSIDE] += head
+    state, head = by_our_names(module, source.state)
+    report.outside = head | source.others
+    report.keys[Fate.OUTSIDE] += [*head, *source.others]
     own = module.state_dict()
-    loadable = {}
     for key, tensor in state.items():
         fate = fate_in_model(module, own, key, tensor)
         report.keys[fate].append(key)
@@ -181,25 +178,19 @@ def match(
             shape, own_shape = tuple(tensor.shape), tuple(own[key].shape)
             report.details[key] = f"{shape} in the file, {own_shape} in the model"
         if fate in (Fate.MATCHED, Fate.RESIZED):
-            loadable[key] = tensor
+            report.loadable[key] = tensor
     is_plain = not any(ATTENTION in key for key in state)
     optional = OPTIONAL | plugin_names(module)
-    optional_parts = declarations_of(module).optional_parts
-    for key in [key for key in own if key not in state]:
-        if is_plain and ATTENTION in key:
-            fate = Fate.NEW_ATTENTION
-        elif optional.intersection(key.split(".")) or key.startswith(optional_parts):
-            fate = Fate.MAY_BE_MISSING
-        else:
-            fate = Fate.MISSING
-        report.keys[fate].append(key)
+    for key in own:
+        if key not in state:
+            report.keys[fate_if_missing(module, key, is_plain, optional)].append(key)
     if new_attention := report.keys[Fate.NEW_ATTENTION]:
         norm_weights = [own[key] for key in new_attention if key.endswith("norm.weight")]
         if norm_weights and not any(weight.any() for weight in norm_weights):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
             report.warnings.append(RANDOM_START)
-    return report, loadable
+    return report
 
 
 def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor) -> Fate:
@@ -215,6 +206,16 @@ def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor
     if tensor.shape == own[key].shape:
         return Fate.MATCHED
     return Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
+
+
+def fate_if_missing(module: nn.Module, key: str, is_plain: bool, optional: set[str]) -> Fate:
+    """Return what becomes of a key of the model that the file, maybe a plain one, lacks."""
+    if is_plain and ATTENTION in key:
+        return Fate.NEW_ATTENTION
+    may_be_missing = key.startswith(declarations_of(module).optional_parts)
+    if may_be_missing or optional.intersection(key.split(".")):
+        return Fate.MAY_BE_MISSING
+    return Fate.MISSING
 
 
 def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from mrla_mm.atomic import write_atomically
 from mrla_mm.version import __version__
-from mrla_mm.weights.declarations import declarations_of
-from mrla_mm.weights.files import NAMED_DIGEST, read_checkpoint
+from mrla_mm.weights.files import NAMED_DIGEST
 from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.loading import Fate, LoadReport, load_weights
 from mrla_mm.weights.states import BACKBONE, find_state
@@ -31,12 +30,11 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
     source = find_state(checkpoint, prefix="")
     others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
     left = [name for name in others if name not in (*source.entries, "meta")]
-    return pack(source.state, checkpoint), left
+    return pack(source.state, checkpoint.get("meta") or {}), left
 
 
-def pack(state: Mapping[str, Tensor], checkpoint: Mapping) -> dict:
-    """Return a checkpoint of a state dict with another's plain metadata."""
-    meta = checkpoint.get("meta") or {}
+def pack(state: Mapping[str, Tensor], meta: Mapping) -> dict:
+    """Return a checkpoint of a state dict with the plain metadata of another."""
     kept = {key: meta[key] for key in KEPT_META if key in meta}
     weights = OrderedDict()
     weights._metadata = state._metadata
@@ -84,17 +82,14 @@ def convert(
     Raises:
         InputError: the file does not fit the backbone, or the new one cannot be written.
     """
-    checkpoint = read_checkpoint(location)
-    report = load_weights(backbone, location, prefix=prefix, entry=entry, checkpoint=checkpoint)
-    source = find_state(checkpoint, prefix=prefix, entry=entry)
-    state, head = declarations_of(backbone).published_layout().split(source.state)
-    head |= {key: value for key, value in source.others.items() if key.startswith("head.")}
-    no_such_part = report.keys[Fate.NO_SUCH_PART]
-    used = {f"{BACKBONE}{key}": state[key] for key in state if key not in no_such_part}
+    report = load_weights(backbone, location, prefix=prefix, entry=entry)
+    head = {key: value for key, value in report.outside.items() if key.startswith("head.")}
+    used = {f"{BACKBONE}{key}": value for key, value in report.loadable.items()}
     weights = OrderedDict(used | head)
     weights._metadata = OrderedDict()
     if any(ATTENTION in key for key in used):
         weights._metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
-    left_out = [key for key in source.others if key not in head] + no_such_part
+    left_out = [key for key in report.outside if key not in head]
+    left_out += report.keys[Fate.NO_SUCH_PART]
     stem = stem or f"{stem_of(location)}-mrla_mm"
-    return save_published(pack(weights, checkpoint), folder, stem), report, left_out
+    return save_published(pack(weights, report.meta), folder, stem), report, left_out
