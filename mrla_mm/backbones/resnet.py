@@ -53,9 +53,8 @@ class _MRLABlock:
 
     def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
         """Run the plugins of a step; a subclass may collect the outputs of the steps in `maps`."""
-        for name in getattr(self, f"after_conv{step}_plugin_names", ()):
-            x = getattr(self, name)(x)
-        return x
+        names = getattr(self, f"after_conv{step}_plugin_names", ())
+        return self.forward_plugin(x, names) if names else x
 
 
 class MRLABasicBlock(_MRLABlock, BasicBlock):
