@@ -5,7 +5,6 @@ which gradients a backward pass may add to.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,7 +16,10 @@ from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters,
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import SELF_CHECKS, Form, Outcome, prove
-from mrla_mm.ops.reference import BatchNorm, without_autocast
+from mrla_mm.ops.reference import BatchNorm
+
+# Does what `without_autocast` does at a tenth of its cost.
+DisableAutocast = torch._C._DisableAutocast
 
 
 class Options(NamedTuple):
@@ -145,12 +147,6 @@ def refuse_second_derivative() -> None:
         raise RuntimeError(
             "fused layer attention has no second derivative; set MRLA_OPS=naive in the environment"
         )
-
-
-def disable_autocast(x: Tensor) -> AbstractContextManager:
-    """Do what `without_autocast` does at a tenth of its cost, where torch can (from 2.1 on)."""
-    guard = torch._C._DisableAutocast
-    return guard() if hasattr(guard, "__enter__") else without_autocast(x)
 
 
 def dense_format(x: Tensor) -> torch.memory_format:

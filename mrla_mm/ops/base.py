@@ -49,7 +49,7 @@ class BaseFunction(torch.autograd.Function):
         own_value = x if is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
         y = torch.empty_like(c)
-        with autograd.disable_autocast(c):
+        with autograd.DisableAutocast():
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:
                 passes.convolve(x, parameters.value, Coefficients(), out=own_value)
@@ -74,7 +74,7 @@ class BaseFunction(torch.autograd.Function):
         steps = STEPS[layer.is_mla](options.passes(), layer, saved, x, values)
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
-        with autograd.disable_autocast(x):
+        with autograd.DisableAutocast():
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, parameters, norm, (mean, inverse_deviation), steps.write_output
             )

@@ -34,7 +34,7 @@ class LightFunction(torch.autograd.Function):
         history = shortcut if layer.has_history else None
         x = torch.empty_like(c) if layer.add_relu else c
         y = torch.empty_like(c)
-        with autograd.disable_autocast(c):
+        with autograd.DisableAutocast():
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_coefficients(pooled, layer, x.shape)
             passes.convolve(
@@ -64,7 +64,7 @@ class LightFunction(torch.autograd.Function):
         recompute = partial(
             passes.convolve, x, parameters.value, saved.coefficients, history=history
         )
-        with autograd.disable_autocast(x):
+        with autograd.DisableAutocast():
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, parameters, norm, statistics, recompute
             )
