@@ -268,14 +268,12 @@ def light_coefficients_backward(
         grad_factor = grad_factor + product(sums.history, history_scale)
         if history_scale is not None:
             grad_history_scale = product(sums.history, factor).sum(0)
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.frozen_norm, grad_factor, sums.grad)
     return grad_pixel, Parameters(
         query=grad_query,
         key=grad_key,
         value=grad_value,
         history_scale=grad_history_scale,
-        norm_weight=grad_norm_weight,
-        norm_bias=grad_norm_bias,
+        **norm_backward(layer.frozen_norm, grad_factor, sums.grad),
     )
 
 
@@ -300,7 +298,6 @@ def base_coefficients_backward(
     grad_gain = value_sums.values  # (B, T, C), of factor times score
     grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
     grad_offset = sums.grad if layer.is_mla else value_sums.grad
-    grad_norm_weight, grad_norm_bias = norm_backward(layer.frozen_norm, grad_factor, grad_offset)
     if factor is not None:
         grad_gain = grad_gain * factor.unsqueeze(1)
     grad_scores = sum_heads(grad_gain, layer.heads)
@@ -312,8 +309,7 @@ def base_coefficients_backward(
         query=grad_query,
         key=grad_key,
         value=sums.taps.sum(0).view_as(layer.weights.value),
-        norm_weight=grad_norm_weight,
-        norm_bias=grad_norm_bias,
+        **norm_backward(layer.frozen_norm, grad_factor, grad_offset),
     )
     return grad_pixel, gradients, grad_earlier_keys
 
@@ -348,13 +344,16 @@ def logits_backward(
 
 def norm_backward(
     norm: BatchNorm | None, grad_factor: Tensor, grad_offset: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of a norm's weight and bias (C,), by those of factor and offset (B, C)."""
+) -> dict[str, Tensor | None]:
+    """Gradients (C,) of a norm's parameters by name, given those of factor and offset (B, C)."""
     if norm is None:
-        return None, None
+        return {}
     keep = None if norm.keep is None else norm.keep.unsqueeze(1)
     grad_scale = product(grad_factor, keep).sum(0)
     grad_bias = product(grad_offset, keep).sum(0)
     root = torch.rsqrt(at_least_float32(norm.variance) + norm.eps)
     grad_weight = root * (grad_scale - norm.mean * grad_bias)
-    return None if norm.weight is None else grad_weight, None if norm.bias is None else grad_bias
+    return dict(
+        norm_weight=None if norm.weight is None else grad_weight,
+        norm_bias=None if norm.bias is None else grad_bias,
+    )
