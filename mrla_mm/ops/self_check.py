@@ -6,6 +6,7 @@ random state, modes and gradients as they are.
 """
 
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
@@ -146,23 +147,8 @@ def forward_backward(
     leaves = {}
     for name, tensor in inputs.items():
         leaves[name] = tensor.detach().requires_grad_(name not in CONSTANT)
-    parameters = Parameters(**{name: leaves.get(name) for name in Parameters._fields})
-    norm = parameters.frozen_norm(EPS)
-    options = dict(heads=form.heads, add_relu=form.add_relu, norm=norm)
-    arguments = [leaves["c"], leaves["shortcut"], parameters.weights()]
-    reference, fused = light_layer, light_fused
-    if form.depth:
-        reference, fused = (mla_layer, mla_fused) if form.is_mla else (base_layer, base_fused)
-        values = [leaves[f"value {index}"] for index in range(form.depth - 1)]
-        arguments.append((leaves.get("keys"), values))
-    else:
-        options["has_history"] = form.has_history
-    outputs = (reference if is_naive else partial(fused, form.path))(*arguments, **options)
-    if form.depth:
-        y, keys_or_averages, values = outputs
-        outputs = [y] if is_last else [y, keys_or_averages, *values]
-    else:
-        outputs = [outputs]
+    y, *others = run_layer(form, leaves, is_naive)
+    outputs = [y] if is_last else [y, *others]
     generator = torch.Generator("cpu").manual_seed(2)
     upstream = []
     for output in outputs:
@@ -174,3 +160,18 @@ def forward_backward(
         if leaf.grad is not None:
             results[f"gradient of {name}"] = leaf.grad
     return results
+
+
+def run_layer(form: Form, inputs: dict[str, Tensor], is_naive: bool) -> Sequence[Tensor]:
+    """All outputs of a layer, by the reference or fused."""
+    parameters = Parameters(**{name: inputs.get(name) for name in Parameters._fields})
+    arguments = inputs["c"], inputs["shortcut"], parameters.weights()
+    options = dict(heads=form.heads, add_relu=form.add_relu, norm=parameters.frozen_norm(EPS))
+    if not form.depth:
+        light = light_layer if is_naive else partial(light_fused, form.path)
+        return [light(*arguments, **options, has_history=form.has_history)]
+    naive, fused = (mla_layer, mla_fused) if form.is_mla else (base_layer, base_fused)
+    layer = naive if is_naive else partial(fused, form.path)
+    values = [inputs[f"value {index}"] for index in range(form.depth - 1)]
+    y, keys_or_averages, values = layer(*arguments, (inputs.get("keys"), values), **options)
+    return [y, keys_or_averages, *values]
