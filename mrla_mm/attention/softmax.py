@@ -5,9 +5,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
-from mrla_mm.ops import global_average, softmax_scores, weighted_sum
+from mrla_mm.ops import global_average, scores_and_keys, softmax_scores, weighted_sum
 
 # torch.fx calls these as a whole: they depend on the precision or loop over layers
+fx.wrap("scores_and_keys")
 fx.wrap("softmax_scores")
 fx.wrap("weighted_sum")
 
@@ -25,14 +26,9 @@ class MRLABase(LayerAttention):
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         query, key = self.query_and_key(x)  # (B, G, D)
-        keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
-        values = [self.project_value(x)]
-        if memory:
-            earlier_keys, *earlier_values = memory
-            keys = torch.cat((earlier_keys, keys), 1)  # (B, T, E)
-            values = earlier_values + values
-        split_keys = keys.unflatten(2, query.shape[1:]).unbind(1)  # T of (B, G, D)
-        scores = softmax_scores(query, split_keys)  # (B, G, T)
+        earlier_keys, *earlier_values = memory or (None,)
+        values = *earlier_values, self.project_value(x)
+        scores, keys = scores_and_keys(query, key, earlier_keys)  # (B, G, T), (B, T, E)
         return weighted_sum(scores, values), (keys, *values)
 
 

@@ -20,6 +20,7 @@ from mrla_mm.ops.reference import (
     linear_attention,
     linear_state,
     project,
+    scores_and_keys,
     softmax_scores,
     split_heads,
     weighted_sum,

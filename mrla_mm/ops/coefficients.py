@@ -34,7 +34,7 @@ from mrla_mm.ops.reference import (
     at_least_float32,
     frozen_bn_affine,
     light_gate,
-    softmax_scores,
+    scores_and_keys,
     split_heads,
 )
 
@@ -230,12 +230,9 @@ def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None)
     heads = layer.heads
     factor, offset = norm_coefficients(layer.frozen_norm, pooled.shape)
     query, key = project_both(pooled, layer.weights)
-    keys = key.unsqueeze(1)
-    if earlier_keys is not None:
-        keys = torch.cat((earlier_keys, keys), 1)
-    keys_of_heads = [split_heads(key, heads) for key in keys.unbind(1)]
-    scores = softmax_scores(split_heads(query, heads), keys_of_heads).transpose(1, 2)  # (B, T, G)
-    return Saved(Attention(pooled, query, keys, scores), Coefficients(gain=factor, offset=offset))
+    scores, keys = scores_and_keys(split_heads(query, heads), split_heads(key, heads), earlier_keys)
+    attention = Attention(pooled, query, keys, scores.transpose(1, 2))
+    return Saved(attention, Coefficients(gain=factor, offset=offset))
 
 
 def light_coefficients_backward(

@@ -147,6 +147,19 @@ def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
     return scores.softmax(-1)
 
 
+def scores_and_keys(
+    query: Tensor, key: Tensor, earlier_keys: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Softmax scores of a layer, and the keys of all layers so far, of G * D = E channels.
+
+    Shapes: query and key (B, G, D), earlier_keys (B, T - 1, E) or None -> (B, G, T), (B, T, E).
+    """
+    keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
+    if earlier_keys is not None:
+        keys = torch.cat((earlier_keys, keys), 1)
+    return softmax_scores(query, keys.unflatten(2, query.shape[1:]).unbind(1)), keys
+
+
 def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     """Sum over layers of score times value, reading each value once and concatenating none.
 
@@ -217,7 +230,7 @@ def base_layer(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MRLA-base with what is around it; arguments and shapes are those of `base_fused`."""
     x = (c + shortcut).relu() if add_relu else c
-    scores, keys = scores_and_keys(x, weights, earlier[0], heads)
+    scores, keys = scores_and_keys(*query_and_key(x, weights, heads), earlier[0])
     values = (*earlier[1], depthwise_value(x, weights.value))
     out = weighted_sum(scores, values)
     return out if norm is None else norm_residual(x, out, norm), keys, values
@@ -228,21 +241,10 @@ def mla_layer(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """MLA with what is around it; arguments and shapes are those of `mla_fused`."""
     x = (c + shortcut).relu() if add_relu else c
-    scores, _ = scores_and_keys(x, weights, earlier[0], heads)
+    scores, _ = scores_and_keys(*query_and_key(x, weights, heads), earlier[0])
     values = (*earlier[1], x)
     out = depthwise_value(weighted_sum(scores, values), weights.value)
     return out if norm is None else norm_residual(x, out, norm), global_average(x), values
-
-
-def scores_and_keys(
-    x: Tensor, weights: Weights, earlier_keys: Tensor | None, heads: int
-) -> tuple[Tensor, Tensor]:
-    """Softmax scores (B, G, T) of a layer, and the keys of all layers so far (B, T, C)."""
-    query, key = query_and_key(x, weights, heads)
-    keys = key.flatten(1).unsqueeze(1)  # (B, 1, C)
-    if earlier_keys is not None:
-        keys = torch.cat((earlier_keys, keys), 1)
-    return softmax_scores(query, keys.unflatten(2, (heads, -1)).unbind(1)), keys
 
 
 def feature_map(pooled: Tensor) -> Tensor:
