@@ -12,10 +12,9 @@ import torch
 
 from mrla_mm import restricted_pickle
 
-_compiler = getattr(torch, "compiler", None)
 # Dynamo knows these functions by identity, so they are not wrapped.
-is_compiling = getattr(_compiler, "is_compiling", None) or torch._utils.is_compiling
-is_dynamo_compiling = getattr(_compiler, "is_dynamo_compiling", None) or is_compiling
+is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+is_dynamo_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
 # Whether weights_only reads types allowed under a name of one's own choice; from then on it is
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
