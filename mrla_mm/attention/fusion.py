@@ -23,8 +23,6 @@ from mrla_mm.attention.softmax import MLA, MRLABase
 from mrla_mm.ops import BatchNorm, Weights, base_fused, choose_path, light_fused, mla_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
-PLAIN_TENSORS = (nn.Parameter, Tensor)  # a weight of another class may compute anything
-
 
 class Fusion(NamedTuple):
     """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and why."""
@@ -192,7 +190,8 @@ def why_not_as_built(attention: LayerAttention) -> str:
             continue
         if is_patched(part):
             return f"{name} has a hook, or a method was replaced"
-        if not (is_depthwise(part) or is_projection(part)):
+        is_value = name == "value"
+        if not (is_depthwise(part, attention.channels) if is_value else is_projection(part)):
             return f"{name} was replaced or changed"
     query, key = getattr(attention, "query", None), getattr(attention, "key", None)
     if query is not None and query.kernel_size != key.kernel_size:
@@ -200,16 +199,16 @@ def why_not_as_built(attention: LayerAttention) -> str:
     return ""
 
 
-def is_depthwise(part: nn.Module) -> bool:
+def is_depthwise(part: nn.Module, channels: int) -> bool:
     """Whether a module is the depthwise 3x3 convolution that the fused paths compute."""
     return (
         type(part) is nn.Conv2d
         and part.kernel_size == (3, 3)
         and part.stride == part.dilation == part.padding == (1, 1)
         and part.padding_mode == "zeros"
-        and part.groups == part.in_channels == part.out_channels
+        and part.groups == part.in_channels == part.out_channels == channels
         and part.bias is None
-        and type(part.weight) in PLAIN_TENSORS
+        and is_plain(part.weight, channels, 1, 3, 3)
     )
 
 
@@ -222,8 +221,13 @@ def is_projection(part: nn.Module) -> bool:
         and part.stride == part.dilation == (1,)
         and part.padding_mode == "zeros"
         and part.bias is None
-        and type(part.weight) in PLAIN_TENSORS
+        and is_plain(part.weight, 1, 1, *part.kernel_size)
     )
+
+
+def is_plain(weight: Tensor, *shape: int) -> bool:
+    """Whether a weight has a shape, and is of no class that may compute anything else."""
+    return weight.shape == shape and type(weight) in (nn.Parameter, Tensor)
 
 
 def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) -> str:

@@ -351,6 +351,20 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
+@pytest.mark.parametrize("weight", [None, "value", "query"])
+@pytest.mark.parametrize("path", ["fused", pytest.param("numba", marks=needs_numba)])
+def test_what_plain_pytorch_refuses_is_refused(path, weight, monkeypatch):
+    branch = make_stage(depth=1)[0].float()
+    if weight is None:
+        branch.attention.value = projection()
+    else:
+        part = getattr(branch.attention, weight)
+        part.weight = nn.Parameter(part.weight[:1, :, :1])
+    monkeypatch.setenv("MRLA_OPS", path)
+    with pytest.raises(RuntimeError):
+        branch(torch.randn(2, 12, 4, 5), None)
+
+
 @pytest.mark.parametrize("name", ["forward", "attend", "activate"])
 def test_a_branch_with_a_method_of_its_own_runs_as_it_is(name, monkeypatch):
     original = getattr(LayerAttentionResidual, name)
