@@ -219,6 +219,7 @@ def is_projection(part: nn.Module) -> bool:
         and part.kernel_size[0] % 2 == 1
         and part.padding == (part.kernel_size[0] // 2,)
         and part.stride == part.dilation == (1,)
+        and part.groups == 1
         and part.padding_mode == "zeros"
         and part.bias is None
         and is_plain(part.weight, 1, 1, *part.kernel_size)
@@ -253,6 +254,9 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
         return "the branch has methods of its own"
     if norm.momentum is None or norm.running_mean is None or norm.num_batches_tracked is None:
         return "the norm has no moving average"
+    tensors = norm.running_mean, norm.running_var, norm.weight, norm.bias
+    if any(tensor is not None and tensor.shape != x.shape[1:2] for tensor in tensors):
+        return "the norm is for another number of channels"
     if (norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):
         return "the norm is in another precision than the map"
     if norm.training and x[:, 0].numel() == 1:

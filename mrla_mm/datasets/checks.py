@@ -147,8 +147,7 @@ def inspect_coco_files(dataset: BaseDataset, node: Mapping, evaluators: object) 
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
     findings = inspect_coco(dataset, masks=masks, crowds=bool(scored))
     path = os.path.realpath(dataset.ann_file)
-    others = [each for each in scored if os.path.realpath(each) != path]
-    if others:
-        remedy = "set its ann_file to the data set's"
-        findings.faults.append(f"the evaluator reads {others[0]}: {remedy}")
+    for other in scored:
+        if os.path.realpath(other) != path:
+            findings.faults.append(f"the evaluator reads {other}: give it the data set's ann_file")
     return findings

@@ -91,7 +91,7 @@ def check_references(annotations: Sequence[dict], names: Mapping, images: Mappin
 
 
 class Boxes:
-    """The boxes of the annotations that mmdet reads, as arrays of one entry a box."""
+    """The boxes of the annotations that mmdet reads, one entry a box; sizes are along x and y."""
 
     def __init__(self, annotations: Sequence[dict], images: Mapping[int, dict], wanted: set[int]):
         self.annotations = []
@@ -102,7 +102,6 @@ class Boxes:
                 self.annotations.append(each)
                 x, y, w, h = [0.0 + side for side in each["bbox"]]  # a text is an error
                 rows.append((x, y, w, h, image["width"], image["height"]))
-        # Each is (N, 2), along x and y.
         self.corner, self.size, self.image_size = np.reshape(rows, (-1, 3, 2)).swapaxes(0, 1)
         self.area = np.array([0.0 + each["area"] for each in self.annotations])
         is_wanted = [each["category_id"] in wanted for each in self.annotations]

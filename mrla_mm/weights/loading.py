@@ -81,10 +81,8 @@ class LoadReport:
 
     def detailed(self, keys: list[str], count: int = 3) -> str:
         """Return the first keys, each with its details, and how many there are."""
-        if not keys:
-            return ""
         shown = [f"{key} {self.details.get(key, '')}".strip() for key in keys]
-        return preview(shown, count)
+        return preview(shown, count) if keys else ""
 
     def require_all(self) -> None:
         """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
@@ -197,8 +195,8 @@ def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor
     """Return what becomes of a tensor of the file; own is the model's state dict."""
     if key not in own:
         declared = declarations_of(module)
-        names = (*own, *declared.published_layout().prefixes)
-        parts = {name.partition(".")[0] for name in names}
+        prefixes = declared.published_layout().prefixes
+        parts = {name.partition(".")[0] for name in (*own, *prefixes)}
         has_part = key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
         return Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART
     if not is_usable(tensor, own[key]):

@@ -351,12 +351,14 @@ def test_a_changed_part_runs_as_it_is(variant, change, monkeypatch):
     torch.testing.assert_close(gradients(stage, "fused", monkeypatch), expected)
 
 
-@pytest.mark.parametrize("weight", [None, "value", "query"])
+@pytest.mark.parametrize("weight", [None, "value", "query", "norm"])
 @pytest.mark.parametrize("path", ["fused", pytest.param("numba", marks=needs_numba)])
 def test_what_plain_pytorch_refuses_is_refused(path, weight, monkeypatch):
     branch = make_stage(depth=1)[0].float()
     if weight is None:
         branch.attention.value = projection()
+    elif weight == "norm":  # in training torch's operator would write beyond the statistics
+        branch.norm = nn.BatchNorm2d(1)
     else:
         part = getattr(branch.attention, weight)
         part.weight = nn.Parameter(part.weight[:1, :, :1])

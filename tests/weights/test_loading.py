@@ -86,7 +86,6 @@ def test_files_of_the_authors(variant, attention, tmp_path):
     report = load_weights(model := narrow(18, attention), path)
     assert same(model.state_dict(), scatter(narrow(18, attention), seed=1).state_dict())
     assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
-    assert not report.faults()
 
 
 @pytest.mark.parametrize("width", [8, 16])
@@ -194,7 +193,6 @@ def test_pvtv2_files_of_the_authors(attention, tmp_path):
     path = save(tmp_path, authors | {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)})
     report = load_weights(model := MRLAPVTv2("b0", attention), path)
     assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
-    assert not report.faults()
     assert len(report.keys[Fate.NEW_ATTENTION]) == (8 * 8 if attention else 0)
     other = MRLAPVTv2("b0", attention)
     assert all(".mrla." in key for key in other.load_state_dict(authors, strict=False).missing_keys)
