@@ -254,8 +254,8 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
         return "the branch has methods of its own"
     if norm.momentum is None or norm.running_mean is None or norm.num_batches_tracked is None:
         return "the norm has no moving average"
-    tensors, size = (norm.running_mean, norm.running_var, norm.weight, norm.bias), x.shape[1:2]
-    if any(tensor is not None and tensor.shape != size for tensor in tensors):
+    tensors = norm.running_mean, norm.running_var, norm.weight, norm.bias
+    if any(tensor is not None and tensor.shape != x.shape[1:2] for tensor in tensors):
         return "the norm is for another number of channels"
     if (norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):
         return "the norm is in another precision than the map"
