@@ -130,7 +130,14 @@ def test_a_config_with_python_imports(tmp_path):
         assert [type(branch.attention) for branch in found] == [variant] * depth
 
 
-def test_a_variable_of_a_base(tmp_path):
+def test_bases_of_bases_and_lists_of_bases(tmp_path):
+    (tmp_path / "lower.py").write_text(f"_base_ = '{FASTER}'\nlower = 2")
+    (tmp_path / "other.py").write_text("extra = 3")
+    bases = "_base_ = ['./lower.py', './other.py']\n"
+    (tmp_path / "mine.py").write_text(f"{bases}model = dict(rpn_head=dict(channels=7))")
+    cfg = Config.fromfile(tmp_path / "mine.py")
+    assert cfg.model.backbone.type == "MRLAResNet" and cfg.model.rpn_head.channels == 7
+    assert cfg.lower == 2 and cfg.extra == 3
     (tmp_path / "mine.py").write_text(f"_base_ = '{FASTER}'\nbackbone = _base_.model.backbone")
     cfg = Config.fromfile(tmp_path / "mine.py")
     assert cfg.backbone.type == "MRLAResNet" and "_scope_" not in cfg.backbone

@@ -2,4 +2,4 @@
 
 _base_ = "./light.py"
 custom_imports = dict(imports=["mrla_mm", "weights_hooks"])
-custom_hooks = [dict(type="SmallNormWeights")]
+custom_hooks = [dict(type="BranchNorms", weight=0.1)]

@@ -1,4 +1,4 @@
-"""Hooks of the configs beside: a memory format, and another start of layer attention's norms."""
+"""Hooks of the configs beside: a memory format, and other starts of layer attention's norms."""
 
 import torch
 from mmengine.hooks import Hook
@@ -17,11 +17,22 @@ class ChannelsLast(Hook):
 
 
 @HOOKS.register_module()
-class SmallNormWeights(Hook):
-    """Start the branches' norms with weights of 0.1 in place of 0."""
+class BranchNorms(Hook):
+    """Set the weights of the branches' norms, or let these train with batch statistics."""
+
+    def __init__(self, weight=None, batch_statistics=False):
+        self.weight = weight
+        self.batch_statistics = batch_statistics
 
     def before_train(self, runner):
         """Set the weights, unless the run is resumed."""
-        for module in runner.model.modules():
-            if isinstance(module, LayerAttentionResidual) and runner.iter == 0:
-                torch.nn.init.constant_(module.norm.weight, 0.1)
+        modules = runner.model.modules()
+        self.norms = [each.norm for each in modules if isinstance(each, LayerAttentionResidual)]
+        if self.weight is not None and runner.iter == 0:
+            for norm in self.norms:
+                torch.nn.init.constant_(norm.weight, self.weight)
+
+    def before_train_iter(self, runner, *args, **kwargs):
+        """Undo the backbone's norm_eval."""
+        for norm in self.norms:
+            norm.train(self.batch_statistics)

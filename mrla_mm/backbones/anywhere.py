@@ -53,7 +53,6 @@ def WithLayerAttention(  # a function, by the name that configs know
     stages: str = ".*",
     attention_drop_path: float = 0.0,
     zero_init_attention: bool = True,
-    attention_norm_eval: bool = True,
     probe_size: Size | None = None,
     **kwargs: object,
 ) -> nn.Module:
@@ -72,7 +71,6 @@ def WithLayerAttention(  # a function, by the name that configs know
             attention. The log names them.
         attention_drop_path: see `MRLAResNet`.
         zero_init_attention: see `MRLAResNet`.
-        attention_norm_eval: see `MRLAResNet`.
         probe_size: height and width of an image that the backbone takes, where none of those that
             are tried to find its blocks will do.
         **kwargs: those of the backbone. A `norm_cfg` that it does not take is for the branches.
@@ -109,7 +107,6 @@ def WithLayerAttention(  # a function, by the name that configs know
     with MODELS.switch_scope_and_registry(scope or None):
         for run in choose_runs(host, runs, pattern):
             add_branches(model, run, attention, options)
-    model.attention_norm_eval = attention_norm_eval
     model.train(model.training)  # frozen stages and norms freeze the branches too
     return model
 

@@ -154,8 +154,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         zero_init_attention: start each branch as an exact identity, whatever `init_cfg` says of
             norms, so that plain ResNet weights keep their outputs. If False, the weight of a
             branch's norm starts at one.
-        attention_norm_eval: let `norm_eval` cover the branches' norms. If False, these have batch
-            statistics in training: plain weights bring none for them.
         stages: regular expression; stages whose name, "layer1" to "layer4", it does not match
             entirely have no layer attention.
         contract_dilation: halve the dilation of the first block of each stage, as mmseg's
@@ -184,7 +182,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         *,
         attention_drop_path: float = 0.0,
         zero_init_attention: bool = True,
-        attention_norm_eval: bool = True,
         stages: str = ".*",
         contract_dilation: bool = False,
         **kwargs: object,
@@ -193,7 +190,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.layer_attention = attention_config(layer_attention)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        self.attention_norm_eval = attention_norm_eval
         self.stages = stage_pattern(stages)
         self.contract_dilation = contract_dilation
         super().__init__(depth, **kwargs)

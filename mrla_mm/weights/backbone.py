@@ -27,7 +27,6 @@ class PretrainedBackbone(WeightDeclarations):
     """
 
     freezes_from = 0  # the least `frozen_stages` for which `_freeze_stages` may be called
-    attention_norm_eval = True  # `norm_eval` covers the branches' norms
 
     def init_random(self) -> None:
         """Initialise as the host does where no file is named; subclasses add to it."""
@@ -69,10 +68,6 @@ class PretrainedBackbone(WeightDeclarations):
     def train(self, mode: bool = True) -> "PretrainedBackbone":
         """Switch mode, except for what is frozen; some of mmdet's modules do not return self."""
         super().train(mode)
-        if not self.attention_norm_eval:
-            for module in self.modules():
-                if hasattr(module, "reset_zero_init"):  # a residual branch
-                    module.train(mode)
         freezes = getattr(self, "frozen_stages", -1) >= self.freezes_from
         if freezes and hasattr(self, "_freeze_stages"):
             self._freeze_stages()

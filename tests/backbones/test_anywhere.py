@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import re
 from functools import partial
 
 import pytest
@@ -280,16 +279,6 @@ def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
     assert isinstance(branches(network)[0].norm, nn.GroupNorm)
     csp = build("mmdet.CSPNeXt", norm_cfg=dict(type="BN", eps=0.1), **CSP)
     assert branches(csp)[0].norm.eps == 0.1
-
-
-@pytest.mark.parametrize("own", [{}, dict(type="WithLayerAttention", backbone="mmdet.ResNet")])
-def test_norm_eval_may_leave_out_the_branches(own):
-    options = dict(depth=50, base_channels=8, frozen_stages=1, attention_norm_eval=False)
-    backbone = MODELS.build(dict(type="MRLAResNet") | options | own).train()
-    norms = {name: each for name, each in backbone.named_modules() if hasattr(each, "running_mean")}
-    learning = {name for name in norms if norms[name].training}
-    assert learning == {name for name in norms if re.match(r"layer[234].*\.mrla\.norm", name)}
-    assert len(learning) == 13 and not any(each.training for each in backbone.eval().modules())
 
 
 def test_sync_bn_reaches_the_branches():
