@@ -67,8 +67,8 @@ class CheckpointCheckHook(Hook):
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
         if source.wrappers or source.entries != ["state_dict"]:
-            checkpoint["state_dict"] = strip_prefix(source.state, "")  # a copy
-        # renames what the model renames, such as a detector's keys for a teacher and a student
+            checkpoint["state_dict"] = strip_prefix(source.state, "")  # copied
+        # renames in place what the model renames, such as keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         report = match(model, source, str(runner._load_from or f"in {runner.work_dir}"))
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
