@@ -172,7 +172,7 @@ def softmax_weights(attention: nn.Module, pooled: Tensor, earlier: list[Layer]) 
         products = torch.stack([(features * feature_map(key)).sum(-1) for key in keys], -1)
         scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
     else:
-        scores = softmax_scores(query, keys)  # (B, G, t)
+        scores = softmax_scores(query, torch.stack(keys, 1))  # (B, G, t)
     return [repeat_heads(score, attention) for score in scores.unbind(-1)]
 
 

@@ -47,7 +47,7 @@ class MLA(LayerAttention):
         pooled = global_average(x)  # (B, C)
         averages = self.averages(pooled, memory)  # (B, T, C)
         maps = (*memory[1:], x)  # T of (B, C, H, W)
-        scores = softmax_scores(self.project_query(pooled), self.project_keys(averages).unbind(1))
+        scores = softmax_scores(self.project_query(pooled), self.project_keys(averages))
         if self.value_is_linear():
             out = self.project_value(weighted_sum(scores, maps))
         else:

@@ -20,7 +20,7 @@ from mrla_mm.ops.loops import (
     count_threads,
     share,
 )
-from mrla_mm.ops.torch_passes import TorchPasses, sample_kernels
+from mrla_mm.ops.torch_passes import TorchPasses, grid_sum, sample_kernels
 
 
 class Layout(NamedTuple):
@@ -109,7 +109,8 @@ class NumbaPasses(TorchPasses):
         """
         batch, _, height, width = shape
         in_blocks = height * width > contiguous.BLOCK
-        return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks
+        in_groups = shape.numel() > contiguous.GROUP
+        return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks, in_groups
 
     def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
         """Sum the map while it is written."""
@@ -170,14 +171,14 @@ class NumbaPasses(TorchPasses):
     def weighted_sum_backward(
         self, grad, values, scores, gain, *, grad_values, sum_grad
     ) -> ValueSums:
-        """Read and write all maps in one loop."""
+        """Read and write all values in one loop."""
         layout = Layout.of(grad)
         weights = layout.coefficients(value_weights(scores, gain, grad.shape[1]).mT)
-        sums = layout.new_sums(len(values) + 1)
+        sums = layout.new_sums(len(values))
         arrays = *layout.maps(grad), addresses(values), weights, addresses(grad_values)
         layout.run("weighted_sum_backward", *arrays, sums)
-        sums = layout.collect(sums).transpose(1, 2)  # (B, T + 1, C)
-        return ValueSums(sums[:, :-1], sums[:, -1] if sum_grad else None)
+        sums = layout.collect(sums).transpose(1, 2)  # (B, T, C)
+        return ValueSums(sums, grid_sum(grad) if sum_grad else None)
 
 
 def addresses(tensors: Sequence[Tensor]) -> np.ndarray:

@@ -137,14 +137,13 @@ def light_attention(
     return torch.addcmul(out, scale.to(value.dtype)[:, None, None], previous)
 
 
-def softmax_scores(query: Tensor, keys: Sequence[Tensor]) -> Tensor:
+def softmax_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Attention of a layer over its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
 
-    Shapes: query (B, G, D), T keys (B, G, D) -> (B, G, T), summing to 1 over T.
+    Shapes: query (B, G, D), keys (B, T, G, D) -> (B, G, T), summing to 1 over T.
     """
-    stacked = torch.stack(tuple(keys), dim=-1)  # (B, G, D, T)
-    scores = (query.unsqueeze(-1) * stacked).sum(2) * query.shape[-1] ** -0.5  # (B, G, T)
-    return scores.softmax(-1)
+    logits = (query.unsqueeze(1) * keys).sum(-1) * query.shape[-1] ** -0.5  # (B, T, G)
+    return logits.transpose(1, 2).softmax(-1)
 
 
 def scores_and_keys(
@@ -157,7 +156,7 @@ def scores_and_keys(
     keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
     if earlier_keys is not None:
         keys = torch.cat((earlier_keys, keys), 1)
-    return softmax_scores(query, keys.unflatten(2, query.shape[1:]).unbind(1)), keys
+    return softmax_scores(query, keys.unflatten(2, query.shape[1:])), keys
 
 
 def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:

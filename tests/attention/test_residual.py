@@ -273,7 +273,7 @@ def test_mla_projects_each_map_by_a_value_that_is_not_linear(change):
     maps = [draw_map() for _ in range(3)]
     memory = torch.stack([x.mean((2, 3)) for x in maps[:2]], 1), *maps[:2]
     out, (averages, *_) = mla(maps[2], None, memory)
-    scores = softmax_scores(mla.project_query(averages[:, 2]), mla.project_keys(averages).unbind(1))
+    scores = softmax_scores(mla.project_query(averages[:, 2]), mla.project_keys(averages))
     expected = weighted_sum(scores, [mla.project_value(x) for x in maps])
     torch.testing.assert_close(out, expected)
 

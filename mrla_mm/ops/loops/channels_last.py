@@ -145,7 +145,7 @@ def weighted_sum(start, stop, grid, x, values, weights, offset, out):
 
 @compiled
 def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums):
-    """Add weights_s grad to each gradient; write the sums of grad times each value, and times 1."""
+    """Add weights_s grad to each gradient; write the sums of grad times each value."""
     width = grid[1]
     of_row = np.zeros(sums.shape[1:], np.float32)
     for unit in range(start, stop):
@@ -158,7 +158,4 @@ def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums)
                     add_scaled(of_row[s], value[sample, pixel], g)
                     of_value = map_at(grads[s], grad.shape)[sample, pixel]
                     add_scaled(of_value, g, weights[sample, s])
-                total = of_row[len(values)]
-                for i in range(len(g)):
-                    total[i] += g[i]
             move_sums(sums[unit], of_row)

@@ -9,6 +9,7 @@ from numba import float32
 from mrla_mm.ops.loops import GRAD, HISTORY, SUMS, compiled, map_at
 
 BLOCK = 1024  # pixels that stay in a core's first cache from one loop to the next
+GROUP = 16 * BLOCK  # and in its second cache, while one value after the other is read
 
 
 @compiled
@@ -194,29 +195,22 @@ def weighted_sum(start, stop, grid, x, values, weights, offset, out):
 
 @compiled
 def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums):
-    """Add weights_s grad to each gradient; write the sums of grad times each value, and times 1."""
+    """Add weights_s grad to each gradient; write the sums of grad times each value."""
     pixels = grad.shape[1]
-    for plane in range(start, stop):
+    group = max(GROUP // pixels, 1)
+    for first_plane in range(start, stop, group):
         for s in range(len(values)):
             value = map_at(values[s], grad.shape)
             grad_value = map_at(grads[s], grad.shape)
-            w = weights[plane, s]
-            total = 0.0
-            for first in range(0, pixels, BLOCK):
-                end = min(first + BLOCK, pixels)
-                g, v = grad[plane, first:end], value[plane, first:end]
-                of_value = grad_value[plane, first:end]
-                of_block = float32(0)
-                for p in range(len(g)):
-                    of_block += g[p] * v[p]
-                total += of_block
-                add_scaled(of_value, g, w)
-            sums[plane, s] = total
-        total = 0.0
-        for first in range(0, pixels, BLOCK):
-            g = grad[plane, first : min(first + BLOCK, pixels)]
-            of_block = float32(0)
-            for p in range(len(g)):
-                of_block += g[p]
-            total += of_block
-        sums[plane, len(values)] = total
+            for plane in range(first_plane, min(first_plane + group, stop)):
+                w = weights[plane, s]
+                total = 0.0
+                for first in range(0, pixels, BLOCK):
+                    end = min(first + BLOCK, pixels)
+                    g, v = grad[plane, first:end], value[plane, first:end]
+                    of_block = float32(0)
+                    for p in range(len(g)):
+                        of_block += g[p] * v[p]
+                    total += of_block
+                    add_scaled(grad_value[plane, first:end], g, w)
+                sums[plane, s] = total
