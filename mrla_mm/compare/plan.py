@@ -30,6 +30,27 @@ TRAINED = "trained.json"
 RESULT = "result.json"
 
 
+class Run(NamedTuple):
+    """A config trained and tested from a seed."""
+
+    out: Path
+    config: str
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its files."""
+        return self.out / self.config / f"seed_{self.seed}"
+
+    def is_finished(self) -> bool:
+        """Whether it is trained and tested."""
+        return (self.folder / RESULT).is_file()
+
+    def is_begun(self) -> bool:
+        """Whether it has a checkpoint or is finished."""
+        return (self.folder / BEGUN).is_file() or self.is_finished()
+
+
 class Plan(NamedTuple):
     """Names of configs, of which the first is the baseline, seeds, and remarks for the table."""
 
@@ -38,28 +59,14 @@ class Plan(NamedTuple):
     seeds: range
     remarks: list[str]
 
-    def run_folders(self) -> list[Path]:
-        """Return the folders of all runs, seed by seed."""
-        return [self.out / name / f"seed_{seed}" for seed in self.seeds for name in self.names]
-
-    def missing(self) -> list[Path]:
-        """Return the folders of the runs that are not finished."""
-        return [folder for folder in self.run_folders() if not is_finished(folder)]
+    def runs(self) -> list[Run]:
+        """Return all runs, seed by seed."""
+        return [Run(self.out, name, seed) for seed in self.seeds for name in self.names]
 
 
-def config_file(folder: Path) -> Path:
-    """Return the file of a config as it runs, in the folder of its name."""
-    return folder / f"{folder.name}.py"
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a run is trained and tested."""
-    return (folder / RESULT).is_file()
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether a run has a checkpoint or is finished."""
-    return (folder / BEGUN).is_file() or is_finished(folder)
+def config_file(out: Path, name: str) -> Path:
+    """Return the file of a config as it runs."""
+    return out / name / f"{name}.py"
 
 
 @contextmanager
@@ -88,9 +95,9 @@ def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -
     for name, cfg in configs.items():
         cfg.merge_from_dict(OVERRIDES)
         cfg.share_weights_with = share_weights_with
-        check_unchanged(out / name, cfg)
+        check_unchanged(out, name, cfg)
     for name, cfg in configs.items():
-        write_atomically(config_file(out / name), cfg.pretty_text.encode())
+        write_atomically(config_file(out, name), cfg.pretty_text.encode())
     return Plan(out, list(configs), seeds, remarks)
 
 
@@ -124,13 +131,13 @@ def find_remarks(configs: Mapping[str, Config]) -> list[str]:
     return remarks
 
 
-def check_unchanged(folder: Path, cfg: Config) -> None:
+def check_unchanged(out: Path, name: str, cfg: Config) -> None:
     """Raise InputError if a config's folder has runs of another config."""
-    file = config_file(folder)
-    begun = any(is_begun(run) for run in folder.glob("seed_*"))
+    file = config_file(out, name)
+    begun = any(path.name in (BEGUN, RESULT) for path in file.parent.glob("seed_*/*"))
     if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
         return
     raise InputError(
-        f"{folder} has runs of another config, or that started from the weights of another "
+        f"{file.parent} has runs of another config, or that started from the weights of another "
         "first config: delete it, or give another --out"
     )
