@@ -1,6 +1,7 @@
 """What a comparison runs: configs, each written as it runs to `<out>/<config>/<config>.py`."""
 
 import fcntl
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,22 +34,17 @@ RESULT = "result.json"
 class Run(NamedTuple):
     """A config trained and tested from a seed."""
 
-    out: Path
     config: str
     seed: int
-
-    @property
-    def folder(self) -> Path:
-        """The folder of its files."""
-        return self.out / self.config / f"seed_{self.seed}"
+    folder: Path  # of its files
 
     def is_finished(self) -> bool:
         """Whether it is trained and tested."""
         return (self.folder / RESULT).is_file()
 
     def is_begun(self) -> bool:
-        """Whether it has a checkpoint or is finished."""
-        return (self.folder / BEGUN).is_file() or self.is_finished()
+        """Whether it has a checkpoint."""
+        return (self.folder / BEGUN).is_file()
 
 
 class Plan(NamedTuple):
@@ -61,12 +57,13 @@ class Plan(NamedTuple):
 
     def runs(self) -> list[Run]:
         """Return all runs, seed by seed."""
-        return [Run(self.out, name, seed) for seed in self.seeds for name in self.names]
+        pairs = itertools.product(self.seeds, self.names)
+        return [Run(name, seed, self.out / name / f"seed_{seed}") for seed, name in pairs]
 
 
-def config_file(out: Path, name: str) -> Path:
-    """Return the file of a config as it runs."""
-    return out / name / f"{name}.py"
+def config_file(folder: Path) -> Path:
+    """Return the file of a config as it runs, in the folder of its name."""
+    return folder / f"{folder.name}.py"
 
 
 @contextmanager
@@ -95,9 +92,9 @@ def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -
     for name, cfg in configs.items():
         cfg.merge_from_dict(OVERRIDES)
         cfg.share_weights_with = share_weights_with
-        check_unchanged(out, name, cfg)
+        check_unchanged(out / name, cfg)
     for name, cfg in configs.items():
-        write_atomically(config_file(out, name), cfg.pretty_text.encode())
+        write_atomically(config_file(out / name), cfg.pretty_text.encode())
     return Plan(out, list(configs), seeds, remarks)
 
 
@@ -131,13 +128,13 @@ def find_remarks(configs: Mapping[str, Config]) -> list[str]:
     return remarks
 
 
-def check_unchanged(out: Path, name: str, cfg: Config) -> None:
+def check_unchanged(folder: Path, cfg: Config) -> None:
     """Raise InputError if a config's folder has runs of another config."""
-    file = config_file(out, name)
-    begun = any(path.name in (BEGUN, RESULT) for path in file.parent.glob("seed_*/*"))
+    file = config_file(folder)
+    begun = any(path.name in (BEGUN, RESULT) for path in folder.glob("seed_*/*"))
     if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
         return
     raise InputError(
-        f"{file.parent} has runs of another config, or that started from the weights of another "
+        f"{folder} has runs of another config, or that started from the weights of another "
         "first config: delete it, or give another --out"
     )

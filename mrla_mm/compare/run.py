@@ -112,7 +112,7 @@ def peak_memory() -> float:
 def train_and_test(run: Run) -> None:
     """Bring a run to its end: train unless that is done, test, and write the result."""
     folder = run.folder
-    cfg = read_config(str(config_file(run.out, run.config)), {"randomness.seed": run.seed})
+    cfg = read_config(str(config_file(folder.parent)), {"randomness.seed": run.seed})
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)

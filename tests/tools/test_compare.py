@@ -42,7 +42,7 @@ def plan_of(names, out):
 
 def test_what_both_models_draw_at_random_starts_the_same(configs, tmp_path):
     plan = plan_of(configs[:2], tmp_path)
-    first, second = (read_config(str(config_file(plan.out, name)), {}) for name in plan.names)
+    first, second = (read_config(str(config_file(plan.out / name)), {}) for name in plan.names)
     second.resume = False
     runner = SimpleNamespace(cfg=second, model=build_model(second), seed=3)
     ComparedRunHook().before_run(runner)
@@ -87,7 +87,7 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path)
     (name,) = plan.names
     assert name == "retinanet_r50_mrla_light_1x"
-    assert read_config(str(config_file(plan.out, name)), {}).model.type == "RetinaNet"
+    assert read_config(str(config_file(plan.out / name)), {}).model.type == "RetinaNet"
 
 
 def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tmp_path):
