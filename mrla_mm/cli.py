@@ -114,7 +114,7 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
         code = 2
         message = str(error)
         if message.startswith("Caught InputError in DataLoader worker"):  # with its traceback
-            message = message.rpartition("InputError: ")[2]
+            message = message.rpartition("errors.InputError: ")[2]
         message = f"error: {message.strip()}"
     except KeyboardInterrupt as stop:
         code = 130
