@@ -16,7 +16,10 @@ from mmengine.runner import Runner
 from mrla_mm.config import add_option_argument, read_config
 from mrla_mm.datasets.checks import check_data
 from mrla_mm.errors import InputError
+from mrla_mm.inference import LoadedModel, load_model
 from mrla_mm.version import __version__
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +56,51 @@ def build_runner(cfg: Config, *phases: str) -> Runner:
     return runner
 
 
+def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
+    """Return the parser of a tool that runs a model, or several to compare, over images."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
+    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser.add_argument("checkpoint", help="checkpoint file")
+    parser.add_argument("input", help="image file, or folder of images")
+    out_dir = Path("work_dirs", name.removeprefix("visualize_"))
+    parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
+    parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png", help="of files")
+    parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
+    device = "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
+    parser.add_argument("--device", help=device)
+    if compare:
+        pair = dict(nargs=2, metavar=("CONFIG", "CHECKPOINT"), action="append", default=[])
+        purpose = "draw another model beside it, without --cfg-options; may be repeated"
+        parser.add_argument("--compare", **pair, help=purpose)
+    add_option_argument(parser)
+    return parser
+
+
+def chosen_images(args: argparse.Namespace) -> list[Path]:
+    """Return the image or the images of the folder that the arguments name; make `out_dir`.
+
+    Raises InputError if it is their folder, where results could replace them.
+    """
+    source = Path(args.input)
+    found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    images = [source] if source.is_file() else found[: args.max_images]
+    if not images:
+        kinds = ", ".join(IMAGE_SUFFIXES)
+        raise InputError(f"input {source} is neither an image nor a folder with images ({kinds})")
+    if args.out_dir.resolve() == images[0].parent.resolve():
+        raise InputError(f"--out-dir {args.out_dir} holds the input: give another folder")
+    args.out_dir.mkdir(parents=True, exist_ok=True)
+    return images
+
+
+def load_models(args: argparse.Namespace) -> list[LoadedModel]:
+    """Return the model of the arguments and those of --compare; raises as `load_model` does."""
+    first = load_model(args.config, args.checkpoint, device=args.device, options=args.cfg_options)
+    compared = getattr(args, "compare", ())
+    return [first, *(load_model(*pair, device=args.device) for pair in compared)]
+
+
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
     """Run a tool and return its exit code: 0, or 2 for an InputError and 130 for Ctrl-C.
 
@@ -62,9 +110,12 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     code = 0
     try:
         main(argv)
-    except InputError as error:  # a data loading worker wraps the message into its traceback
+    except InputError as error:
         code = 2
-        message = f"error: {str(error).rpartition('InputError: ')[2].strip()}"
+        message = str(error)
+        if message.startswith("Caught InputError in DataLoader worker"):  # with its traceback
+            message = message.rpartition("errors.InputError: ")[2]
+        message = f"error: {message.strip()}"
     except KeyboardInterrupt as stop:
         code = 130
         message = f"interrupted: {stop}".removesuffix(": ")

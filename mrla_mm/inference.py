@@ -1,6 +1,5 @@
-"""Trained models and images, as the tools name them on the command line."""
+"""Models from configs, with trained weights, and images as their test pipelines prepare them."""
 
-import argparse
 import copy
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +13,8 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import BaseDataElement
 from torch import Tensor, nn
 
-from mrla_mm.config import add_option_argument, read_config
-from mrla_mm.errors import InputError
+from mrla_mm.config import read_config
 from mrla_mm.weights import load_weights
-
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
 
 class PreparedImage(NamedTuple):
@@ -89,48 +85,3 @@ def get_test_dataset(cfg: Config) -> dict:
     while "dataset" in dataset or dataset.get("datasets"):
         dataset = dataset["dataset"] if "dataset" in dataset else dataset["datasets"][0]
     return dataset
-
-
-def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
-    """Return the parser of a tool that runs a model, or several to compare, over images."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
-    parser.add_argument("config", help="config file, or package::name of a packed one")
-    parser.add_argument("checkpoint", help="checkpoint file")
-    parser.add_argument("input", help="image file, or folder of images")
-    out_dir = Path("work_dirs", name.removeprefix("visualize_"))
-    parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
-    parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png", help="of files")
-    parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
-    device = "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
-    parser.add_argument("--device", help=device)
-    if compare:
-        pair = dict(nargs=2, metavar=("CONFIG", "CHECKPOINT"), action="append", default=[])
-        purpose = "draw another model beside it, without --cfg-options; may be repeated"
-        parser.add_argument("--compare", **pair, help=purpose)
-    add_option_argument(parser)
-    return parser
-
-
-def chosen_images(args: argparse.Namespace) -> list[Path]:
-    """Return the image or the images of the folder that the arguments name; make `out_dir`.
-
-    Raises InputError if it is their folder, where results could replace them.
-    """
-    source = Path(args.input)
-    found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    images = [source] if source.is_file() else found[: args.max_images]
-    if not images:
-        kinds = ", ".join(IMAGE_SUFFIXES)
-        raise InputError(f"input {source} is neither an image nor a folder with images ({kinds})")
-    if args.out_dir.resolve() == images[0].parent.resolve():
-        raise InputError(f"--out-dir {args.out_dir} holds the input: give another folder")
-    args.out_dir.mkdir(parents=True, exist_ok=True)
-    return images
-
-
-def load_models(args: argparse.Namespace) -> list[LoadedModel]:
-    """Return the model of the arguments and those of --compare; raises as `load_model` does."""
-    first = load_model(args.config, args.checkpoint, device=args.device, options=args.cfg_options)
-    compared = getattr(args, "compare", ())
-    return [first, *(load_model(*pair, device=args.device) for pair in compared)]

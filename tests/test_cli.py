@@ -172,13 +172,13 @@ def test_only_input_errors_and_ctrl_c_end_in_one_line(capsys):
             return 2
 
         def __getitem__(self, index):
-            raise InputError(f"image {index}.jpg cannot be read")
+            raise InputError(f"data: InputError: image {index}.jpg cannot be read")
 
-    def from_worker(argv):
-        list(DataLoader(Broken(), num_workers=1, collate_fn=default_collate))
-
-    assert cli.run(from_worker) == 2
-    assert capsys.readouterr().err.strip().splitlines()[-1] == "error: image 0.jpg cannot be read"
+    in_worker = DataLoader(Broken(), num_workers=1, collate_fn=default_collate)
+    for items in (Broken(), in_worker):
+        assert cli.run(lambda argv, items=items: list(items)) == 2
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last == "error: data: InputError: image 0.jpg cannot be read"
     with pytest.raises(KeyError):
         cli.run(lambda argv: {}["x"])
     assert cli.run(lambda argv: None) == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mrla_mm import inference
+from mrla_mm import cli
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model, load_model
 
@@ -85,7 +85,7 @@ def test_weights_that_do_not_fit_are_refused(fault, config, plain_config, state,
 
 
 def parsed(*argv):
-    parser = inference.picture_parser("visualize_cam", "", compare=True)
+    parser = cli.picture_parser("visualize_cam", "", compare=True)
     return parser.parse_args([str(argument) for argument in argv])
 
 
@@ -102,9 +102,9 @@ def images(tmp_path):
 def test_results_never_lie_among_the_images_and_no_image_is_said(images):
     args = parsed("c.py", "c.pth", images / "b.png", "--out-dir", f"{images}/../images")
     with pytest.raises(InputError, match="another folder"):
-        inference.chosen_images(args)
+        cli.chosen_images(args)
     with pytest.raises(InputError, match="neither an image"):
-        inference.chosen_images(parsed("c.py", "c.pth", images.parent / "none"))
+        cli.chosen_images(parsed("c.py", "c.pth", images.parent / "none"))
 
 
 def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
@@ -116,7 +116,7 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
     two = save(dict(state_dict=state, meta=named), "two.pth")
     plain = save(build_model(Config.fromfile(plain_config)).state_dict(), "plain.pth")
     compared = ["--compare", config, two, "--compare", plain_config, plain]
-    models = inference.load_models(parsed(config, one, images, "--device", "cpu", *compared))
+    models = cli.load_models(parsed(config, one, images, "--device", "cpu", *compared))
     assert [each.name for each in models] == ["light, one", "light, two", "plain, plain"]
     assert [each.classes for each in models] == [("a", "b", "c"), ("d", "e", "f"), ()]
     inputs, _, picture = models[0].prepare(images / "b.png")

@@ -50,14 +50,14 @@ def main(argv=None):
         plan = compare.make_plan(args.configs, args.out, seeds, args.cfg_options)
         for remark in plan.remarks:
             print(remark)
-        missing = plan.missing()
-        begun = sum(compare.is_begun(folder) for folder in missing)
-        finished = len(plan.run_folders()) - len(missing)
+        missing = [run for run in plan.runs() if not run.is_finished()]
+        begun = sum(run.is_begun() for run in missing)
+        finished = len(plan.runs()) - len(missing)
         print(f"{finished} runs finished, {len(missing)} to do, {begun} of them begun", flush=True)
         failures = []
-        with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as runs:
-            for number, (folder, fault) in enumerate(runs, 1):
-                outcome = f"{folder} fails: {fault}" if fault else f"{folder} is finished"
+        with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as ended:
+            for number, (run, fault) in enumerate(ended, 1):
+                outcome = f"{run.folder} fails: {fault}" if fault else f"{run.folder} is finished"
                 print(f"{outcome}; {len(missing) - number} left", flush=True)
                 if fault:
                     failures.append(outcome)

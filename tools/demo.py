@@ -15,7 +15,7 @@ import cv2
 from mrla_mm import cli
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
-from mrla_mm.inference import IMAGE_SUFFIXES, class_names
+from mrla_mm.inference import class_names
 from mrla_mm.weights import load_weights
 
 CELLS = Path(__file__).resolve().parents[1] / "configs/quickstart/blood_cells/blood_cells.py"
@@ -53,7 +53,7 @@ def check_images(source):
     if not source.exists():
         raise InputError(f"there is no image or folder {source}")
     for path in sorted(source.iterdir()) if source.is_dir() else [source]:
-        if path.suffix.lower() in IMAGE_SUFFIXES and not cv2.haveImageReader(str(path)):
+        if path.suffix.lower() in cli.IMAGE_SUFFIXES and not cv2.haveImageReader(str(path)):
             raise InputError(f"image {path} is empty or cannot be decoded: replace it")
 
 

@@ -36,10 +36,11 @@ def parse_args(argv):
 def count(name, args):
     """Return what a config's model has and does, and the shape of the image it was counted for."""
     # Imports mmdet: --help should not wait for it.
-    from mrla_mm.analysis.complexity import image_shape, measure
+    from mrla_mm.analysis.complexity import measure
 
     cfg = read_config(name, args.cfg_options)
-    shape = tuple(args.shape or image_shape(cfg))
+    default = (800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)
+    shape = tuple(args.shape or default)
     found = measure(build_model(cfg), shape, device=args.device)
     for operator, calls in found.unknown.items():
         message = f"warning: {operator} is not in the rule and not counted ({calls} calls)"

@@ -12,13 +12,13 @@ import textwrap
 
 import numpy as np
 
-from mrla_mm import cli, inference
+from mrla_mm import cli
 from mrla_mm.errors import InputError
 
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = inference.picture_parser("visualize_cam", __doc__, compare=True)
+    parser = cli.picture_parser("visualize_cam", __doc__, compare=True)
     parser.add_argument("--class", dest="class_name", metavar="NAME", help="or its number from 0")
     layers = dict(nargs="+", default=["layer3", "layer4"], metavar="NAME")
     parser.add_argument("--layers", **layers, help="of the backbone (default: %(default)s)")
@@ -85,8 +85,8 @@ def main(argv=None):
 
     from mrla_mm.analysis import cams
 
-    images = inference.chosen_images(args)
-    models = inference.load_models(args)
+    images = cli.chosen_images(args)
+    models = cli.load_models(args)
     label = class_label(args.class_name, models[0].classes)
     for loaded in models:
         known = dict(loaded.model.backbone.named_modules())

@@ -14,13 +14,13 @@ import textwrap
 import numpy as np
 import torch
 
-from mrla_mm import cli, inference
+from mrla_mm import cli
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = inference.picture_parser("visualize_layer_attention", __doc__, compare=False)
+    parser = cli.picture_parser("visualize_layer_attention", __doc__, compare=False)
     parser.add_argument("--max-heads", type=int, default=16, help="heads to draw (default: 16)")
     return parser.parse_args(argv)
 
@@ -87,8 +87,8 @@ def write_csv(stages, out_file):
 def main(argv=None):
     """Run the model over the images, and draw what its layers attended to."""
     args = parse_args(argv)
-    images = inference.chosen_images(args)
-    (loaded,) = inference.load_models(args)
+    images = cli.chosen_images(args)
+    (loaded,) = cli.load_models(args)
     with torch.no_grad(), LayerAttentionRecorder(loaded.model) as recorder:
         for path in images:
             loaded.model.extract_feat(loaded.prepare(path).inputs)

@@ -13,13 +13,13 @@ import sys
 import numpy as np
 import torch
 
-from mrla_mm import cli, inference
+from mrla_mm import cli
 from mrla_mm.analysis.query_similarity import QueryRecorder
 
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = inference.picture_parser("visualize_query_similarity", __doc__, compare=True)
+    parser = cli.picture_parser("visualize_query_similarity", __doc__, compare=True)
     said = "leave out pairs with a stage's first layer, as the paper does"
     parser.add_argument("--skip-first", action="store_true", help=said)
     return parser.parse_args(argv)
@@ -66,9 +66,9 @@ def write_csv(models, out_file):
 def main(argv=None):
     """Run the models over the images, and draw the similarities of their queries."""
     args = parse_args(argv)
-    images = inference.chosen_images(args)
+    images = cli.chosen_images(args)
     found = []
-    for loaded in inference.load_models(args):
+    for loaded in cli.load_models(args):
         with torch.no_grad(), QueryRecorder(loaded.model) as recorder:
             for path in images:
                 loaded.model.extract_feat(loaded.prepare(path).inputs)

@@ -92,17 +92,17 @@ class OperationCounter(TorchDispatchMode):
         super().__init__()
         self.counts: Counter[tuple[str, str]] = Counter()  # by module and kind
         self.unknown: Counter[str] = Counter()
-        self.module = [""]
+        self.inside = [""]  # names of the modules that run, the innermost last
         self.paused = False
         self._model = model
         self._stack = ExitStack()
 
     def __enter__(self) -> "OperationCounter":
         for name, module in self._model.named_modules():
-            enter = module.register_forward_pre_hook(lambda *_, name=name: self.module.append(name))
+            enter = module.register_forward_pre_hook(lambda *_, name=name: self.inside.append(name))
             leave = module.register_forward_hook(self._leave_module, always_call=True)
-            self._stack.callback(enter.remove)
-            self._stack.callback(leave.remove)
+            self._stack.enter_context(enter)
+            self._stack.enter_context(leave)
         self._stack.enter_context(TokenAttentionCounter(self))
         return super().__enter__()
 
@@ -111,30 +111,34 @@ class OperationCounter(TorchDispatchMode):
         self._stack.close()
 
     def _leave_module(self, module, args, out):
-        self.module.pop()
+        self.inside.pop()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
-        alias = func._schema.returns[0].alias_info if func._schema.returns else None
-        is_view = alias is not None and not alias.is_write
-        if self.paused or is_view or not isinstance(first, Tensor) or not first.is_floating_point():
-            return out
-        name = func._schema.name.split("::")[1]
-        name = name if name in COUNTED or name in NOT_COUNTED else name.rstrip("_")
-        if name in ("add", "sub", "rsub") and kwargs.get("alpha", 1) != 1:
-            name = "mul"
+        has_floats = isinstance(first, Tensor) and first.is_floating_point()
+        if has_floats and not self.paused and not func.is_view:
+            names = [argument.name for argument in func._schema.arguments]
+            self._count(func._schema.name, dict(zip(names, args, strict=False)) | kwargs, first)
+        return out
+
+    def _count(self, operator: str, call: Call, out: Tensor) -> None:
+        """Count a call by the rule, or note that the rule does not name its operator."""
+        name = name_in_rule(operator, call)
         if name in COUNTED:
             kind, rule = COUNTED[name]
-            names = [argument.name for argument in func._schema.arguments]
-            call = dict(zip(names, args, strict=False)) | kwargs
             if rule is convolution and call["groups"] > 1 and call["weight"].shape[1] == 1:
                 kind = "depthwise convolutions"
-            self.counts[self.module[-1], kind] += rule(call, first)
+            self.counts[self.inside[-1], kind] += rule(call, out)
         elif name not in NOT_COUNTED:
-            self.unknown[func._schema.name] += 1
-        return out
+            self.unknown[operator] += 1
+
+
+def name_in_rule(operator: str, call: Call) -> str:
+    """Return the rule's name of aten::mul_ (mul) and so on; a + 2 b counts as a product."""
+    name = operator.split("::")[1].rstrip("_")
+    return "mul" if name in ("add", "sub", "rsub") and call.get("alpha", 1) != 1 else name
 
 
 class TokenAttentionCounter(TorchFunctionMode):
@@ -148,7 +152,7 @@ class TokenAttentionCounter(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not F.scaled_dot_product_attention:
             return func(*args, **kwargs)
-        place = self.counter.module[-1], "attention over tokens"
+        place = self.counter.inside[-1], "attention over tokens"
         self.counter.counts[place] += token_attention(*args, **kwargs)
         self.counter.paused = True
         out = func(*args, **kwargs)
@@ -194,11 +198,6 @@ class Complexity(NamedTuple):
                 before = table.get(key, (0, 0))
                 table[key] = before[0] + parameters, before[1] + operations
         return table
-
-
-def image_shape(cfg: Mapping) -> tuple[int, int]:
-    """Return the (height, width) to count for: a detector's image of COCO, or one of ImageNet."""
-    return (800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)
 
 
 def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -> Complexity:

@@ -10,8 +10,6 @@ say how far it is, and the next call goes on from there:
 `run.log` has the output of its processes, one attempt after the other.
 """
 
-from mrla_mm.compare.plan import Plan, is_begun, make_plan, reserve
+from mrla_mm.compare.plan import Plan, make_plan, reserve
 from mrla_mm.compare.results import write_results
 from mrla_mm.compare.run import find_slots, run_all
-
-__all__ = ["Plan", "find_slots", "is_begun", "make_plan", "reserve", "run_all", "write_results"]

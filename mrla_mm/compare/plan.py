@@ -1,6 +1,7 @@
 """What a comparison runs: configs, each written as it runs to `<out>/<config>/<config>.py`."""
 
 import fcntl
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,22 @@ TRAINED = "trained.json"
 RESULT = "result.json"
 
 
+class Run(NamedTuple):
+    """A config trained and tested from a seed."""
+
+    config: str
+    seed: int
+    folder: Path  # of its files
+
+    def is_finished(self) -> bool:
+        """Whether it is trained and tested."""
+        return (self.folder / RESULT).is_file()
+
+    def is_begun(self) -> bool:
+        """Whether it has a checkpoint."""
+        return (self.folder / BEGUN).is_file()
+
+
 class Plan(NamedTuple):
     """Names of configs, of which the first is the baseline, seeds, and remarks for the table."""
 
@@ -38,28 +55,15 @@ class Plan(NamedTuple):
     seeds: range
     remarks: list[str]
 
-    def run_folders(self) -> list[Path]:
-        """Return the folders of all runs, seed by seed."""
-        return [self.out / name / f"seed_{seed}" for seed in self.seeds for name in self.names]
-
-    def missing(self) -> list[Path]:
-        """Return the folders of the runs that are not finished."""
-        return [folder for folder in self.run_folders() if not is_finished(folder)]
+    def runs(self) -> list[Run]:
+        """Return all runs, seed by seed."""
+        pairs = itertools.product(self.seeds, self.names)
+        return [Run(name, seed, self.out / name / f"seed_{seed}") for seed, name in pairs]
 
 
 def config_file(folder: Path) -> Path:
     """Return the file of a config as it runs, in the folder of its name."""
     return folder / f"{folder.name}.py"
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a run is trained and tested."""
-    return (folder / RESULT).is_file()
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether a run has a checkpoint or is finished."""
-    return (folder / BEGUN).is_file() or is_finished(folder)
 
 
 @contextmanager
@@ -127,7 +131,7 @@ def find_remarks(configs: Mapping[str, Config]) -> list[str]:
 def check_unchanged(folder: Path, cfg: Config) -> None:
     """Raise InputError if a config's folder has runs of another config."""
     file = config_file(folder)
-    begun = any(is_begun(run) for run in folder.glob("seed_*"))
+    begun = any(path.name in (BEGUN, RESULT) for path in folder.glob("seed_*/*"))
     if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
         return
     raise InputError(

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from mrla_mm.analysis.comparison import draw, gains_over_first, make_table
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT, Plan, is_finished
+from mrla_mm.compare.plan import RESULT, Plan
 
 
 def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[str]:
@@ -15,8 +15,8 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
 
     Both are below the table. The metric is by default the first that the test returns.
     """
-    finished = [folder for folder in plan.run_folders() if is_finished(folder)]
-    results = [json.loads((folder / RESULT).read_text()) for folder in finished]
+    finished = [run for run in plan.runs() if run.is_finished()]
+    results = [json.loads((run.folder / RESULT).read_text()) for run in finished]
     table = ""
     faults = list(failures)
     if results:

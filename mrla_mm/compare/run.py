@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mrla_mm import cli
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT, TRAINED, config_file
+from mrla_mm.compare.plan import RESULT, TRAINED, Run, config_file
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
@@ -109,11 +109,10 @@ def peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def train_and_test(folder: Path) -> None:
+def train_and_test(run: Run) -> None:
     """Bring a run to its end: train unless that is done, test, and write the result."""
-    name = folder.parent.name
-    seed = int(folder.name.removeprefix("seed_"))
-    cfg = read_config(str(config_file(folder.parent)), {"randomness.seed": seed})
+    folder = run.folder
+    cfg = read_config(str(config_file(folder.parent)), {"randomness.seed": run.seed})
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)
@@ -121,7 +120,7 @@ def train_and_test(folder: Path) -> None:
         train(cfg, [ComparedRunHook()])
     metrics = test(cfg, folder)
     costs = json.loads((folder / TRAINED).read_text())
-    result = dict(config=name, seed=seed, metrics=metrics, costs=costs)
+    result = dict(config=run.config, seed=run.seed, metrics=metrics, costs=costs)
     write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
 
 
@@ -139,14 +138,14 @@ def test(cfg: Config, folder: Path) -> dict[str, float]:
     return metrics
 
 
-def run_process(folder: Path) -> None:
+def run_process(run: Run) -> None:
     """Do a run as a process of its own, with its own process group and the output in its log."""
     os.setsid()
     threading.Thread(target=end_with_parent, daemon=True).start()
-    with (folder / LOG).open("a") as log:
+    with (run.folder / LOG).open("a") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    sys.exit(cli.run(lambda _: train_and_test(folder)))
+    sys.exit(cli.run(lambda _: train_and_test(run)))
 
 
 def end_with_parent() -> None:
@@ -168,24 +167,24 @@ def find_slots(jobs: int | None) -> list[dict[str, str]]:
     return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * jobs
 
 
-def fault_of(process: multiprocessing.Process, folder: Path) -> str:
+def fault_of(process: multiprocessing.Process, run: Run) -> str:
     """Return what went wrong in a run that has ended; an empty text for nothing."""
     process.join()
     if process.exitcode < 0:
         return signal.Signals(-process.exitcode).name
     if process.exitcode == 0:
         return ""
-    last_line = (folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    last_line = (run.folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
     return f"exit code {process.exitcode}" if last_line in ("", START) else last_line
 
 
-def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Path, str]]:
-    """Run all, as many at a time as there are slots; yield the folder of each that ends, and fault.
+def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, str]]:
+    """Run all, as many at a time as there are slots; yield each that ends, and its fault.
 
     Closing the generator kills running processes; the next call resumes them from their last
     checkpoint.
     """
-    waiting = list(folders)
+    waiting = list(runs)
     free = list(slots)
     running = {}
     spawn = multiprocessing.get_context("spawn")
@@ -193,18 +192,18 @@ def run_all(folders: Sequence[Path], slots: Sequence[dict]) -> Iterator[tuple[Pa
         while waiting or running:
             while waiting and free:
                 slot = free.pop()
-                folder = waiting.pop(0)
-                folder.mkdir(exist_ok=True)
-                with (folder / LOG).open("a") as log:
+                run = waiting.pop(0)
+                run.folder.mkdir(exist_ok=True)
+                with (run.folder / LOG).open("a") as log:
                     log.write(f"\n{START}\n")
                 os.environ.update(slot)  # which the new process inherits
-                process = spawn.Process(target=run_process, args=(folder,))
+                process = spawn.Process(target=run_process, args=(run,))
                 process.start()
-                running[process.sentinel] = process, folder, slot
+                running[process.sentinel] = process, run, slot
             for sentinel in wait(running):
-                process, folder, slot = running.pop(sentinel)
+                process, run, slot = running.pop(sentinel)
                 free.append(slot)
-                yield folder, fault_of(process, folder)
+                yield run, fault_of(process, run)
     finally:
         for process, *_ in running.values():
             process.kill()

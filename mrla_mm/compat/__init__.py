@@ -3,8 +3,6 @@
 from mrla_mm.compat import checkpoint, config_scope, ext
 from mrla_mm.torch_support import add_safe_globals
 
-__all__ = ["checkpoint", "config_scope", "ext", "install"]
-
 
 def install() -> None:
     """Put every compatibility measure in place; calling it again changes nothing."""

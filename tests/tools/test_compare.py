@@ -83,7 +83,7 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     keys = [remark.split(": ")[1].split()[0] for remark in plan.remarks]
     assert keys == ["train_cfg", "test_evaluator"]
     assert "longer" in plan.remarks[0] and "other_test" in plan.remarks[1]
-    assert len(plan.run_folders()) == 8 and len(list((tmp_path / "out").glob("*/*.py"))) == 4
+    assert len(plan.runs()) == 8 and len(list((tmp_path / "out").glob("*/*.py"))) == 4
     plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path)
     (name,) = plan.names
     assert name == "retinanet_r50_mrla_light_1x"
@@ -103,9 +103,9 @@ def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tm
 
 def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
     _, stem, _, first, _ = configs
-    for folder in plan_of([first, stem], tmp_path).run_folders()[1::2]:
-        folder.mkdir()
-        (folder / "last_checkpoint").touch()
+    for run in plan_of([first, stem], tmp_path).runs()[1::2]:
+        run.folder.mkdir()
+        (run.folder / "last_checkpoint").touch()
 
     def change(config, line):
         with open(config, "a") as file:
@@ -141,14 +141,14 @@ def test_numbers_that_mean_nothing_are_refused(option, capsys):
 @pytest.mark.parametrize("metrics", [dict(AP50=0.5), dict(AP=math.nan, AP50=0.5)])
 def test_a_run_without_the_metric_is_a_fault_beside_the_others(metrics, tmp_path):
     plan = compare.Plan(tmp_path, ["plain", "light"], range(1), ["A remark."])
-    for folder, found in zip(plan.missing(), (dict(AP=0.5), metrics), strict=True):
-        folder.mkdir(parents=True)
-        result = dict(config=folder.parent.name, seed=0, metrics=found, costs=dict(seconds=1.0))
-        (folder / "result.json").write_text(json.dumps(result))
+    for run, found in zip(plan.runs(), (dict(AP=0.5), metrics), strict=True):
+        run.folder.mkdir(parents=True)
+        result = dict(config=run.config, seed=0, metrics=found, costs=dict(seconds=1.0))
+        (run.folder / "result.json").write_text(json.dumps(result))
     (fault,) = compare.write_results(plan, None, [])
     table = (tmp_path / "table.md").read_text()
     assert "| plain | 1 | 0.5 |" in table and "| light | 0 |" in table and "A remark." in table
-    assert fault in table and "light, seed 0: no AP in" in fault and not plan.missing()
+    assert fault in table and "light, seed 0: no AP in" in fault and run.is_finished()
     assert (tmp_path / "runs.csv").read_text().startswith("config,seed,AP,")
     assert (tmp_path / "differences.svg").is_file()
 

@@ -26,7 +26,7 @@ def softnms(boxes, scores, dets, iou_threshold, sigma, min_score, method, offset
     Writes the kept boxes and their new scores into the first rows of ``dets`` (N, 5) and returns
     their indices. As in mmcv, the best box stays whatever its score.
     """
-    corners = _corners(boxes)
+    corners = boxes.detach().to(compute_dtype(boxes)).numpy()
     score = scores.detach().to(compute_dtype(boxes)).numpy().copy()
     rest = np.arange(len(score))
     kept = []
@@ -46,10 +46,6 @@ def softnms(boxes, scores, dets, iou_threshold, sigma, min_score, method, offset
     dets[: len(kept), :4] = boxes[kept].to(dets.dtype)
     dets[: len(kept), 4] = torch.from_numpy(score)[kept].to(dets.dtype)
     return kept
-
-
-def _corners(boxes: Tensor) -> np.ndarray:
-    return boxes.detach().to(compute_dtype(boxes)).numpy()
 
 
 def _overlaps(corners: np.ndarray, one: int, others: np.ndarray, offset: int) -> np.ndarray:
