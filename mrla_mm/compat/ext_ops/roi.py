@@ -58,21 +58,14 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
     if pool_mode != AVG:
-        for chosen, grid, fine in _sample_grids(rois, output, geometry):
-            samples = torch.ops.torchvision.roi_align(input.to(rois.dtype), rois[chosen], *fine)
-            best, index = max_pool2d(samples, grid, return_indices=True)
-            output[chosen] = best.to(output.dtype)
-            argmax_y[chosen] = (index // samples.shape[3] % grid[0]).to(output.dtype)
-            argmax_x[chosen] = (index % grid[1]).to(output.dtype)
-        return
-    if bins := _sparse_bins(input, rois, output, FORWARD, geometry):
+        _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
+    elif bins := _sparse_bins(input, rois, output, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
         pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
-        pooled = pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2)
+        output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
     else:
         torchvision_ops()
-        pooled = torch.ops.torchvision.roi_align(input.to(rois.dtype), rois, *geometry)
-    output.copy_(pooled)
+        output.copy_(torch.ops.torchvision.roi_align(input.to(rois.dtype), rois, *geometry))
 
 
 def roi_align_backward(
@@ -83,24 +76,37 @@ def roi_align_backward(
     rois = rois.to(compute_dtype(grad_input))
     grad = grad_output.to(rois.dtype)
     if pool_mode != AVG:
-        total = torch.zeros_like(grad_input, dtype=rois.dtype)
-        for chosen, grid, fine in _sample_grids(rois, grad, geometry):
-            rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
-            y = argmax_y[chosen].long() + grid[0] * rows[:, None]
-            x = argmax_x[chosen].long() + grid[1] * columns
-            samples = max_unpool2d(grad[chosen], y * fine.aligned_width + x, grid)
-            total += _average_backward(samples, rois[chosen], grad_input, fine)
-        grad_input.copy_(total)
-        return
-    bins = _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry)
-    if not bins:
+        _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
+    elif bins := _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry):
+        grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
+        grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
+        images = grad.view(len(grad_input), -1, grad.shape[1])
+        for image, cells in zip(grad_input.flatten(2), images, strict=True):
+            image.copy_(cells.T)  # five times as fast as one permuted copy
+    else:
         grad_input.copy_(_average_backward(grad, rois, grad_input, geometry))
-        return
-    grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
-    grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
-    images = grad.view(len(grad_input), -1, grad.shape[1])
-    for image, cells in zip(grad_input.flatten(2), images, strict=True):
-        image.copy_(cells.T)  # five times as fast as one permuted copy
+
+
+def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> None:
+    """Pool the maximum of each bin's samples, which are bins of one sample of a finer grid."""
+    for chosen, grid, fine in _sample_grids(rois, output, geometry):
+        samples = torch.ops.torchvision.roi_align(maps.to(rois.dtype), rois[chosen], *fine)
+        best, index = max_pool2d(samples, grid, return_indices=True)
+        output[chosen] = best.to(output.dtype)
+        argmax_y[chosen] = (index // samples.shape[3] % grid[0]).to(output.dtype)
+        argmax_x[chosen] = (index % grid[1]).to(output.dtype)
+
+
+def _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
+    """Hand each gradient to the sample that was the maximum."""
+    total = torch.zeros_like(grad_input, dtype=rois.dtype)
+    for chosen, grid, fine in _sample_grids(rois, grad, geometry):
+        rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
+        y = argmax_y[chosen].long() + grid[0] * rows[:, None]
+        x = argmax_x[chosen].long() + grid[1] * columns
+        samples = max_unpool2d(grad[chosen], y * fine.aligned_width + x, grid)
+        total += _average_backward(samples, rois[chosen], grad_input, fine)
+    grad_input.copy_(total)
 
 
 def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
