@@ -178,17 +178,25 @@ def check_detector(model: nn.Module) -> None:
     else:
         parts = [(model, SingleStageDetector), (getattr(model, "bbox_head", None), BaseDenseHead)]
     for part, base in parts:
-        methods = [name for name in PREDICTION.split() if hasattr(base, name)]
-        own = [name for name in methods if getattr(type(part), name, None) != getattr(base, name)]
-        settings = {"type": "nms", **(getattr(part, "test_cfg", None) or {}).get("nms", {})}
-        own_nms = settings["type"] != "nms" or settings.keys() - {"type", "iou_threshold"}
-        custom_loss = getattr(getattr(part, "loss_cls", None), "custom_cls_channels", False)
-        shared_head = getattr(part, "with_shared_head", False)
-        if not isinstance(part, base) or own or own_nms or custom_loss or shared_head:
+        if not predicts_as(part, base):
             names = f"{type(model).__name__} with this {type(part).__name__}"
             raise InputError(f"{names} cannot be exported; export its backbone with --backbone")
     if any(getattr(layer, "pool_mode", "avg") != "avg" for layer in model.modules()):
         raise InputError("RoIAlign can be exported with pool_mode='avg' only")
+
+
+def predicts_as(part: nn.Module | None, base: type) -> bool:
+    """Whether a part of a detector predicts as mmdet's class does, with settings we follow."""
+    methods = [name for name in PREDICTION.split() if hasattr(base, name)]
+    settings = {"type": "nms", **(getattr(part, "test_cfg", None) or {}).get("nms", {})}
+    return (
+        isinstance(part, base)
+        and all(getattr(type(part), name) == getattr(base, name) for name in methods)
+        and settings["type"] == "nms"
+        and settings.keys() <= {"type", "iou_threshold"}
+        and not getattr(getattr(part, "loss_cls", None), "custom_cls_channels", False)
+        and not getattr(part, "with_shared_head", False)
+    )
 
 
 def per_prior(x: Tensor, channels: int) -> Tensor:
@@ -296,7 +304,8 @@ def check_same(graph: Graph, run: Callable, image: Tensor) -> str:
         is_same = agrees.sum() >= 0.95 * agrees.numel()
     else:
         pairs = zip(expected, found, strict=True)
-        worst = max((a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in pairs)
+        differences = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in pairs]
+        worst = torch.stack(differences).max()  # NaN if any is, unlike Python's max
         line = f"largest difference to the model: {worst:.1e}"
         is_same = worst <= TOLERANCE
     if not is_same:

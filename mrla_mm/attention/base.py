@@ -13,7 +13,7 @@ from mrla_mm.torch_support import is_dynamo_compiling
 
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
-METHODS = {}  # of classes, see `methods_of`
+METHODS = {}  # cache of `methods_of`: Dynamo warns of functools.cache
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -167,11 +167,7 @@ def make_projection(
 
 
 def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
-    """Query or key of pooled channels, in the precision of the weights whatever autocast says.
-
-    Shapes:
-        pooled (B, C) -> (B, E), E = C but for a linear layer with a reduction.
-    """
+    """Query or key (B, E) of pooled (B, C), in the weights' precision whatever autocast says."""
     dtype = next(projection.parameters(), pooled).dtype
     with without_autocast(pooled):
         projected = projection(pooled.to(dtype).unsqueeze(1)).squeeze(1)
@@ -179,18 +175,9 @@ def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether a module runs other code than its class.
-
-    That is: it has hooks, its own or those of all modules, or attributes in place of methods.
-    """
-    attributes = module.__dict__
-    methods = methods_of(type(module))
-    if is_dynamo_compiling():  # Dynamo supports only `in` on an instance's __dict__
-        is_shadowed = any(name in attributes for name in methods)
-    else:
-        is_shadowed = not methods.isdisjoint(attributes)
+    """Whether a module runs other code than its class: replaced methods or hooks, also global."""
     return bool(
-        is_shadowed
+        has_replaced_methods(module)
         or module._forward_pre_hooks
         or module._forward_hooks
         or module._backward_pre_hooks
@@ -200,6 +187,14 @@ def is_patched(module: nn.Module) -> bool:
         or nn_module._global_backward_pre_hooks
         or nn_module._global_backward_hooks
     )
+
+
+def has_replaced_methods(module: nn.Module) -> bool:
+    """Whether attributes of a module take the place of methods of its class."""
+    methods = methods_of(type(module))
+    if is_dynamo_compiling():  # Dynamo supports only `in` on an instance's __dict__
+        return any(name in module.__dict__ for name in methods)
+    return not methods.isdisjoint(module.__dict__)
 
 
 @assume_constant_result

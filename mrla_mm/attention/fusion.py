@@ -11,7 +11,7 @@ changed.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from mmcv.cnn.bricks import DropPath
@@ -25,9 +25,9 @@ from mrla_mm.torch_support import is_autocast_enabled
 
 
 class Fusion(NamedTuple):
-    """How much is fused (one of the words above), by which path of `mrla_mm.ops`, and why."""
+    """How much is fused (see above), by which path of `mrla_mm.ops`, and why."""
 
-    extent: str
+    extent: Literal["all", "branch", "attention", "nothing"]
     path: str
     reason: str
     run: Callable[..., Attended] | None = None
@@ -139,10 +139,7 @@ FUSED = {
 
 
 def choose_fusion(
-    branch: nn.Module,
-    x: Tensor,
-    shortcut: Tensor | None = None,
-    relu: nn.Module | None = None,
+    branch: nn.Module, x: Tensor, shortcut: Tensor | None = None, relu: nn.Module | None = None
 ) -> Fusion:
     """Choose how much of a branch is fused.
 
@@ -168,15 +165,8 @@ def choose_fusion(
         return Fusion("nothing", "naive", obstacle)
     if obstacle := why_not_branch(branch, variant, x):
         return Fusion("attention", path, obstacle, variant.run)
-    if branch.norm.training:
-        return Fusion("branch", path, "the norm has the statistics of the batch", variant.run)
-    if relu is None:
-        return Fusion("branch", path, "no sum and ReLU come before it", variant.run)
-    is_replaced = is_patched(branch) or branch.overrides("forward")
-    if type(relu) is not nn.ReLU or is_patched(relu) or is_replaced:
-        return Fusion("branch", path, "the ReLU or the branch was changed or hooked", variant.run)
-    if x.dtype != shortcut.dtype:
-        return Fusion("branch", path, "the sum is of two dtypes", variant.run)
+    if obstacle := why_not_sum(branch, x, shortcut, relu):
+        return Fusion("branch", path, obstacle, variant.run)
     return Fusion("all", path, "nothing stands in the way", variant.run)
 
 
@@ -232,11 +222,7 @@ def is_plain(weight: Tensor, *shape: int) -> bool:
 
 
 def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) -> str:
-    """Return why plain PyTorch computes something else with these maps, or an empty string.
-
-    It broadcasts a shortcut of another shape, and refuses a map of another precision than the
-    weights of the value's convolution, unless autocast converts both.
-    """
+    """Return why plain PyTorch would broadcast or refuse these maps, or an empty string."""
     if shortcut is not None and shortcut.shape != x.shape:
         return "the shortcut has another shape than the map"
     value = attention.value
@@ -269,4 +255,20 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
         return "drop path was replaced by another module"
     if is_patched(branch.norm) or is_patched(branch.drop_path):
         return "norm or drop path has a hook, or a method was replaced"
+    return ""
+
+
+def why_not_sum(
+    branch: nn.Module, x: Tensor, shortcut: Tensor | None, relu: nn.Module | None
+) -> str:
+    """Return why the sum and ReLU before a branch cannot be fused too, or an empty string."""
+    if branch.norm.training:
+        return "the norm has the statistics of the batch"
+    if relu is None:
+        return "no sum and ReLU come before it"
+    is_replaced = is_patched(branch) or branch.overrides("forward")
+    if type(relu) is not nn.ReLU or is_patched(relu) or is_replaced:
+        return "the ReLU or the branch was changed or hooked"
+    if x.dtype != shortcut.dtype:
+        return "the sum is of two dtypes"
     return ""

@@ -71,10 +71,9 @@ class AttentionResidual(BaseModule):
         self.reset_zero_init()
 
     def reset_zero_init(self) -> None:
-        """Set weight and bias of each norm to their start values."""
-        for name, norm in self.named_children():
-            if not name.endswith("norm"):
-                continue
+        """Set weight and bias of `norm`, and of any other child `..._norm`, to their start."""
+        norms = [child for name, child in self.named_children() if name.endswith("norm")]
+        for norm in norms:
             if getattr(norm, "weight", None) is not None:
                 nn.init.constant_(norm.weight, 0.0 if self.zero_init else 1.0)
             elif self.zero_init:

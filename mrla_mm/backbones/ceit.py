@@ -75,11 +75,9 @@ class CeiTLayer(TransformerEncoderLayer):
 class MRLACeiT(MRLAViT):
     """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
 
-    A vision transformer with a convolutional stem, LeFF and class-token attention.
-
-    A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"`` the last block's class
-    token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT); there is no LCA for
-    other outputs.
+    A vision transformer with a convolutional stem, LeFF and class-token attention. A patch covers
+    16 x 16 pixels of the image. With ``out_type="cls_token"``, and only then, the last block's
+    class token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT).
 
     Args:
         arch: "ceit-tiny", "ceit-small", or a dict with `embed_dims`, `num_layers`, `num_heads` and
@@ -132,7 +130,7 @@ class MRLACeiT(MRLAViT):
             nn.MaxPool2d(3, stride=2, padding=1),
         )
         for layer in self.layers:
-            layer.__class__ = CeiTLayer
+            layer.__class__ = CeiTLayer  # mmpretrain's constructor takes no class of blocks
             layer.ffn = LocallyEnhancedFeedForward(
                 self.embed_dims,
                 self.arch_settings["feedforward_channels"],

@@ -57,7 +57,7 @@ class MRLAMBConv(BaseModule):
         if self.mrla is None:
             return (out,)
         keep = self.draw_keep(x)
-        if keep is None:
+        if keep is None:  # mmengine's activation_checkpointing passes no keywords
             return self.mrla(x + out, x, *memory)
         return self.mrla(x + out * keep, x, *memory, keep=keep)
 
@@ -99,23 +99,19 @@ class TorchvisionLayout(KeyLayout):
 def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
     """Return torchvision's key prefixes with mmdet's.
 
-    torchvision has a stage of `features` for each width, mmdet a layer for each resolution. Where
-    the width changes at the same resolution, a layer holds two stages, so the names of its later
-    blocks depend on how deep the first is. A row of mmdet's `layer_setting` is a block's kernel
-    size, channels, squeeze ratio, stride, expansion and kind.
+    torchvision has a stage of `features` for each width, mmdet a layer for each resolution, which
+    holds two stages where the width changes within it. A row of mmdet's `layer_setting` is a
+    block's kernel size, channels, squeeze ratio, stride, expansion and kind.
     """
     names = prefixed("features.0.", "layers.0.", CONVOLUTION)
     stage = 0
-    block = 0
     for layer, rows in enumerate(layer_setting[1:-1], start=1):
-        width = None
         for index, (_, channels, _, _, expansion, _) in enumerate(rows):
-            if channels == width:
-                block += 1
-            else:
+            if index == 0 or channels != rows[index - 1][1]:
                 stage += 1
                 block = 0
-            width = channels
+            else:
+                block += 1
             parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
             for place, part in enumerate(parts):
                 theirs = f"features.{stage}.{block}.block.{place}."
