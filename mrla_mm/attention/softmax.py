@@ -7,9 +7,7 @@ from torch import Tensor, fx, nn
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
 from mrla_mm.ops import global_average, scores_and_keys, softmax_scores, weighted_sum
 
-# torch.fx calls these as a whole: they depend on the precision or loop over layers
-fx.wrap("scores_and_keys")
-fx.wrap("softmax_scores")
+# torch.fx calls it as a whole: it loops over layers
 fx.wrap("weighted_sum")
 
 

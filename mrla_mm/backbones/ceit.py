@@ -146,15 +146,19 @@ class MRLACeiT(MRLAViT):
             self.out_indices = range(self.num_layers)  # the LCA takes them all
             self.norm_class_token = self.final_norm
             self.final_norm = False  # the norm follows the LCA
-            passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
-            shared = {name: kwargs[name] for name in passed_on if name in kwargs}
-            self.lca = TransformerEncoderLayer(
-                self.embed_dims,
-                self.arch_settings["num_heads"],
-                self.arch_settings["feedforward_channels"],
-                **{"norm_cfg": dict(type="LN", eps=1e-6), **shared},
-            )
+            self.lca = self._build_lca(kwargs)
         self._freeze_stages()
+
+    def _build_lca(self, options: dict) -> TransformerEncoderLayer:
+        """Build the block over class tokens, with those options of the other blocks that it has."""
+        passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
+        shared = {name: options[name] for name in passed_on if name in options}
+        return TransformerEncoderLayer(
+            self.embed_dims,
+            self.arch_settings["num_heads"],
+            self.arch_settings["feedforward_channels"],
+            **{"norm_cfg": dict(type="LN", eps=1e-6), **shared},
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one output of type `out_type` for each of `out_indices`; see `MRLAViT`."""

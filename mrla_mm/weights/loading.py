@@ -1,7 +1,7 @@
 """Strict loading: everything that should match must, and a table says what did."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -183,12 +183,17 @@ def match(module: nn.Module, source: Source, location: str) -> LoadReport:
         if key not in state:
             report.keys[fate_if_missing(module, key, is_plain, optional)].append(key)
     if new_attention := report.keys[Fate.NEW_ATTENTION]:
-        norm_weights = [own[key] for key in new_attention if key.endswith("norm.weight")]
-        if norm_weights and not any(weight.any() for weight in norm_weights):
+        if starts_as_identity(own, new_attention):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
             report.warnings.append(RANDOM_START)
     return report
+
+
+def starts_as_identity(own: Mapping[str, Tensor], attention: Sequence[str]) -> bool:
+    """Whether all norms among the keys of layer attention have a weight of zero."""
+    weights = [own[key] for key in attention if key.endswith("norm.weight")]
+    return bool(weights) and not any(weight.any() for weight in weights)
 
 
 def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor) -> Fate:
