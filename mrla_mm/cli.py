@@ -1,4 +1,4 @@
-"""What the command line tools share: arguments, the config and runner, and how errors end a run."""
+"""What the command line tools share: arguments, what they name, and how errors end a run."""
 
 import argparse
 import gc

@@ -25,10 +25,8 @@ from torchvision.ops import nms, roi_align
 from mrla_mm.errors import InputError
 
 Size = tuple[int, int]  # height and width of an image
-OPSET = 18
 TOLERANCE = 1e-4  # of feature maps and logits, relative to the largest
-BOX_TOLERANCE = 1e-2  # of boxes, in pixels
-EXAMPLE_SIZE = (256, 320)
+BOX_TOLERANCE = 1e-2  # of boxes, in pixels, and of masks
 # What of mmdet's classes `Detect` follows; a class with its own is refused.
 PREDICTION = "predict predict_by_feat _predict_by_feat_single _bbox_post_process predict_bbox"
 
@@ -239,7 +237,7 @@ def make_graph(
 
     A backbone takes normalised images (B, 3, H, W); other models take images as OpenCV reads them.
     """
-    batch, *size = (1, *shape) if shape else (2, *EXAMPLE_SIZE)
+    batch, *size = (1, *shape) if shape else (2, 256, 320)
     if backbone_only:
         module = model.backbone
         image = torch.randn(batch, 3, *size)
@@ -270,7 +268,7 @@ def to_onnx(graph: Graph, path: str | Path, metadata: Mapping[str, str] | None =
     """Write a graph and metadata as an ONNX file; needs the extra `deploy`."""
     names = dict(input_names=["image"], output_names=graph.outputs)
     dynamic = (graph.axes,) if graph.axes else None
-    options = dict(opset_version=OPSET, dynamic_shapes=dynamic, dynamo=True, verbose=False)
+    options = dict(opset_version=18, dynamic_shapes=dynamic, dynamo=True, verbose=False)
     program = torch.onnx.export(to_program(graph), **names, **options)
     program.model.metadata_props.update(metadata or {})
     program.save(str(path), external_data=False)
@@ -298,6 +296,8 @@ def check_same(graph: Graph, run: Callable, image: Tensor) -> str:
         boxes, scores, labels = expected[:3]
         distance = (boxes[:, :, None] - found[0][:, None]).abs().amax(-1)
         distance += (scores[:, :, None] - found[1][:, None]).abs()
+        for masks, others in zip(expected[3:], found[3:], strict=True):  # (B, K, h, w)
+            distance += (masks[:, :, None] - others[:, None]).abs().amax((3, 4))
         distance[labels[:, :, None] != found[2][:, None]] = torch.inf
         agrees = distance.amin(-1)[scores > 0] < BOX_TOLERANCE
         line = f"{agrees.sum()} of {agrees.numel()} detections agree within {BOX_TOLERANCE} pixels"

@@ -136,7 +136,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def name_in_rule(operator: str, call: Call) -> str:
-    """Return the rule's name of aten::mul_ (mul) and so on; a + 2 b counts as a product."""
+    """Return the operator's name in the rule, mul for aten::mul_; a + 2 b is a product."""
     name = operator.split("::")[1].rstrip("_")
     return "mul" if name in ("add", "sub", "rsub") and call.get("alpha", 1) != 1 else name
 

@@ -150,7 +150,7 @@ class MRLACeiT(MRLAViT):
         self._freeze_stages()
 
     def _build_lca(self, options: dict) -> TransformerEncoderLayer:
-        """Build the block over class tokens, with those options of the other blocks that it has."""
+        """Build the block over class tokens, with the dropout, bias and norm of the others."""
         passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
         shared = {name: options[name] for name in passed_on if name in options}
         return TransformerEncoderLayer(

@@ -57,7 +57,7 @@ class MRLAMBConv(BaseModule):
         if self.mrla is None:
             return (out,)
         keep = self.draw_keep(x)
-        if keep is None:  # mmengine's activation_checkpointing passes no keywords
+        if keep is None:  # without a keyword, which mmengine's checkpointing refuses
             return self.mrla(x + out, x, *memory)
         return self.mrla(x + out * keep, x, *memory, keep=keep)
 

@@ -99,17 +99,17 @@ class Layout(NamedTuple):
 
 
 class NumbaPasses(TorchPasses):
-    """Passes for float32 maps on CPUs, each of which reads and writes every map once."""
+    """Passes for float32 maps on CPUs, each of which writes every map once."""
 
     def compile_key(self, shape: torch.Size, heads: int, channels_last: bool) -> Hashable:
-        """Loops are compiled once; what they do differs with what is small, or taken in blocks.
+        """Loops are compiled once; what they do differs with what is small, in blocks or groups.
 
         Up to 4 rows and 8 columns each size is a case of its own: all pixels are near an edge, and
         loops are shorter than a vector.
         """
         batch, _, height, width = shape
         in_blocks = height * width > contiguous.BLOCK
-        in_groups = shape.numel() > contiguous.GROUP
+        in_groups = not channels_last and shape.numel() > contiguous.GROUP
         return min(batch, 2), min(heads, 2), min(height, 5), min(width, 9), in_blocks, in_groups
 
     def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:

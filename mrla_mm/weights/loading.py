@@ -191,7 +191,7 @@ def match(module: nn.Module, source: Source, location: str) -> LoadReport:
 
 
 def starts_as_identity(own: Mapping[str, Tensor], attention: Sequence[str]) -> bool:
-    """Whether all norms among the keys of layer attention have a weight of zero."""
+    """Whether layer attention has norms, and all their weights are zero."""
     weights = [own[key] for key in attention if key.endswith("norm.weight")]
     return bool(weights) and not any(weight.any() for weight in weights)
 

@@ -1,7 +1,7 @@
 """The passes over float32 maps as loops that numba compiles, shared out to torch's threads.
 
-`contiguous` and `channels_last` have the same five functions, each of which reads and writes a map
-once, for the units of work from start to stop: planes of a sample and channel, or bands of rows.
+`contiguous` and `channels_last` have the same five functions, each of which writes every map once,
+for the units of work from start to stop: planes of a sample and channel, or bands of rows.
 """
 
 import logging

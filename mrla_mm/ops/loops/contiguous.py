@@ -9,7 +9,7 @@ from numba import float32
 from mrla_mm.ops.loops import GRAD, HISTORY, SUMS, compiled, map_at
 
 BLOCK = 1024  # pixels that stay in a core's first cache from one loop to the next
-GROUP = 16 * BLOCK  # and in its second cache, while one value after the other is read
+GROUP = 16 * BLOCK  # pixels of a gradient that stay in its second cache, value after value
 
 
 @compiled
