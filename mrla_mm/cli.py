@@ -67,8 +67,7 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
     parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
     parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png", help="of files")
     parser.add_argument("--max-images", type=int, help="take at most so many images of a folder")
-    device = "cpu, cuda, cuda:1, ... (default: a GPU if there is one)"
-    parser.add_argument("--device", help=device)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
     if compare:
         pair = dict(nargs=2, metavar=("CONFIG", "CHECKPOINT"), action="append", default=[])
         purpose = "draw another model beside it, without --cfg-options; may be repeated"

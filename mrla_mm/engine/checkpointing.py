@@ -133,10 +133,11 @@ class AtomicCheckpointHook(CheckpointHook):
         self.saved_iter = meta["iter"]
         self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
         runner.message_hub.update_info("last_ckpt", self.last_ckpt)
-        where = dict(backend_args=self.backend_args, file_client_args=self.file_client_args)
-        what = dict(save_optimizer=self.save_optimizer, by_epoch=self.by_epoch, meta=meta)
-        what["save_param_scheduler"] = self.save_param_scheduler
-        runner.save_checkpoint(self.out_dir, name, **where, **what, **self.args)
+        runner.save_checkpoint(
+            self.out_dir, name, meta=meta, by_epoch=self.by_epoch, backend_args=self.backend_args,
+            save_optimizer=self.save_optimizer, save_param_scheduler=self.save_param_scheduler,
+            file_client_args=self.file_client_args, **self.args,
+        )  # fmt: skip
         if is_main_process():
             write_atomically(Path(runner.work_dir) / "last_checkpoint", self.last_ckpt.encode())
         self._remove_outdated()

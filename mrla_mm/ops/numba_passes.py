@@ -162,10 +162,9 @@ class NumbaPasses(TorchPasses):
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Read all values in one loop."""
         layout = Layout.of(out)
-        weights = value_weights(scores, coefficients.gain, out.shape[1]).mT  # (B, C, T)
+        weights = layout.coefficients(value_weights(scores, coefficients.gain, out.shape[1]).mT)
         offset = layout.coefficient(coefficients.offset, 0)
         x, out = layout.maps(x, out)
-        weights = layout.coefficients(weights)
         layout.run("weighted_sum", x, addresses(values), weights, offset, out)
 
     def weighted_sum_backward(
