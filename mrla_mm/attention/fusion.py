@@ -174,19 +174,17 @@ def why_not_as_built(attention: LayerAttention) -> str:
     """Return what of an attention is not exactly what its class builds, or an empty string."""
     if is_patched(attention):
         return "the attention has a hook, or a method was replaced"
-    for name in ("query", "key", "value"):
-        part = getattr(attention, name, None)
-        if part is None:
-            continue
-        if is_patched(part):
+    query, key, value = (getattr(attention, name, None) for name in ("query", "key", "value"))
+    for name, part in dict(query=query, key=key, value=value).items():
+        if part is not None and is_patched(part):
             return f"{name} has a hook, or a method was replaced"
-        is_value = name == "value"
-        if not (is_depthwise(part, attention.channels) if is_value else is_projection(part)):
-            return f"{name} was replaced or changed"
-    query, key = getattr(attention, "query", None), getattr(attention, "key", None)
-    if query is not None and query.kernel_size != key.kernel_size:
-        return "query and key differ in size"
-    return ""
+    if value is not None and not is_depthwise(value, attention.channels):
+        return "value was replaced or changed"
+    if query is None and key is None:
+        return ""
+    if not is_projection(query) or not is_projection(key):
+        return "query or key was replaced or changed"
+    return "" if query.kernel_size == key.kernel_size else "query and key differ in size"
 
 
 def is_depthwise(part: nn.Module, channels: int) -> bool:
@@ -226,9 +224,10 @@ def why_not_maps(attention: LayerAttention, x: Tensor, shortcut: Tensor | None) 
     if shortcut is not None and shortcut.shape != x.shape:
         return "the shortcut has another shape than the map"
     value = attention.value
-    if value is None or value.weight.dtype == x.dtype or is_autocast_enabled(x.device.type):
+    dtype = x.dtype if value is None else value.weight.dtype
+    if dtype == x.dtype or is_autocast_enabled(x.device.type):
         return ""
-    return f"the value's weight is in {value.weight.dtype}, the map in {x.dtype}"
+    return f"the value's weight is in {dtype}, the map in {x.dtype}"
 
 
 def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
@@ -238,12 +237,14 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
         return "the norm is not a BatchNorm2d with running statistics"
     if branch.overrides("attend", "activate"):
         return "the branch has methods of its own"
-    if norm.momentum is None or norm.running_mean is None or norm.num_batches_tracked is None:
+    mean = norm.running_mean
+    if norm.momentum is None or mean is None or norm.num_batches_tracked is None:
         return "the norm has no moving average"
-    tensors = norm.running_mean, norm.running_var, norm.weight, norm.bias
-    if any(tensor is not None and tensor.shape != x.shape[1:2] for tensor in tensors):
+    channels = x.shape[1:2]
+    tensors = mean, norm.running_var, norm.weight, norm.bias
+    if any([tensor is not None and tensor.shape != channels for tensor in tensors]):
         return "the norm is for another number of channels"
-    if (norm.running_mean.dtype == torch.float64) != (x.dtype == torch.float64):
+    if (mean.dtype == torch.float64) != (x.dtype == torch.float64):
         return "the norm is in another precision than the map"
     if norm.training and x[:, 0].numel() == 1:
         return "one element a channel has no batch statistics"
@@ -251,9 +252,10 @@ def why_not_branch(branch: nn.Module, variant: FusedVariant, x: Tensor) -> str:
         return "an activation follows the norm"
     if not variant.supports_branch(branch.attention):
         return "the attention's output is needed as its memory"
-    if type(branch.drop_path) not in (DropPath, nn.Identity):
+    drop_path = branch.drop_path
+    if type(drop_path) not in (DropPath, nn.Identity):
         return "drop path was replaced by another module"
-    if is_patched(branch.norm) or is_patched(branch.drop_path):
+    if is_patched(norm) or is_patched(drop_path):
         return "norm or drop path has a hook, or a method was replaced"
     return ""
 

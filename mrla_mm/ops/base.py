@@ -181,10 +181,8 @@ class MLASteps(BaseSteps):
             grad_total, self.values, scores, gain, grad_values=grad_values, sum_grad=False
         )
         grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
-            saved, layer, x.shape, sums, value_sums, None
+            saved, layer, x.shape, sums, value_sums, None, grad_averages
         )
-        if grad_averages is not None:
-            grad_pixel = grad_pixel + grad_averages / (x.shape[2] * x.shape[3])
         grad_x = self.backward_of_x(grad, grad_values[-1], None, grad_pixel)
         return grad_x, gradients, grad_earlier_keys
 

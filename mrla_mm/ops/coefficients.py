@@ -195,16 +195,10 @@ def project_both(pooled: Tensor, weights: Weights) -> Sequence[Tensor]:
     return (both @ windows(pooled, both.shape[1])).unbind(1)
 
 
-def project_both_backward(
-    pooled: Tensor, weights: Weights, grad_query: Tensor, grad_key: Tensor
-) -> tuple[Tensor, Sequence[Tensor]]:
-    """Gradients of the averages (B, C), and of the weights of query and key."""
-    both = torch.cat((weights.query, weights.key)).to(pooled.dtype)  # (2, 1, k)
-    kernel_size = both.shape[2]
-    grads = torch.stack((grad_query, grad_key), 1)  # (B, 2, C)
-    grad_pooled = (both.flip(2) @ windows(grads, kernel_size)).sum((1, 2))
-    grad_both = (grads @ windows(pooled, kernel_size).mT).sum(0)  # (2, k)
-    return grad_pooled, grad_both.view(both.shape).chunk(2)
+def project_both_transposed(grads: Tensor, query_weight: Tensor, key_weight: Tensor) -> Tensor:
+    """Gradients of the averages (B, C), given those of query and key (B, 2, C)."""
+    both = torch.cat((query_weight, key_weight)).to(grads.dtype)  # (2, 1, k)
+    return (both.flip(2) @ windows(grads, both.shape[2])).sum((1, 2))
 
 
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
@@ -281,11 +275,13 @@ def base_coefficients_backward(
     sums: GridSums,
     value_sums: ValueSums,
     grad_keys: Tensor | None,
+    grad_averages: Tensor | None = None,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Gradients of MRLA-base and MLA that follow from sums over the grid.
 
     `sums` are of the gradient of the convolution's output times its input, `value_sums` of the
-    gradient of the weighted sum times each value; `grad_keys` (B, T, C) comes from later layers.
+    gradient of the weighted sum times each value; `grad_keys` (B, T, C) comes from later layers of
+    base, `grad_averages` (B, C) from those of MLA.
 
     Returns:
         As `light_coefficients_backward`; and gradients of earlier keys (B, T - 1, C) or None.
@@ -302,6 +298,8 @@ def base_coefficients_backward(
     grad_pixel, grad_query, grad_key, grad_earlier_keys = logits_backward(
         saved.attention, layer.weights, size, grad_logits, grad_keys
     )
+    if grad_averages is not None:
+        grad_pixel = grad_pixel + grad_averages / (size[2] * size[3])
     gradients = Parameters(
         query=grad_query,
         key=grad_key,
@@ -331,10 +329,11 @@ def logits_backward(
     grad_all_keys = grad_products * attention.query.unsqueeze(1)
     if grad_keys is not None:
         grad_all_keys = grad_all_keys + grad_keys
-    grad_pooled, (grad_query_weight, grad_key_weight) = project_both_backward(
-        attention.pooled, weights, grad_query, grad_all_keys[:, -1]
-    )
-    grad_pixel = grad_pooled / (height * width)
+    grads = torch.stack((grad_query, grad_all_keys[:, -1]), 1)  # (B, 2, C)
+    grad_pixel = project_both_transposed(grads, weights.query, weights.key) / (height * width)
+    kernel_size = weights.query.shape[-1]
+    grad_both = (grads @ windows(attention.pooled, kernel_size).mT).sum(0)  # (2, k)
+    grad_query_weight, grad_key_weight = grad_both.view(2, 1, 1, kernel_size)
     grad_earlier = grad_all_keys[:, :-1] if grad_all_keys.shape[1] > 1 else None
     return grad_pixel, grad_query_weight, grad_key_weight, grad_earlier
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from mrla_mm.ops import coefficients as torch_coefficients
 from mrla_mm.ops.coefficients import Coefficients
 
-# Averages or sums over the grid, which may be partial: only the methods for coefficients of the
-# implementation that returned them read them.
+# Averages or sums over the grid, or the gradient of the averages: (B, ..., C), or whatever else an
+# implementation passes from one of its methods to the next.
 Reduction = object
 
 
@@ -74,7 +74,7 @@ class Passes(abc.ABC):
         weight: Tensor | None,
         coefficients: Coefficients,
         *,
-        grad_pixel: Tensor | None = None,
+        grad_pixel: Reduction | None = None,
         extra_grad: Tensor | None = None,
         residual: bool = False,
         relu_output: Tensor | None = None,
@@ -85,7 +85,8 @@ class Passes(abc.ABC):
 
         Args; others are those of `convolve`, whose offset has no part in this:
             grad: gradient of what `convolve` wrote.
-            grad_pixel: what is added to the gradient of every pixel of x (B, C).
+            grad_pixel: what is added to the gradient of every pixel of x (B, C), as the methods
+                for coefficients return it.
             extra_grad: map that is added to the gradient of x; not together with grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
                 where x is 0, extra_grad included.
@@ -139,7 +140,8 @@ class Passes(abc.ABC):
         The sums are of grad times each value and, with `sum_grad`, of grad.
         """
 
-    # Triton overrides these: its averages and sums are partial.
+    # Triton overrides these: its averages and sums are partial, and `convolve_backward` finishes
+    # what the last two return, the parameters' gradients included.
     light_coefficients = staticmethod(torch_coefficients.light_coefficients)
     base_coefficients = staticmethod(torch_coefficients.base_coefficients)
     light_coefficients_backward = staticmethod(torch_coefficients.light_coefficients_backward)

@@ -159,6 +159,8 @@ def forward_backward(
     for name, leaf in leaves.items():
         if leaf.grad is not None:
             results[f"gradient of {name}"] = leaf.grad
+            if leaf.dim() == 4:  # what comes through the averages is small beside the rest of a map
+                results[f"average gradient of {name}"] = leaf.grad.double().mean((2, 3))
     return results
 
 

@@ -94,7 +94,7 @@ def test_triton_adds_up_the_sums_of_many_spans(heads):
     total = sums.sum(0)  # (B, n + 2, C)
     grid_sums = GridSums(total[:, :9].mT, total[:, 9], total[:, 10])
     grad_pixel, gradients = coefficients.light_coefficients_backward(saved, layer, size, grid_sums)
-    torch.testing.assert_close(ours[0], grad_pixel, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(ours[0].finish(900), grad_pixel, rtol=1e-3, atol=1e-4)
     for one, other in zip(ours[1], gradients, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
@@ -189,7 +189,7 @@ class FailingLaunch(dict):
 
 @needs_triton
 @pytest.mark.parametrize(
-    ("function", "depth", "launches"), [(light, 0, 7), (base_joined, 9, 11), (mla_joined, 2, 11)]
+    ("function", "depth", "launches"), [(light, 0, 6), (base_joined, 9, 10), (mla_joined, 2, 10)]
 )
 def test_a_step_survives_the_failure_of_any_triton_launch(
     function, depth, launches, unchecked, monkeypatch
@@ -324,7 +324,7 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
         types, constants, attributes = specialised(kernel, arguments)
         key = (kernel.__name__, *types.items(), *constants.items(), *attributes)
         sources[key] = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
-    assert len({name for name, *_ in sources}) == (6 if variant == "light" else 8)
+    assert len({name for name, *_ in sources}) == (5 if variant == "light" else 7)
     for (name, *_), source in sources.items():
         ptx = compile(source, target=GPUTarget("cuda", target, 32)).asm["ptx"]
         assert ".visible .entry" in ptx

@@ -57,11 +57,17 @@ class TorchFallback(TorchPasses):
         """For sums (spans, B, n + 2, C)."""
         return super().light_coefficients_backward(saved, layer, size, add_spans(sums, layer))
 
-    def base_coefficients_backward(self, saved, layer, size, sums, value_sums, grad_keys):
+    def base_coefficients_backward(self, saved, layer, size, sums, value_sums, *grads):
         """For sums (spans, B, n + 2, C) and (spans, B, T + 1, C)."""
         total = value_sums.sum(0)
         sums, value_sums = add_spans(sums, layer), ValueSums(total[:, :-1], total[:, -1])
-        return super().base_coefficients_backward(saved, layer, size, sums, value_sums, grad_keys)
+        return super().base_coefficients_backward(saved, layer, size, sums, value_sums, *grads)
+
+    def convolve_backward(self, grad, *args, grad_pixel=None, **options) -> None:
+        """For an `AveragesGradient` too."""
+        if isinstance(grad_pixel, gate.AveragesGradient):
+            grad_pixel = grad_pixel.finish(pixels=grad.shape[2] * grad.shape[3])
+        super().convolve_backward(grad, *args, grad_pixel=grad_pixel, **options)
 
 
 def contiguous(saved: Saved) -> Saved:

@@ -1,35 +1,37 @@
-"""The scores of MRLA-light and -base and their gradients as three Triton kernels.
+"""The scores of MRLA-light and -base and their gradients as two Triton kernels.
 
 `coefficients` does the same in some thirty small operations forward and fifty backward, whose
 launches, not their work, a GPU would wait for at the batch sizes of detection.
 
-    coefficients_kernel          pooled -> query, keys, scores, gain, slope and offset
-    scores_backward_kernel       sums over the grid -> gradients of query and keys
-    parameters_backward_kernel   these and the sums -> gradients of pooled and of the parameters
+    coefficients_kernel            pooled -> query, keys, scores, gain, slope and offset
+    coefficients_backward_kernel   sums over the grid -> gradients of query, keys and parameters
 
-The first two have a program per sample and head, the last one per block of channels. What other
-kernels leave is a sum for each span of the grid; here the spans are added up on the way. Everything
-is in float32, and every sum has one order: results are the same to the bit in every run.
+They have a program per sample and head. What depends on other heads or samples comes in the next
+launch, with the gradient of the map (see `AveragesGradient`). What other kernels leave is a sum for
+each span of the grid; here the spans are added up on the way. Everything is in float32, and every
+sum has one order: results are the same to the bit in every run.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.coefficients import (
+    Attention,
+    Coefficients,
+    Layer,
+    Parameters,
+    Saved,
+    project_both_transposed,
+)
 from mrla_mm.ops.reference import BatchNorm
-from mrla_mm.ops.triton.launch import Unsupported, ceil_div, launch, next_power_of_2
+from mrla_mm.ops.triton.launch import Unsupported, launch, next_power_of_2
 
-BLOCK_B = 16  # samples that a program of parameters_backward_kernel takes at a time
-BLOCK_C = 32  # its channels
 MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
-# Planes of a sample that scores_backward_kernel leaves: gradients of query, key, factor, offset and
-# slope; then the sums for each tap of the value's kernel.
-QUERY, KEY, FACTOR = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-OFFSET, SLOPE, FIRST_TAP = tl.constexpr(3), tl.constexpr(4), tl.constexpr(5)
 
 
 @triton.jit
@@ -62,7 +64,7 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
 @triton.jit
 def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
     """Sum of what the programs of each span of the grid left, always in the same order."""
-    ROWS: tl.constexpr = 16 if BLOCK <= 64 else 1  # spans that are loaded at a time
+    ROWS: tl.constexpr = max(1, 1024 // BLOCK)  # spans that are loaded at a time
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(0, spans, ROWS):
         span = start + tl.arange(0, ROWS)[:, None]
@@ -129,152 +131,160 @@ def coefficients_kernel(
         tl.store(offset_ptr + place, offset, mask=inside)
 
 
-@triton.jit(do_not_specialize=["B", "output_spans", "spans"])
-def scores_backward_kernel(
-    output_sums_ptr, sums_ptr, query_ptr, keys_ptr, scores_ptr, value_ptr, lambda_ptr,
-    weight_ptr, variance_ptr, keep_ptr, grad_keys_ptr, derived_ptr, grad_earlier_ptr,
-    B, output_spans, spans, logit_scale, eps, C, D, T,
-    TAPS: tl.constexpr, HISTORY: tl.constexpr, NORM: tl.constexpr, SOFTMAX: tl.constexpr,
+@triton.jit(do_not_specialize=["B", "value_spans", "spans"])
+def coefficients_backward_kernel(
+    sums_ptr, value_sums_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, value_ptr,
+    lambda_ptr, weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_keys_ptr,
+    grads_ptr, grad_earlier_ptr, grad_projections_ptr, gradients_ptr,
+    B, value_spans, spans, logit_scale, eps, C, D, T,
+    K: tl.constexpr, TAPS: tl.constexpr, HISTORY: tl.constexpr, MLA: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one sample's and head's query, keys and factors, and sums over the grid."""
+    """Gradients of one sample's and head's query, keys and parameters; of light without value_sums.
+
+    A sample's gradients are those of the value's weight (C, TAPS), of lambda, norm weight and norm
+    bias (C,) each, one after the other; nobody reads what stands for a parameter that is absent.
+    """
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     inside = inner < D
-    factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
-    query = tl.load(query_ptr + sample * C + channels, mask=inside, other=0.0)
+    keep = load_scale(None, None, keep_ptr, eps, sample, channels, inside)
+    root = load_scale(None, variance_ptr, None, eps, sample, channels, inside)
+    factor = keep * root * load_or(weight_ptr, channels, inside, 1.0)
+    query = load(query_ptr + sample * C + channels, inside)
     lanes = tl.arange(0, LANES)
     scores = load(scores_ptr + (sample * T + lanes) * (C // D) + head, lanes < T)
+    gradients = gradients_ptr + sample * (TAPS + 3) * C
+    # The planes of a sample are a sum for each tap, that of the history and that of the gradient.
+    plane = sample * (TAPS + 2)
+    stride = B * (TAPS + 2) * C
+    gain = load_or(gain_ptr, sample * C + channels, inside, 1.0)
+    grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
+    for tap in tl.static_range(TAPS):
+        total = sum_spans(sums_ptr, (plane + tap) * C + channels, inside, spans, stride, BLOCK)
+        grad_gain += total * load_or(value_ptr, channels * TAPS + tap, inside, 1.0)
+        tl.store(gradients + channels * TAPS + tap, total * gain, mask=inside)
     grads = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
-    derived = derived_ptr + sample * (FIRST_TAP + TAPS) * C + channels
-    grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
-    first_plane = sample * (TAPS + 2)
-    stride = B * (TAPS + 2) * C
-    for index in tl.static_range(TAPS):
-        place = (first_plane + index) * C + channels
-        total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
-        tl.store(derived + (FIRST_TAP + index) * C, total, mask=inside)
-        grad_gain += total * load_or(value_ptr, channels * TAPS + index, inside, 1.0)
-    if SOFTMAX:
-        output_stride = B * (T + 1) * C
-        for s in range(T):
-            place = (sample * (T + 1) + s) * C + channels
-            total = sum_spans(output_sums_ptr, place, inside, output_spans, output_stride, BLOCK)
-            grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
-            grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
-        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * logit_scale
-        grad_place = (sample * (T + 1) + T) * C + channels
-    else:
-        output_stride = stride
+    value_stride = B * (T + 1) * C
+    if value_sums_ptr is None:
         grads += tl.sum(grad_gain * factor, axis=0)
         grads = grads * scores * (1.0 - scores) * logit_scale
         grad_factor += grad_gain * tl.sum(scores, axis=0)
-        grad_place = (first_plane + TAPS + 1) * C + channels
+    else:
+        for s in range(T):
+            place = (sample * (T + 1) + s) * C + channels
+            total = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride, BLOCK)
+            grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
+            grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
+        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * logit_scale
     if HISTORY:
-        place = (first_plane + TAPS) * C + channels
-        slope = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
-        grad_factor += slope * load_or(lambda_ptr, channels, inside, 1.0)
-        tl.store(derived + SLOPE * C, slope, mask=inside)
+        place = (plane + TAPS) * C + channels
+        total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
+        grad_factor += total * load_or(lambda_ptr, channels, inside, 1.0)
+        tl.store(gradients + TAPS * C + channels, total * factor, mask=inside)
+    if variance_ptr is not None:
+        if value_sums_ptr is None or MLA:
+            place = (plane + TAPS + 1) * C + channels
+            grad_offset = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
+        else:
+            place = (sample * (T + 1) + T) * C + channels
+            grad_offset = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride, BLOCK)
+        grad_scale = grad_factor - load(mean_ptr + channels, inside) * grad_offset
+        tl.store(gradients + (TAPS + 1) * C + channels, keep * root * grad_scale, mask=inside)
+        tl.store(gradients + (TAPS + 2) * C + channels, keep * grad_offset, mask=inside)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
-    for s in range(T):
+    grad_key = tl.zeros((BLOCK,), dtype=tl.float32)
+    for s in range(T):  # the own key comes last, and its gradient stays
         grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
         place = (sample * T + s) * C + channels
         grad_query += grad * load(keys_ptr + place, inside)
         grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-        tl.store(derived + KEY * C, grad_key, mask=inside)  # the own key comes last, and stays
         if grad_earlier_ptr is not None:
             place = (sample * (T - 1) + s) * C + channels
             # Triton 3.9 interprets & as an integer.
             tl.store(grad_earlier_ptr + place, grad_key, mask=(inside & (s < T - 1)) != 0)
-    tl.store(derived + QUERY * C, grad_query, mask=inside)
-    if NORM:
-        grad_offset = sum_spans(
-            output_sums_ptr, grad_place, inside, output_spans, output_stride, BLOCK
-        )
-        tl.store(derived + FACTOR * C, grad_factor, mask=inside)
-        tl.store(derived + OFFSET * C, grad_offset, mask=inside)
+    grad_query = tl.where(inside, grad_query, 0.0)
+    grad_key = tl.where(inside, grad_key, 0.0)
+    tl.store(grads_ptr + sample * 2 * C + channels, grad_query, mask=inside)
+    tl.store(grads_ptr + (sample * 2 + 1) * C + channels, grad_key, mask=inside)
+    projections = grad_projections_ptr + (sample * (C // D) + head) * 2 * K
+    for k in tl.static_range(K):
+        at = channels + k - K // 2
+        pooled = load(pooled_ptr + sample * C + at, inside & (at >= 0) & (at < C))
+        tl.store(projections + k, tl.sum(grad_query * pooled, axis=0))
+        tl.store(projections + K + k, tl.sum(grad_key * pooled, axis=0))
 
 
-@triton.jit(do_not_specialize=["B", "pixels"])
-def parameters_backward_kernel(
-    derived_ptr, pooled_ptr, gain_ptr, query_ptr, key_ptr,
-    weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_pixel_ptr, grad_projections_ptr,
-    grad_value_ptr, grad_lambda_ptr, grad_weight_ptr, grad_bias_ptr, B, pixels, eps, C,
-    K: tl.constexpr, TAPS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit
+def project_transposed(grads, weight_ptr, channels, exists, C, K: tl.constexpr):
+    """Convolve a sample's gradients over the channels (C,) with a weight turned round."""
+    total = tl.zeros(channels.shape, dtype=tl.float32)
+    for k in tl.static_range(K):
+        at = channels - k + K // 2
+        near = exists & (at >= 0) & (at < C)
+        total += load(weight_ptr + k, True) * load(grads + at, near)
+    return total
+
+
+@triton.jit
+def add_up_parameters(
+    gradients_ptr, grad_projections_ptr, gradients_sum_ptr, grad_projections_sum_ptr, group, groups,
+    B, heads, size, K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of every pixel through the average, and of parameters, summed over the samples."""
-    channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    exists = channels < C
-    slots = tl.arange(0, 16)
-    grad_value = tl.zeros((BLOCK_C, 16), dtype=tl.float32)
-    grad_query = tl.zeros((16,), dtype=tl.float32)
-    grad_key = tl.zeros((16,), dtype=tl.float32)
-    grad_scale = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    grad_offset = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    grad_slope = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    for start in range(0, B, BLOCK_B):
-        samples = start + tl.arange(0, BLOCK_B)
-        inside = (samples[:, None] < B) & exists[None, :]
-        rows = samples[:, None] * C
-        place = rows + channels[None, :]
-        of_sample = derived_ptr + samples[:, None] * (FIRST_TAP + TAPS) * C + channels[None, :]
-        keep = load_or(keep_ptr, samples, samples < B, 1.0)[:, None]
-        gain = load_or(gain_ptr, place, inside, 1.0)
-        if grad_value_ptr is not None:
-            for index in tl.static_range(TAPS):
-                plane = tl.sum(load(of_sample + (FIRST_TAP + index) * C, inside) * gain, axis=0)
-                grad_value += tl.where(slots[None, :] == index, plane[:, None], 0.0)
-        if variance_ptr is not None:
-            grad_scale += tl.sum(load(of_sample + FACTOR * C, inside) * keep, axis=0)
-            grad_offset += tl.sum(load(of_sample + OFFSET * C, inside) * keep, axis=0)
-        if grad_lambda_ptr is not None:
-            grad_slope += tl.sum(load(of_sample + SLOPE * C, inside) * keep, axis=0)
-        grad_pooled = tl.zeros((BLOCK_B, BLOCK_C), dtype=tl.float32)
-        query = load(of_sample + QUERY * C, inside)
-        key = load(of_sample + KEY * C, inside)
-        for k in tl.static_range(K):
-            distance = k - K // 2
-            at = channels[None, :] + distance
-            pooled = load(pooled_ptr + rows + at, inside & (at >= 0) & (at < C))
-            of_query = tl.sum(tl.sum(query * pooled, axis=1), axis=0)
-            of_key = tl.sum(tl.sum(key * pooled, axis=1), axis=0)
-            grad_query += tl.where(slots == k, of_query, 0.0)
-            grad_key += tl.where(slots == k, of_key, 0.0)
-            back = channels[None, :] - distance
-            near = inside & (back >= 0) & (back < C)
-            query_weight = tl.load(query_ptr + k).to(tl.float32)
-            key_weight = tl.load(key_ptr + k).to(tl.float32)
-            grad_pooled += query_weight * load(of_sample + QUERY * C - distance, near)
-            grad_pooled += key_weight * load(of_sample + KEY * C - distance, near)
-        tl.store(grad_pixel_ptr + place, grad_pooled / pixels, mask=inside)
-    own = tl.program_id(0) * 2 * K
-    tl.store(grad_projections_ptr + own + slots, grad_query, mask=slots < K)
-    tl.store(grad_projections_ptr + own + K + slots, grad_key, mask=slots < K)
-    if grad_value_ptr is not None:
-        place = channels[:, None] * TAPS + slots[None, :]
-        mask = exists[:, None] & (slots[None, :] < TAPS)
-        tl.store(grad_value_ptr + place, grad_value, mask=mask)
-    root = load_scale(None, variance_ptr, None, eps, 0, channels, exists)
-    if grad_lambda_ptr is not None:
-        scale = root * load_or(weight_ptr, channels, exists, 1.0)
-        tl.store(grad_lambda_ptr + channels, grad_slope * scale, mask=exists)
-    if variance_ptr is not None:
-        mean = load(mean_ptr + channels, exists)
-        if grad_weight_ptr is not None:
-            grad_weight = root * (grad_scale - mean * grad_offset)
-            tl.store(grad_weight_ptr + channels, grad_weight, mask=exists)
-        if grad_bias_ptr is not None:
-            tl.store(grad_bias_ptr + channels, grad_offset, mask=exists)
+    """Sum gradients (B, size) over the samples, a part in each group; the projections' in one."""
+    for start in range(group * BLOCK, size, groups * BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        mask = places < size
+        total = sum_spans(gradients_ptr, places, mask, B, size, BLOCK)
+        tl.store(gradients_sum_ptr + places, total, mask=mask)
+    if group == 0:
+        places = tl.arange(0, 32)
+        mask = places < 2 * K
+        total = sum_spans(grad_projections_ptr, places, mask, B * heads, 2 * K, 32)
+        tl.store(grad_projections_sum_ptr + places, total, mask=mask)
+
+
+class AveragesGradient(NamedTuple):
+    """What is left to do for the gradients of the averages and of the parameters.
+
+    `stencil.convolve_backward` does it on its way, or `finish` by torch.
+
+    Attributes:
+        offset: what is added to the gradient of every pixel (B, C), or None.
+        grads: gradients of query and own key (B, 2, C); None if nothing but the offset is left.
+        query_weight, key_weight: of the convolutions that make them of averages (1, 1, K).
+        gradients: those of the other parameters by sample (B, gradients_size).
+        grad_projections: those of both weights by sample and head (B, heads, 2, kernel_size).
+        gradients_sum, grad_projections_sum: their sums, to be written.
+    """
+
+    offset: Tensor | None
+    grads: Tensor | None = None
+    query_weight: Tensor | None = None
+    key_weight: Tensor | None = None
+    gradients: Tensor | None = None
+    gradients_sum: Tensor | None = None
+    grad_projections: Tensor | None = None
+    grad_projections_sum: Tensor | None = None
+    heads: int = 0
+    kernel_size: int = 0
+    gradients_size: int = 0
+
+    def finish(self, pixels: int) -> Tensor:
+        """Write the sums; return the gradient of every pixel (B, C), of so many on a map."""
+        torch.sum(self.gradients, 0, out=self.gradients_sum)
+        self.grad_projections_sum.view(2, -1).copy_(self.grad_projections.sum((0, 1)))
+        grad_pooled = project_both_transposed(self.grads, self.query_weight, self.key_weight)
+        grad_pixel = grad_pooled / pixels
+        return grad_pixel if self.offset is None else grad_pixel + self.offset
 
 
 def compile_key(shape: torch.Size, heads: int) -> tuple[int, ...]:
-    """What of a map's shape these kernels are compiled for, and which loops go round twice."""
+    """What of a map's shape these kernels are compiled for, and which offsets are not all 0."""
     batch, channels = shape[:2]
-    blocks = [min(2, ceil_div(batch, BLOCK_B)), min(2, ceil_div(channels, BLOCK_C))]
-    block_b = min(BLOCK_B, next_power_of_2(batch))
-    return block_b, channels // heads, channels == 1, channels % 16 == 0, min(2, heads), *blocks
+    return channels // heads, channels == 1, channels % 16 == 0, min(2, heads), min(2, batch)
 
 
 def check_support(layer: Layer) -> None:
@@ -325,52 +335,63 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     return Saved(attention, coefficients)
 
 
-def light_coefficients_backward(saved, layer, size, sums) -> tuple[Tensor, Parameters]:
+def light_coefficients_backward(saved, layer, size, sums) -> tuple[AveragesGradient, Parameters]:
     """See `Passes.light_coefficients_backward`; the sums are those of each span of the grid."""
-    return base_coefficients_backward(saved, layer, size, sums, sums, None, softmax=False)[:2]
+    return base_coefficients_backward(saved, layer, size, sums, None, None)[:2]
 
 
 def base_coefficients_backward(
-    saved, layer, size, sums, output_sums, grad_keys, *, softmax=True
-) -> tuple[Tensor, Parameters, Tensor | None]:
-    """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid.
-
-    output_sums are the sums of the output's gradient: of base with each value, of light as sums.
-    """
+    saved, layer, size, sums, value_sums, grad_keys, grad_averages=None
+) -> tuple[AveragesGradient, Parameters, Tensor | None]:
+    """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid."""
     check_support(layer)
     attention = saved.attention
     batch, depth, channels = attention.keys.shape
     heads, taps = layer.heads, sums.shape[2] - 2
-    head_channels, blocks = channels // heads, ceil_div(channels, BLOCK_C)
+    head_channels = channels // heads
     query, key, value, history_scale = layer.weights
     (weight, bias, mean, variance, keep), eps = norm_tensors(layer.frozen_norm)
+    is_light = value_sums is None
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
-    has_norm = layer.frozen_norm is not None
-    if layer.is_mla and has_norm:  # its sums of the output's gradient are in `sums`
-        output_sums = output_sums.clone()
-        output_sums[:, :, -1] = 0
-        output_sums[0, :, -1] = sums[:, :, -1].sum(0)
     new = attention.keys.new_empty
-    derived = new(batch, FIRST_TAP.value + taps, channels)
+    grads = new(batch, 2, channels)
     grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
+    grad_projections = new(batch, heads, 2, query.shape[-1])
+    gradients = new(batch, (taps + 3) * channels)
     launch(
-        scores_backward_kernel, (batch, heads, 1),
-        (output_sums, sums, attention.query, attention.keys, attention.scores, value,
-         history_scale, weight, variance, keep, grad_keys), (derived, grad_earlier),
-        (batch, len(output_sums), len(sums), head_channels**-0.5, eps),
-        channels, head_channels, depth, taps, layer.has_history, has_norm, softmax,
+        coefficients_backward_kernel, (batch, heads, 1),
+        (sums, value_sums, attention.pooled, attention.query, attention.keys, attention.scores,
+         saved.coefficients.gain if is_light else None, value,
+         history_scale, weight, mean, variance, keep, grad_keys),
+        (grads, grad_earlier, grad_projections, gradients),
+        (batch, 0 if is_light else len(value_sums), len(sums), head_channels**-0.5, eps),
+        channels, head_channels, depth, query.shape[-1], taps, layer.has_history, layer.is_mla,
         next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
-    grad_pixel, grad_projections = new(batch, channels), new(blocks, 2, *query.shape)
-    learned = value, history_scale if layer.has_history else None, weight, bias
-    gradients = [None if tensor is None else new(tensor.shape) for tensor in learned]
-    launch(
-        parameters_backward_kernel, (blocks, 1, 1),
-        (derived, attention.pooled, None if softmax else saved.coefficients.gain, query, key,
-         weight, mean, variance, keep), (grad_pixel, grad_projections, *gradients),
-        (batch, size[2] * size[3], eps), channels,
-        query.shape[-1], taps, min(BLOCK_B, next_power_of_2(batch)), BLOCK_C,
-    )  # fmt: skip
-    grad_projections = grad_projections[0] if blocks == 1 else grad_projections.sum(0)
-    return grad_pixel, Parameters(*grad_projections, *gradients), grad_earlier
+    offset = None if grad_averages is None else grad_averages / (size[2] * size[3])
+    left = AveragesGradient(
+        offset=offset,
+        grads=grads,
+        query_weight=query,
+        key_weight=key,
+        gradients=gradients,
+        gradients_sum=new(gradients.shape[1]),
+        grad_projections=grad_projections,
+        grad_projections_sum=new(2, *query.shape),
+        heads=heads,
+        kernel_size=query.shape[-1],
+        gradients_size=gradients.shape[1],
+    )
+    grad_value, grad_history_scale, grad_weight, grad_bias = left.gradients_sum.split(
+        (taps * channels, channels, channels, channels)
+    )
+    parameters = Parameters(
+        query=left.grad_projections_sum[0],
+        key=left.grad_projections_sum[1],
+        value=None if value is None else grad_value.view(value.shape),
+        history_scale=None if history_scale is None else grad_history_scale,
+        norm_weight=None if weight is None else grad_weight,
+        norm_bias=None if bias is None else grad_bias,
+    )
+    return left, parameters, grad_earlier

@@ -74,15 +74,9 @@ def launch(
     Raises:
         KernelError: the kernel did not run, and no output was written.
     """
-    key = [kernel.__name__, inputs[0].get_device(), rest]
-    tensors = (*inputs, *outputs)
-    bits = 0
-    for tensor in tensors:
-        key.append(tensor if tensor is None else tensor.dtype)
-        bits |= 0 if tensor is None else tensor.data_ptr()
-    if bits % 16:  # outputs are always our own
-        tensors = (*map(aligned, inputs), *outputs)
-    key = tuple(key)
+    tensors = (*map(aligned, inputs), *outputs)  # outputs are always our own
+    dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
+    key = (kernel.__name__, inputs[0].get_device(), rest, *dtypes)
     known = KNOWN.get(key)
     with torch.cuda.device_of(inputs[0]):
         try:

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mrla_mm.ops.triton.gate import AveragesGradient, add_up_parameters, project_transposed
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
@@ -85,17 +86,19 @@ def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
     return (gain * weight)[:, None]
 
 
-@triton.jit(do_not_specialize=["H", "units", "tiles", "rows"])
+@triton.jit(do_not_specialize=["H", "units", "tiles", "rows", "heads", "gradients_size"])
 def convolve_kernel(
-    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr, out_ptr,
-    grad_history_ptr, H, units, tiles, rows, C,
-    FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr,
+    grads_ptr, query_weight_ptr, key_weight_ptr, gradients_ptr, grad_projections_ptr,
+    out_ptr, grad_history_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
+    H, units, tiles, rows, heads, gradients_size, C,
+    K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr,
+    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
     If asked, also grad_history = slope x. With `relu_output`, out is 0 where that is 0 or less, not
-    at NaN, and is added to grad_history.
+    at NaN, and is added to grad_history. With grads it finishes an `AveragesGradient` too.
     """
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
@@ -104,6 +107,20 @@ def convolve_kernel(
         C, H, W, tiles, rows, CHANNELS_LAST, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
+    of_pixel = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    if offset_ptr is not None:
+        of_pixel += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)
+    if grads_ptr is not None:
+        grads = grads_ptr + sample * 2 * C
+        grad_pooled = project_transposed(grads, query_weight_ptr, channels, exists, C, K)
+        grad_pooled += project_transposed(grads + C, key_weight_ptr, channels, exists, C, K)
+        of_pixel += grad_pooled / (H * W)
+        if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+            add_up_parameters(
+                gradients_ptr, grad_projections_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
+                tl.program_id(1), tl.num_programs(1), tl.num_programs(0), heads, gradients_size,
+                K, BLOCK_C,
+            )  # fmt: skip
     gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
     if gain_ptr is not None:
         gain = tl.load(gain_ptr + of_sample, mask=exists, other=0.0)
@@ -138,8 +155,7 @@ def convolve_kernel(
     if slope_ptr is not None:
         slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
     total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    if offset_ptr is not None:
-        total += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)[:, None]
+    total += of_pixel[:, None]
     offset = total
     place = elements + begin * row_stride
     if history_ptr is not None:
@@ -304,8 +320,9 @@ def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> N
     """See `Passes.convolve`."""
     sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     gain, slope, offset = coefficients
-    inputs = (x, history, weight, gain, slope, offset, None)
-    launch(convolve_kernel, grid, inputs, (out, None), sizes, x.shape[1], False, residual, *blocks)
+    inputs = (x, history, weight, gain, slope, offset, None, *[None] * 5)
+    rest = x.shape[1], 0, False, residual, *blocks
+    launch(convolve_kernel, grid, inputs, (out, None, None, None), (*sizes, 0, 0), *rest)
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
@@ -327,10 +344,17 @@ def convolve_backward(
     grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.convolve_backward`."""
+    """See `Passes.convolve_backward`; grad_pixel may be an `AveragesGradient`."""
     sizes, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     gain, slope, _ = coefficients
     slope = None if grad_history is None else slope
-    inputs = (grad, extra_grad, weight, gain, slope, grad_pixel, relu_output)
-    outputs = (grad_x, grad_history)
-    launch(convolve_kernel, grid, inputs, outputs, sizes, grad.shape[1], True, residual, *blocks)
+    left = grad_pixel
+    if not isinstance(grad_pixel, AveragesGradient):
+        left = AveragesGradient(offset=grad_pixel)
+    inputs = (grad, extra_grad, weight, gain, slope, left.offset, relu_output,
+              left.grads, left.query_weight, left.key_weight,
+              left.gradients, left.grad_projections)  # fmt: skip
+    outputs = (grad_x, grad_history, left.gradients_sum, left.grad_projections_sum)
+    sizes = *sizes, left.heads, left.gradients_size
+    rest = grad.shape[1], left.kernel_size, True, residual, *blocks
+    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
