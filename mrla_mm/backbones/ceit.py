@@ -19,6 +19,7 @@ from mrla_mm.errors import InputError
 
 STEM_STRIDE = 4  # of the convolutional stem
 PATCH = 4  # side of the patches of the stem's map
+LCA_OPTIONS = ("drop_rate", "qkv_bias", "norm_cfg")  # that the block over class tokens shares
 
 
 class LocallyEnhancedFeedForward(BaseModule):
@@ -91,6 +92,7 @@ class MRLACeiT(MRLAViT):
         norm_eval: keep the batch norms in evaluation mode during training.
     """
 
+    embedding_parts = (*MRLAViT.embedding_parts, "stem.")
     arch_zoo = {
         "ceit-tiny": dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=768),
         "ceit-small": dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1536),
@@ -143,22 +145,16 @@ class MRLACeiT(MRLAViT):
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
                 raise InputError(f"out_indices={out_indices}: only the last has a class token")
-            self.out_indices = range(self.num_layers)  # the LCA takes them all
-            self.norm_class_token = self.final_norm
-            self.final_norm = False  # the norm follows the LCA
-            self.lca = self._build_lca(kwargs)
+            self.out_indices = range(self.num_layers)  # the LCA takes the class tokens of all
+            options = dict(norm_cfg=dict(type="LN", eps=1e-6)) | kwargs
+            shared = {name: options[name] for name in LCA_OPTIONS if name in options}
+            self.lca = TransformerEncoderLayer(
+                self.embed_dims,
+                self.arch_settings["num_heads"],
+                self.arch_settings["feedforward_channels"],
+                **shared,
+            )
         self._freeze_stages()
-
-    def _build_lca(self, options: dict) -> TransformerEncoderLayer:
-        """Build the block over class tokens, with the dropout, bias and norm of the others."""
-        passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
-        shared = {name: options[name] for name in passed_on if name in options}
-        return TransformerEncoderLayer(
-            self.embed_dims,
-            self.arch_settings["num_heads"],
-            self.arch_settings["feedforward_channels"],
-            **{"norm_cfg": dict(type="LN", eps=1e-6), **shared},
-        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one output of type `out_type` for each of `out_indices`; see `MRLAViT`."""
@@ -167,7 +163,11 @@ class MRLACeiT(MRLAViT):
             return outs
         # Only the last token's query matters; the others cost little, with one token per block.
         token = self.lca(torch.stack(outs, dim=1))[:, -1]  # (B, C)
-        return (self.ln1(token) if self.norm_class_token else token,)
+        return (self.ln1(token) if self.final_norm else token,)
+
+    def finish(self, index, x, grid):
+        """Leave the final norm to `forward` where the LCA comes before it."""
+        return super().finish(index, x, grid) if self.lca is None else self._format_output(x, grid)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Embed patches of the stem's map; see `MRLAViT`."""
@@ -177,22 +177,13 @@ class MRLACeiT(MRLAViT):
         """Run a block without its layer attention."""
         return layer(x, grid)
 
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """Return a parameter's depth and the number of depths; the stem's is 0."""
-        if param_name.startswith(f"{prefix}stem."):
-            param_name = f"{prefix}patch_embed"
-        return super().get_layer_depth(param_name, prefix)
-
     def _freeze_stages(self) -> None:
-        """Freeze the stem with the embedding, LCA and final norm with the last block."""
+        """Freeze the stem with the embedding, and the LCA with the last block."""
         super()._freeze_stages()
-        if self.frozen_stages < 0:
-            return
-        self.stem.eval().requires_grad_(False)
+        if self.frozen_stages >= 0:
+            self.stem.eval().requires_grad_(False)
         if self.frozen_stages == self.num_layers and self.lca is not None:
             self.lca.eval().requires_grad_(False)
-            if self.norm_class_token:
-                self.ln1.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> "MRLACeiT":
         """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""

@@ -43,6 +43,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
     """
 
     key_layout = "deit"  # the layout of published weight files, see mrla_mm.weights
+    embedding_parts = ("dist_token",)  # beside those that mmpretrain knows
 
     def __init__(
         self,
@@ -96,11 +97,17 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         outs = []
         for index in range(self.num_layers):
             x, *memory = run_checkpointed(self.with_cp, self.run_block, index, grid, x, *memory)
-            if self.final_norm and index == self.num_layers - 1:
-                x = self.ln1(x)
             if index in self.out_indices:
-                outs.append(self._format_output(x, grid))
+                outs.append(self.finish(index, x, grid))
         return tuple(outs)
+
+    def finish(
+        self, index: int, x: Tensor, grid: tuple[int, int]
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the output of type `out_type` of a block, given its tokens."""
+        if self.final_norm and index == self.num_layers - 1:
+            x = self.ln1(x)
+        return self._format_output(x, grid)
 
     def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """Embed an image (B, 3, height, width): tokens (B, E + H * W, C) and grid (H, W)."""
@@ -160,7 +167,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
 
         Layer attention has the depth of its block; all of the embedding has depth 0.
         """
-        if param_name == f"{prefix}dist_token":
+        if param_name.startswith(tuple(f"{prefix}{part}" for part in self.embedding_parts)):
             param_name = f"{prefix}patch_embed"
         return super().get_layer_depth(param_name, prefix)
 
