@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.attention import AttentionConfig
-from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.vit import MRLAViT
 from mrla_mm.errors import InputError
 
@@ -53,7 +53,7 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.drop = nn.Dropout(drop)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, tokens: Tensor, identity: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, tokens: Tensor, identity: Tensor, grid: Grid) -> Tensor:
         """Transform tokens (B, E + H * W, C) of a grid (H, W) and add the identity."""
         extra = self.extra_tokens
         x = to_map(tokens[:, extra:], grid)  # (B, C, H, W)
@@ -66,7 +66,7 @@ class LocallyEnhancedFeedForward(BaseModule):
 class CeiTLayer(TransformerEncoderLayer):
     """mmpretrain's block with a feed-forward layer that knows the grid of its tokens."""
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Transform tokens (B, E + H * W, C) of a grid (H, W)."""
         x = x + self.attn(self.ln1(x))
         return self.ffn(self.ln2(x), x, grid)
@@ -169,7 +169,7 @@ class MRLACeiT(MRLAViT):
         """Leave the final norm to `forward` where the LCA comes before it."""
         return super().finish(index, x, grid) if self.lca is None else self._format_output(x, grid)
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Embed patches of the stem's map; see `MRLAViT`."""
         return super().embed(self.stem(x))
 

@@ -12,7 +12,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
-from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
 from mrla_mm.ops import is_exporting
@@ -71,7 +71,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
             self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.with_cp = with_cp
         self.layer_attention = attention_config(layer_attention)
-        self.starts = stage_starts(stage_blocks, self.num_layers)
+        starts = stage_starts(stage_blocks, self.num_layers)
         if self.layer_attention is not None:
             for index, layer in enumerate(self.layers):
                 layer.mrla = TokenAttentionResidual(
@@ -80,7 +80,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
                     extra_tokens=self.num_extra_tokens,
                     drop_path=layer.attn.out_drop.drop_prob,
                     zero_init=zero_init_attention,
-                    first_in_stage=index in self.starts,
+                    first_in_stage=index in starts,
                 )
         self.frozen_stages = frozen_stages
         self._freeze_stages()
@@ -95,28 +95,26 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         x, grid = self.embed(x)
         memory = ()
         outs = []
-        for index in range(self.num_layers):
-            x, *memory = run_checkpointed(self.with_cp, self.run_block, index, grid, x, *memory)
+        for index, layer in enumerate(self.layers):
+            x, *memory = run_checkpointed(self.with_cp, self.run_block, layer, grid, x, *memory)
             if index in self.out_indices:
                 outs.append(self.finish(index, x, grid))
         return tuple(outs)
 
-    def finish(
-        self, index: int, x: Tensor, grid: tuple[int, int]
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def finish(self, index: int, x: Tensor, grid: Grid) -> Tensor | tuple[Tensor, Tensor]:
         """Return the output of type `out_type` of a block, given its tokens."""
         if self.final_norm and index == self.num_layers - 1:
             x = self.ln1(x)
         return self._format_output(x, grid)
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Embed an image (B, 3, height, width): tokens (B, E + H * W, C) and grid (H, W)."""
         x, grid = self.patch_embed(x)
         tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
         return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
 
-    def positions(self, grid: tuple[int, int]) -> Tensor:
+    def positions(self, grid: Grid) -> Tensor:
         """Return the positional embedding (1, E + H * W, C) of a grid (H, W)."""
         extra = self.num_extra_tokens
         own = self.patch_resolution
@@ -129,22 +127,21 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         return torch.cat([self.pos_embed[:, :extra], patches], dim=1)
 
     def run_block(
-        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+        self, layer: nn.Module, grid: Grid, x: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, E + H * W, C) of a grid (H, W)."""
-        layer = self.layers[index]
         out = self.run_layer(layer, x, grid)
         if self.layer_attention is None:
             return (out,)
-        if index in self.starts:
+        if layer.mrla.first_in_stage:
             memory = ()
         return layer.mrla(out, x, grid, *memory)
 
-    def run_layer(self, layer: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def run_layer(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Run a block without its layer attention."""
         return layer(x)
 
-    def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
+    def _format_output(self, x: Tensor, hw: Grid) -> Tensor | tuple[Tensor, Tensor]:
         if self.out_type == "cls_token" and self.dist_token is not None:
             return x[:, 0], x[:, 1]
         return super()._format_output(x, hw)
