@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from mmcv.cnn import ConvModule, build_norm_layer
-from mmcv.cnn.bricks import DropPath
+from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
@@ -27,21 +27,14 @@ class LocallyEnhancedFeedForward(BaseModule):
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
-    after the last norm.
+    after the last norm. Its sizes, dropout and drop path are those of the layer that it replaces.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        hidden: int,
-        *,
-        extra_tokens: int,
-        drop: float,
-        drop_path: float,
-        norm_cfg: dict,
-    ) -> None:
+    def __init__(self, ffn: FFN, extra_tokens: int, norm_cfg: dict) -> None:
         super().__init__()
         self.extra_tokens = extra_tokens
+        channels = ffn.embed_dims
+        hidden = ffn.feedforward_channels
         # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
         self.conv1 = nn.Conv2d(channels, hidden, 1)
         self.bn1 = build_norm_layer(norm_cfg, hidden)[1]
@@ -50,8 +43,8 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.conv3 = nn.Conv2d(hidden, channels, 1)
         self.bn3 = build_norm_layer(norm_cfg, channels)[1]
         self.act = nn.GELU()
-        self.drop = nn.Dropout(drop)
-        self.drop_path = DropPath(drop_path)
+        self.drop = ffn.layers[-1]
+        self.drop_path = ffn.dropout_layer
 
     def forward(self, tokens: Tensor, identity: Tensor, grid: Grid) -> Tensor:
         """Transform tokens (B, E + H * W, C) of a grid (H, W) and add the identity."""
@@ -133,14 +126,7 @@ class MRLACeiT(MRLAViT):
         )
         for layer in self.layers:
             layer.__class__ = CeiTLayer  # mmpretrain's constructor takes no class of blocks
-            layer.ffn = LocallyEnhancedFeedForward(
-                self.embed_dims,
-                self.arch_settings["feedforward_channels"],
-                extra_tokens=self.num_extra_tokens,
-                drop=kwargs.get("drop_rate", 0.0),
-                drop_path=layer.attn.out_drop.drop_prob,
-                norm_cfg=norms,
-            )
+            layer.ffn = LocallyEnhancedFeedForward(layer.ffn, self.num_extra_tokens, norms)
         self.lca = None
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
