@@ -131,6 +131,8 @@ class MRLACeiT(MRLAViT):
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
                 raise InputError(f"out_indices={out_indices}: only the last has a class token")
+            if self.dist_token is not None:
+                raise InputError("with_dist_token=True: the LCA takes no distillation token")
             self.out_indices = range(self.num_layers)  # the LCA takes the class tokens of all
             options = dict(norm_cfg=dict(type="LN", eps=1e-6)) | kwargs
             shared = {name: options[name] for name in LCA_OPTIONS if name in options}
@@ -152,8 +154,8 @@ class MRLACeiT(MRLAViT):
         return (self.ln1(token) if self.final_norm else token,)
 
     def finish(self, index, x, grid):
-        """Leave the final norm to `forward` where the LCA comes before it."""
-        return super().finish(index, x, grid) if self.lca is None else self._format_output(x, grid)
+        """Return the output of a block or, before the final norm, the class token for the LCA."""
+        return super().finish(index, x, grid) if self.lca is None else x[:, 0]
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Embed patches of the stem's map; see `MRLAViT`."""

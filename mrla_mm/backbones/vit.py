@@ -105,6 +105,8 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         """Return the output of type `out_type` of a block, given its tokens."""
         if self.final_norm and index == self.num_layers - 1:
             x = self.ln1(x)
+        if self.out_type == "cls_token" and self.dist_token is not None:
+            return x[:, 0], x[:, 1]
         return self._format_output(x, grid)
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
@@ -140,11 +142,6 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
     def run_layer(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Run a block without its layer attention."""
         return layer(x)
-
-    def _format_output(self, x: Tensor, hw: Grid) -> Tensor | tuple[Tensor, Tensor]:
-        if self.out_type == "cls_token" and self.dist_token is not None:
-            return x[:, 0], x[:, 1]
-        return super()._format_output(x, hw)
 
     def init_random(self) -> None:
         """Draw the extra tokens as DeiT does, and initialise the rest as mmpretrain does."""
