@@ -152,9 +152,7 @@ class LayerAttention(nn.Module):
         return f"channels={self.channels}, heads={self.heads}"
 
 
-def make_projection(
-    channels: int, heads: int, projection: str, reduction: int
-) -> nn.Conv1d | nn.Linear:
+def make_projection(channels: int, heads: int, projection: str, reduction: int) -> nn.Module:
     """Make a query or key projection; see `LayerAttention` for the arguments."""
     if projection == "conv1d":
         if reduction != 1:

@@ -7,6 +7,8 @@ from torch import Tensor
 from mrla_mm.attention.fusion import choose_fusion
 from mrla_mm.attention.residual import AttentionResidual, build_branch_norm
 
+Grid = tuple[int, int]  # H and W, rows and columns of the patch tokens
+
 
 def with_token_defaults(attention: dict) -> dict:
     """Complete a variant's config with what its class uses on tokens."""
@@ -17,7 +19,7 @@ def with_token_defaults(attention: dict) -> dict:
     return {**getattr(kind, "token_defaults", {}), **attention}
 
 
-def to_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+def to_map(tokens: Tensor, grid: Grid) -> Tensor:
     """Lay patch tokens out on their grid: (B, H * W, C) -> (B, C, H, W), without a copy."""
     return tokens.transpose(1, 2).unflatten(2, grid)
 
@@ -65,7 +67,7 @@ class TokenAttentionResidual(AttentionResidual):
         self.reset_zero_init()
 
     def forward(
-        self, tokens: Tensor, shortcut: Tensor | None, grid: tuple[int, int], *memory: Tensor
+        self, tokens: Tensor, shortcut: Tensor | None, grid: Grid, *memory: Tensor
     ) -> tuple[Tensor, ...]:
         """Add the attention to the tokens of a block; return y and the new memory.
 

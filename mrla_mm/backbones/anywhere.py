@@ -101,7 +101,9 @@ def WithLayerAttention(  # a function, by the name that configs know
         return model
     if any(isinstance(module, AttentionResidual) for module in model.modules()):
         raise InputError(f"backbone={backbone!r} already has layer attention: use it as it is")
-    norm_cfg = branch_norm(arguments.get("norm_cfg"))
+    norm_cfg = arguments.get("norm_cfg")
+    if not isinstance(norm_cfg, dict) or norm_cfg.get("type") == "LN":
+        norm_cfg = dict(type="BN")  # over maps
     options = dict(norm_cfg=norm_cfg, drop_path=attention_drop_path, zero_init=zero_init_attention)
     runs = find_runs(model, arguments.get("in_channels", 3), probe_size)
     with MODELS.switch_scope_and_registry(scope or None):
@@ -133,12 +135,6 @@ def default_arguments(host: type) -> dict[str, object]:
         parameters = inspect.signature(base.__init__).parameters.values()
         defaults |= {parameter.name: parameter.default for parameter in parameters}
     return defaults
-
-
-def branch_norm(norm_cfg: object) -> dict:
-    """Return the norm of branches over maps: norm_cfg if it is one for maps, else batch norm."""
-    is_for_maps = isinstance(norm_cfg, dict) and norm_cfg.get("type") != "LN"
-    return norm_cfg if is_for_maps else dict(type="BN")
 
 
 def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:

@@ -21,17 +21,12 @@ from mrla_mm.errors import InputError
 def make_class(*parts: type) -> type:
     """Make the class with these bases, mixins and then a host's class; its objects pickle."""
     name = f"{parts[-1].__name__}WithLayerAttention"
-    return type(name, parts, {"_mrla_parts": parts, "__reduce__": reduce_object})
-
-
-def parts_of(cls: type) -> tuple[type, ...]:
-    """Return what `make_class` made a class of; of any other the class itself."""
-    return vars(cls).get("_mrla_parts", (cls,))
+    return type(name, parts, {"__reduce__": reduce_object})
 
 
 def reduce_object(made: object) -> tuple:
-    """Return what pickle stores of an object: its class by parts, and its attributes."""
-    return new_object, parts_of(type(made)), made.__dict__
+    """Return what pickle stores of an object: the bases of its class, and its attributes."""
+    return new_object, type(made).__bases__, made.__dict__
 
 
 def new_object(*parts: type) -> object:
@@ -42,7 +37,9 @@ def new_object(*parts: type) -> object:
 
 def add_mixin(module: nn.Module, mixin: type) -> None:
     """Change a module's class to a subclass of it in which the mixin comes first."""
-    module.__class__ = make_class(mixin, *parts_of(type(module)))
+    cls = type(module)
+    is_made = vars(cls).get("__reduce__") is reduce_object
+    module.__class__ = make_class(mixin, *(cls.__bases__ if is_made else (cls,)))
 
 
 class ChannelsLastResidual(LayerAttentionResidual):
@@ -83,17 +80,13 @@ class BlockWithoutMemory(BlockWithBranch):
         return self.run_branch(out, x, (*args, *kwargs.values()))[0]
 
 
-class HostArguments(tuple):
-    """Arguments of the plain block after x, from a caller that passes the memory on."""
-
-
 class BlockWithMemory(BlockWithBranch):
     """Mixin of a block whose variant has a memory, which its caller passes on."""
 
     # All is positional, since mmengine's activation_checkpointing passes no keywords.
     def forward(self, x: Tensor, args: object = None, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run the block with x and args, then the branch; return y and memory."""
-        if not isinstance(args, HostArguments):
+        """Run the block with x and a tuple of others, then the branch; return y and memory."""
+        if not isinstance(args, tuple):
             raise InputError(
                 f"a {type(self).__name__} was called without a memory: call its container as a "
                 "whole, or take an MRLALight that has none"
@@ -121,7 +114,7 @@ class SequentialCaller:
             if isinstance(block, BlockWithMemory):
                 if block.mrla.first_in_stage:
                     memory = ()
-                x, *memory = block(x, HostArguments(), *memory)
+                x, *memory = block(x, (), *memory)
             else:
                 x = block(x)
         return x
@@ -134,7 +127,7 @@ class SwinCaller:
         """Run the blocks with their layer attention, then merge patches as the host does."""
         memory = ()
         for block in self.blocks:
-            x, *memory = block(x, HostArguments((hw_shape,)), *memory)
+            x, *memory = block(x, (hw_shape,), *memory)
         if self.downsample is None:
             return x, hw_shape, x, hw_shape
         return *self.downsample(x, hw_shape), x, hw_shape

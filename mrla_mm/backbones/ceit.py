@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from mmcv.cnn import ConvModule, build_norm_layer
-from mmcv.cnn.bricks import DropPath
+from mmcv.cnn.bricks.transformer import FFN
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.attention import AttentionConfig
-from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.vit import MRLAViT
 from mrla_mm.errors import InputError
 
 STEM_STRIDE = 4  # of the convolutional stem
 PATCH = 4  # side of the patches of the stem's map
+LCA_OPTIONS = ("drop_rate", "qkv_bias", "norm_cfg")  # that the block over class tokens shares
 
 
 class LocallyEnhancedFeedForward(BaseModule):
@@ -26,21 +27,14 @@ class LocallyEnhancedFeedForward(BaseModule):
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
-    after the last norm.
+    after the last norm. Its sizes, dropout and drop path are those of the layer that it replaces.
     """
 
-    def __init__(
-        self,
-        channels: int,
-        hidden: int,
-        *,
-        extra_tokens: int,
-        drop: float,
-        drop_path: float,
-        norm_cfg: dict,
-    ) -> None:
+    def __init__(self, ffn: FFN, extra_tokens: int, norm_cfg: dict) -> None:
         super().__init__()
         self.extra_tokens = extra_tokens
+        channels = ffn.embed_dims
+        hidden = ffn.feedforward_channels
         # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
         self.conv1 = nn.Conv2d(channels, hidden, 1)
         self.bn1 = build_norm_layer(norm_cfg, hidden)[1]
@@ -49,10 +43,10 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.conv3 = nn.Conv2d(hidden, channels, 1)
         self.bn3 = build_norm_layer(norm_cfg, channels)[1]
         self.act = nn.GELU()
-        self.drop = nn.Dropout(drop)
-        self.drop_path = DropPath(drop_path)
+        self.drop = ffn.layers[-1]
+        self.drop_path = ffn.dropout_layer
 
-    def forward(self, tokens: Tensor, identity: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, tokens: Tensor, identity: Tensor, grid: Grid) -> Tensor:
         """Transform tokens (B, E + H * W, C) of a grid (H, W) and add the identity."""
         extra = self.extra_tokens
         x = to_map(tokens[:, extra:], grid)  # (B, C, H, W)
@@ -65,7 +59,7 @@ class LocallyEnhancedFeedForward(BaseModule):
 class CeiTLayer(TransformerEncoderLayer):
     """mmpretrain's block with a feed-forward layer that knows the grid of its tokens."""
 
-    def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
         """Transform tokens (B, E + H * W, C) of a grid (H, W)."""
         x = x + self.attn(self.ln1(x))
         return self.ffn(self.ln2(x), x, grid)
@@ -91,6 +85,7 @@ class MRLACeiT(MRLAViT):
         norm_eval: keep the batch norms in evaluation mode during training.
     """
 
+    embedding_parts = (*MRLAViT.embedding_parts, "stem.")
     arch_zoo = {
         "ceit-tiny": dict(embed_dims=192, num_layers=12, num_heads=3, feedforward_channels=768),
         "ceit-small": dict(embed_dims=384, num_layers=12, num_heads=6, feedforward_channels=1536),
@@ -131,34 +126,23 @@ class MRLACeiT(MRLAViT):
         )
         for layer in self.layers:
             layer.__class__ = CeiTLayer  # mmpretrain's constructor takes no class of blocks
-            layer.ffn = LocallyEnhancedFeedForward(
-                self.embed_dims,
-                self.arch_settings["feedforward_channels"],
-                extra_tokens=self.num_extra_tokens,
-                drop=kwargs.get("drop_rate", 0.0),
-                drop_path=layer.attn.out_drop.drop_prob,
-                norm_cfg=norms,
-            )
+            layer.ffn = LocallyEnhancedFeedForward(layer.ffn, self.num_extra_tokens, norms)
         self.lca = None
         if out_type == "cls_token":
             if self.out_indices != [self.num_layers - 1]:
                 raise InputError(f"out_indices={out_indices}: only the last has a class token")
-            self.out_indices = range(self.num_layers)  # the LCA takes them all
-            self.norm_class_token = self.final_norm
-            self.final_norm = False  # the norm follows the LCA
-            self.lca = self._build_lca(kwargs)
+            if self.dist_token is not None:
+                raise InputError("with_dist_token=True: the LCA takes no distillation token")
+            self.out_indices = range(self.num_layers)  # the LCA takes the class tokens of all
+            options = dict(norm_cfg=dict(type="LN", eps=1e-6)) | kwargs
+            shared = {name: options[name] for name in LCA_OPTIONS if name in options}
+            self.lca = TransformerEncoderLayer(
+                self.embed_dims,
+                self.arch_settings["num_heads"],
+                self.arch_settings["feedforward_channels"],
+                **shared,
+            )
         self._freeze_stages()
-
-    def _build_lca(self, options: dict) -> TransformerEncoderLayer:
-        """Build the block over class tokens, with the dropout, bias and norm of the others."""
-        passed_on = ("drop_rate", "qkv_bias", "norm_cfg")
-        shared = {name: options[name] for name in passed_on if name in options}
-        return TransformerEncoderLayer(
-            self.embed_dims,
-            self.arch_settings["num_heads"],
-            self.arch_settings["feedforward_channels"],
-            **{"norm_cfg": dict(type="LN", eps=1e-6), **shared},
-        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one output of type `out_type` for each of `out_indices`; see `MRLAViT`."""
@@ -167,9 +151,13 @@ class MRLACeiT(MRLAViT):
             return outs
         # Only the last token's query matters; the others cost little, with one token per block.
         token = self.lca(torch.stack(outs, dim=1))[:, -1]  # (B, C)
-        return (self.ln1(token) if self.norm_class_token else token,)
+        return (self.ln1(token) if self.final_norm else token,)
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def finish(self, index, x, grid):
+        """Return the output of a block or, before the final norm, the class token for the LCA."""
+        return super().finish(index, x, grid) if self.lca is None else x[:, 0]
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Embed patches of the stem's map; see `MRLAViT`."""
         return super().embed(self.stem(x))
 
@@ -177,22 +165,13 @@ class MRLACeiT(MRLAViT):
         """Run a block without its layer attention."""
         return layer(x, grid)
 
-    def get_layer_depth(self, param_name: str, prefix: str = "") -> tuple[int, int]:
-        """Return a parameter's depth and the number of depths; the stem's is 0."""
-        if param_name.startswith(f"{prefix}stem."):
-            param_name = f"{prefix}patch_embed"
-        return super().get_layer_depth(param_name, prefix)
-
     def _freeze_stages(self) -> None:
-        """Freeze the stem with the embedding, LCA and final norm with the last block."""
+        """Freeze the stem with the embedding, and the LCA with the last block."""
         super()._freeze_stages()
-        if self.frozen_stages < 0:
-            return
-        self.stem.eval().requires_grad_(False)
+        if self.frozen_stages >= 0:
+            self.stem.eval().requires_grad_(False)
         if self.frozen_stages == self.num_layers and self.lca is not None:
             self.lca.eval().requires_grad_(False)
-            if self.norm_class_token:
-                self.ln1.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> "MRLACeiT":
         """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from mmcv.cnn.bricks import DropPath
 from mmdet.models.backbones import EfficientNet
 from mmdet.models.backbones.efficientnet import EdgeResidual
 from mmdet.models.layers import InvertedResidual
-from mmengine.model import BaseModule, ModuleList, Sequential
+from mmengine.model import ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -27,24 +28,11 @@ BLOCK = {
 LIGHT = dict(type="MRLALight", head_channels=8)  # the paper's, App. B.1
 
 
-class MRLAMBConv(BaseModule):
-    """mmdet's MBConv (fused in the EdgeTPU models), with layer attention if it has a shortcut.
+class MRLAMBConv:
+    """Mixin of mmdet's MBConv, whose layer attention is `mrla`.
 
-    A block without a shortcut starts a stage: it has no layer attention and returns no memory. The
-    block's modules keep their names, so plain EfficientNet weights load.
+    That is None in a block without a shortcut, which starts a stage: it returns no memory.
     """
-
-    def __init__(
-        self, block: InvertedResidual | EdgeResidual, mrla: LayerAttentionResidual | None
-    ) -> None:
-        super().__init__()
-        parts = {name: part for name, part in block.named_children() if name != "drop_path"}
-        for name, part in parts.items():
-            self.add_module(name, part)
-        self.part_names = tuple(parts)  # mmdet registers them in the order in which it runs them
-        self.drop_path_rate = getattr(block.drop_path, "drop_prob", 0.0)
-        self.with_cp = block.with_cp
-        self.mrla = mrla
 
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run block and layer attention: x and the stage's memory -> both behind the block."""
@@ -52,26 +40,30 @@ class MRLAMBConv(BaseModule):
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         out = x
-        for name in self.part_names:
-            out = getattr(self, name)(out)
+        for name, part in self.named_children():  # mmdet registers them as it runs them
+            if name not in ("drop_path", "mrla"):
+                out = part(out)
         if self.mrla is None:
             return (out,)
-        keep = self.draw_keep(x)
-        if keep is None:  # without a keyword, which mmengine's checkpointing refuses
+        if not (self.training and isinstance(self.drop_path, DropPath)):
+            # without a keyword, which mmengine's checkpointing refuses
             return self.mrla(x + out, x, *memory)
+        # A dropped block leaves nothing to attend to (App. B.1), so they share what is drawn.
+        survival = 1 - self.drop_path.drop_prob
+        kept = torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
+        keep = kept.div(survival).to(x.dtype)
         return self.mrla(x + out * keep, x, *memory, keep=keep)
 
-    def draw_keep(self, x: Tensor) -> Tensor | None:
-        """Draw a factor (B, 1, 1, 1), 0 or 1 / (survival probability); None to drop nothing.
 
-        The block and its layer attention share it: a dropped block leaves nothing to attend to
-        (App. B.1).
-        """
-        if not (self.training and self.drop_path_rate):
-            return None
-        survival = 1 - self.drop_path_rate
-        kept = torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
-        return kept.div(survival).to(x.dtype)
+class MRLAInvertedResidual(MRLAMBConv, InvertedResidual):
+    """MBConv with layer attention."""
+
+
+class MRLAEdgeResidual(MRLAMBConv, EdgeResidual):
+    """Fused MBConv of the EdgeTPU models with layer attention."""
+
+
+BLOCK_CLASSES = {InvertedResidual: MRLAInvertedResidual, EdgeResidual: MRLAEdgeResidual}
 
 
 class MRLAMBConvLayer(Sequential):
@@ -157,32 +149,30 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
         self.layer_attention = attention_config(layer_attention)
         self.zero_init_attention = zero_init_attention
         if self.layer_attention is not None:
-            # mmengine's ModuleList hands init_weights on; the first and last layer have no blocks
-            self.layers = ModuleList(
-                self.add_layer_attention(layer) if isinstance(layer, Sequential) else layer
-                for layer in self.layers
-            )
+            self.layers = ModuleList(self.layers)  # mmengine's, which hands init_weights on
+            for layer in self.layers:
+                if isinstance(layer, Sequential):  # the first and last have no blocks
+                    self.add_layer_attention(layer)
         self._freeze_stages()
 
-    def add_layer_attention(self, layer: Sequential) -> MRLAMBConvLayer:
-        """Replace the blocks of a layer by blocks with layer attention."""
-        blocks = []
+    def add_layer_attention(self, layer: Sequential) -> None:
+        """Give the blocks of a layer that have a shortcut their layer attention."""
         first_in_stage = True
         for block in layer:
             *_, last = block.children()
-            branch = None
+            block.mrla = None
             # mmdet's two kinds of blocks name the same thing differently
             if getattr(block, "with_res_shortcut", getattr(block, "with_residual", False)):
-                branch = LayerAttentionResidual(
+                block.mrla = LayerAttentionResidual(
                     self.layer_attention,
                     last.conv.out_channels,
                     norm_cfg=self.norm_cfg,
                     zero_init=self.zero_init_attention,
                     first_in_stage=first_in_stage,
                 )
-            blocks.append(MRLAMBConv(block, branch))
-            first_in_stage = branch is None
-        return MRLAMBConvLayer(*blocks)
+            first_in_stage = block.mrla is None
+            block.__class__ = BLOCK_CLASSES[type(block)]
+        layer.__class__ = MRLAMBConvLayer
 
     @property
     def unbuilt_parts(self) -> tuple[str, ...]:

@@ -69,23 +69,13 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
     num_convs = 3
 
 
-class ContractedDilation:
-    """Takes the place of the block class in mmdet's `ResLayer`, to halve the first one's dilation.
+def build_contracted(block: type[nn.Module], *, dilation: int, **kwargs: object) -> nn.Module:
+    """Build a block of `ResLayer` with half the dilation if it is the first: given a downsample.
 
     A dilation set on a built block would not reach the layers inside a deformable convolution.
     """
-
-    def __init__(self, block: type[nn.Module]) -> None:
-        self.block = block
-        self.expansion = block.expansion
-        self.is_first = True
-
-    def __call__(self, *, dilation: int, **kwargs: object) -> nn.Module:
-        """Build the next block."""
-        if self.is_first:
-            dilation = max(dilation // 2, 1)
-        self.is_first = False
-        return self.block(dilation=dilation, **kwargs)
+    is_first = "downsample" in kwargs
+    return block(dilation=max(dilation // 2, 1) if is_first else dilation, **kwargs)
 
 
 class MRLAResLayer(ResLayer):
@@ -211,5 +201,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             )
         block = self.block_classes[kwargs["block"]]
         if self.contract_dilation:
-            block = ContractedDilation(block)
+            expansion = block.expansion
+            block = partial(build_contracted, block)
+            block.expansion = expansion  # which ResLayer reads
         return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})

@@ -203,29 +203,29 @@ def record_calls(backbone: nn.Module, image: Tensor) -> list[tuple[str, Call]]:
     names = {module: name for name, module in probe.named_modules()}
     calls = []
     producers = WeakTensorKeyDictionary()  # names of the modules that returned a tensor
-    versions = {}  # of a module's input before it runs
-    running = [""]  # names of the modules whose forward runs, the innermost last
+    # Names of the modules whose forward runs, the innermost last, and versions of their inputs.
+    running = [("", None)]
 
     def before(module: nn.Module, args: tuple) -> None:
-        running.append(names[module])
-        versions[module] = args[0]._version if args and isinstance(args[0], Tensor) else None
+        version = args[0]._version if args and isinstance(args[0], Tensor) else None
+        running.append((names[module], version))
 
     def after(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-        running.pop()
+        name, version = running.pop()
         if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor)):
             return
         x, *others = args
         call = Call(
             image=tuple(image.shape[2:]),
-            caller=running[-1],
+            caller=running[-1][0],
             input_shape=x.shape,
             output_shape=output.shape,
             producers={*producers.get(x, ())},
             grid=find_grid(output, (*others, *kwargs.values())) if output.dim() == 3 else None,
-            overwrites_input=x._version != versions[module],
+            overwrites_input=x._version != version,
         )
-        calls.append((names[module], call))
-        producers.setdefault(output, []).append(names[module])
+        calls.append((name, call))
+        producers.setdefault(output, []).append(name)
 
     for module in names:
         module.register_forward_pre_hook(before)

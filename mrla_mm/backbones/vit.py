@@ -12,7 +12,7 @@ from mmpretrain.models.backbones import VisionTransformer
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
-from mrla_mm.attention.tokens import to_map, to_tokens
+from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
 from mrla_mm.ops import is_exporting
@@ -43,6 +43,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
     """
 
     key_layout = "deit"  # the layout of published weight files, see mrla_mm.weights
+    embedding_parts = ("dist_token",)  # beside those that mmpretrain knows
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
             self.dist_token = nn.Parameter(torch.zeros(1, 1, self.embed_dims))
         self.with_cp = with_cp
         self.layer_attention = attention_config(layer_attention)
-        self.starts = stage_starts(stage_blocks, self.num_layers)
+        starts = stage_starts(stage_blocks, self.num_layers)
         if self.layer_attention is not None:
             for index, layer in enumerate(self.layers):
                 layer.mrla = TokenAttentionResidual(
@@ -79,7 +80,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
                     extra_tokens=self.num_extra_tokens,
                     drop_path=layer.attn.out_drop.drop_prob,
                     zero_init=zero_init_attention,
-                    first_in_stage=index in self.starts,
+                    first_in_stage=index in starts,
                 )
         self.frozen_stages = frozen_stages
         self._freeze_stages()
@@ -94,22 +95,28 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         x, grid = self.embed(x)
         memory = ()
         outs = []
-        for index in range(self.num_layers):
-            x, *memory = run_checkpointed(self.with_cp, self.run_block, index, grid, x, *memory)
-            if self.final_norm and index == self.num_layers - 1:
-                x = self.ln1(x)
+        for index, layer in enumerate(self.layers):
+            x, *memory = run_checkpointed(self.with_cp, self.run_block, layer, grid, x, *memory)
             if index in self.out_indices:
-                outs.append(self._format_output(x, grid))
+                outs.append(self.finish(index, x, grid))
         return tuple(outs)
 
-    def embed(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def finish(self, index: int, x: Tensor, grid: Grid) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the output of type `out_type` of a block, given its tokens."""
+        if self.final_norm and index == self.num_layers - 1:
+            x = self.ln1(x)
+        if self.out_type == "cls_token" and self.dist_token is not None:
+            return x[:, 0], x[:, 1]
+        return self._format_output(x, grid)
+
+    def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Embed an image (B, 3, height, width): tokens (B, E + H * W, C) and grid (H, W)."""
         x, grid = self.patch_embed(x)
         tokens = [token for token in (self.cls_token, self.dist_token) if token is not None]
         x = torch.cat([*(token.expand(x.shape[0], -1, -1) for token in tokens), x], dim=1)
         return self.pre_norm(self.drop_after_pos(x + self.positions(grid))), grid
 
-    def positions(self, grid: tuple[int, int]) -> Tensor:
+    def positions(self, grid: Grid) -> Tensor:
         """Return the positional embedding (1, E + H * W, C) of a grid (H, W)."""
         extra = self.num_extra_tokens
         own = self.patch_resolution
@@ -122,25 +129,19 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         return torch.cat([self.pos_embed[:, :extra], patches], dim=1)
 
     def run_block(
-        self, index: int, grid: tuple[int, int], x: Tensor, *memory: Tensor
+        self, layer: nn.Module, grid: Grid, x: Tensor, *memory: Tensor
     ) -> tuple[Tensor, ...]:
         """Run a block and its layer attention on tokens (B, E + H * W, C) of a grid (H, W)."""
-        layer = self.layers[index]
         out = self.run_layer(layer, x, grid)
         if self.layer_attention is None:
             return (out,)
-        if index in self.starts:
+        if layer.mrla.first_in_stage:
             memory = ()
         return layer.mrla(out, x, grid, *memory)
 
-    def run_layer(self, layer: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
+    def run_layer(self, layer: nn.Module, x: Tensor, grid: Grid) -> Tensor:
         """Run a block without its layer attention."""
         return layer(x)
-
-    def _format_output(self, x: Tensor, hw: tuple[int, int]) -> Tensor | tuple[Tensor, Tensor]:
-        if self.out_type == "cls_token" and self.dist_token is not None:
-            return x[:, 0], x[:, 1]
-        return super()._format_output(x, hw)
 
     def init_random(self) -> None:
         """Draw the extra tokens as DeiT does, and initialise the rest as mmpretrain does."""
@@ -160,7 +161,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
 
         Layer attention has the depth of its block; all of the embedding has depth 0.
         """
-        if param_name == f"{prefix}dist_token":
+        if param_name.startswith(tuple(f"{prefix}{part}" for part in self.embedding_parts)):
             param_name = f"{prefix}patch_embed"
         return super().get_layer_depth(param_name, prefix)
 

@@ -114,7 +114,7 @@ class RLAResNet(ComparatorResNet):
 
     def make_res_layer(self, **kwargs: object) -> RLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        is_last = kwargs["planes"] == self.base_channels * 2 ** (self.num_stages - 1)
+        is_last = len(self.res_layers) == self.num_stages - 1
         update_last = self.out_hidden or not is_last
         return RLAResLayer(hidden_channels=self.hidden_channels, update_last=update_last, **kwargs)
 

@@ -141,7 +141,7 @@ def test_a_block_and_its_layer_attention_are_dropped_together(path, monkeypatch)
     options = dict(drop_path_rate=0.5, out_indices=(5,), norm_eval=True)
     backbone = randomize_zero_init(MRLAEfficientNet("b0", **options)).double().train()
     block = backbone.layers[5][3]
-    assert block.drop_path_rate == pytest.approx(0.5 * 14 / 15)  # mmdet's rule: linear in depth
+    assert block.drop_path.drop_prob == pytest.approx(0.5 * 14 / 15)  # linear in depth
     x = torch.randn(64, 192, 2, 3, dtype=torch.float64)
     (out,) = block(x)
     dropped = (out == x).flatten(1).all(1)
@@ -150,8 +150,8 @@ def test_a_block_and_its_layer_attention_are_dropped_together(path, monkeypatch)
     residual = x
     for name in ("expand_conv", "depthwise_conv", "se", "linear_conv"):
         residual = getattr(block, name)(residual)
-    after = x + residual / (1 - block.drop_path_rate)
-    attended = block.mrla.norm(block.mrla.attention(after, x)[0]) / (1 - block.drop_path_rate)
+    after = x + residual / (1 - block.drop_path.drop_prob)
+    attended = block.mrla.norm(block.mrla.attention(after, x)[0]) / (1 - block.drop_path.drop_prob)
     torch.testing.assert_close(out[~dropped], (after + attended)[~dropped])
     assert torch.equal(block.eval()(x)[0], block(x)[0])
 
