@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 
 from mrla_mm import cli
-from mrla_mm.config import add_option_argument
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 
@@ -32,22 +31,25 @@ def parse_args(argv):
     parser.add_argument("--image", help="compare on this image (default: on noise)")
     out_dir = Path("work_dirs/export")
     parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
-    add_option_argument(parser)
+    cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 
 def test_images(graph, args):
     """Return images to compare on: the given one, or noise of the graph's size and of others."""
-    if args.image:
-        import cv2
+    import cv2
 
+    from mrla_mm.export import noise
+
+    if args.image:
         image = cv2.imread(args.image)
         if image is None or args.backbone:
             raise InputError(f"--image {args.image} is not an image, or given with --backbone")
-        size = graph.example.shape[2:0:-1] if args.shape else None
-        return [torch.from_numpy(cv2.resize(image, size) if size else image)[None]]
+        if args.shape:
+            image = cv2.resize(image, args.shape[::-1])
+        return [torch.from_numpy(image)[None]]
     sizes = [] if args.shape else [(1, 200, 352), (3, 128, 96)]
-    return [graph.example, *(graph.noise(*size) for size in sizes)]
+    return [graph.example, *(noise(*size, normalised=args.backbone) for size in sizes)]
 
 
 def main(argv=None):
@@ -55,8 +57,7 @@ def main(argv=None):
     args = parse_args(argv)
     from mrla_mm import export
 
-    options = dict(device="cpu", options=args.cfg_options)
-    loaded = load_model(args.config, args.checkpoint, **options)
+    loaded = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)
     graph = export.make_graph(loaded.model, args.shape, backbone_only=args.backbone)
     images = test_images(graph, args)
     args.out_dir.mkdir(parents=True, exist_ok=True)
