@@ -1,13 +1,12 @@
 """Reading configs: by path or `package::name`, with the overrides of --cfg-options."""
 
-import argparse
 import difflib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mrla_mm.compat.config_scope import find_config
@@ -17,26 +16,6 @@ from mrla_mm.errors import InputError
 READ = """activation_checkpointing auto_scale_lr check_data find_unused_parameters model_wrapper_cfg
     runner_type strategy sync_bn tta_model tta_pipeline"""
 TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
-
-
-class OptionAction(DictAction):
-    """mmengine's DictAction, but that a text keeps its spaces."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        """Add options to the namespace."""
-        super().__call__(parser, namespace, values, option_string)
-        options = getattr(namespace, self.dest)
-        for option in values:
-            key, _, text = option.partition("=")
-            if key == "data_root" or isinstance(options[key], str):
-                options[key] = text.strip("'\"")
-
-
-def add_option_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --cfg-options."""
-    options = dict(nargs="+", action=OptionAction, default={}, metavar="KEY=VALUE")
-    purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
-    parser.add_argument("--cfg-options", **options, help=purpose)
 
 
 def read_config(name: str, options: Mapping[str, object]) -> Config:

@@ -5,7 +5,6 @@ A detector takes images as OpenCV reads them and returns boxes, for any batch an
 docs/deployment.md has an example. What was written is run and compared with the model.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -20,9 +19,7 @@ from mrla_mm.inference import load_model
 
 def parse_args(argv):
     """Parse the command line."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = cli.config_parser(__doc__)
     parser.add_argument("checkpoint", help="checkpoint file of a model of this config")
     parser.add_argument("--format", choices=["onnx", "pt2"], default="onnx", help="default: onnx")
     parser.add_argument("--backbone", action="store_true", help="the backbone alone")
@@ -31,7 +28,6 @@ def parse_args(argv):
     parser.add_argument("--image", help="compare on this image (default: on noise)")
     out_dir = Path("work_dirs/export")
     parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
-    cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 

@@ -8,7 +8,6 @@ Every multiply-add and every elementwise product counts as one, including those 
 model differs.
 """
 
-import argparse
 import sys
 
 from mmengine.logging import MMLogger
@@ -20,16 +19,13 @@ from mrla_mm.inference import build_model
 
 def parse_args(argv):
     """Parse the command line."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = cli.config_parser(__doc__)
     size = dict(type=int, nargs=2, metavar=("H", "W"))
     parser.add_argument("--shape", **size, help="image (default: 800 1280; classifiers 224 224)")
     parser.add_argument("--compare", metavar="CONFIG2", help="config of a second model")
     parser.add_argument("--max-depth", type=int, default=2, help="levels of modules (default: 2)")
     devices = dict(choices=["meta", "cpu"], default="meta")
     parser.add_argument("--device", **devices, help="cpu: compute real values (default: meta)")
-    cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 
