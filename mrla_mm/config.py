@@ -71,17 +71,20 @@ def walk_strings(node: dict | list) -> Iterator[tuple[dict | list, str | int, st
 
 
 def unknown_key(cfg: Config, option: str) -> str | None:
-    """Return a warning if an override names a key that the config lacks, with the nearest."""
+    """Return a warning if nothing may read an override, with the nearest key that is read."""
+    top = option.partition(".")[0]
+    if top in cfg and top not in TOP_LEVEL:
+        used = f"{top}, a variable or an import, is used while the file is read"
+        return f"--cfg-options {option} has no effect: {used}"
+    if top in TOP_LEVEL and top not in cfg:
+        return None
     node = cfg.to_dict()
     path = ""
-    top = option.partition(".")[0]
     for key in option.split("."):
         if isinstance(node, list | tuple):
             node = {str(index): item for index, item in enumerate(node)}
         if not isinstance(node, dict) or key == "_delete_":
             return None  # mmengine refuses it or reads it
-        if key not in node and path + key in TOP_LEVEL:
-            return None
         if key not in node:
             known = [str(each) for each in node if each != "_scope_"]
             near = difflib.get_close_matches(key, known, n=1)
@@ -89,5 +92,4 @@ def unknown_key(cfg: Config, option: str) -> str | None:
             return f"--cfg-options {option} adds the new key {path}{key}; {hint}"
         node = node[key]
         path += f"{key}."
-    used = f"{top}, a variable or an import, is used while the file is read"
-    return None if top in TOP_LEVEL else f"--cfg-options {option} has no effect: {used}"
+    return None
