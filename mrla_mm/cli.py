@@ -131,21 +131,18 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     These two end it with one line on stderr; anything else keeps its traceback.
     """
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
-    code = 0
     try:
         main(argv)
     except InputError as error:
-        code = 2
         message = str(error)
         if message.startswith("Caught InputError in DataLoader worker"):  # with its traceback
             message = message.rpartition("errors.InputError: ")[2]
-        message = f"error: {message.strip()}"
+        print(f"error: {message.strip()}", file=sys.stderr, flush=True)  # noqa: T201
+        return 2
     except KeyboardInterrupt as stop:
-        code = 130
-        message = f"interrupted: {stop}".removesuffix(": ")
-    if code:
-        print(message, file=sys.stderr, flush=True)  # noqa: T201
-    elif torch.distributed.is_initialized():
+        print(f"interrupted: {stop}".removesuffix(": "), file=sys.stderr, flush=True)  # noqa: T201
+        return 130
+    if torch.distributed.is_initialized():
         gc.collect()  # the wrapped model holds the group, whose threads may abort the process
         torch.distributed.destroy_process_group()
-    return code
+    return 0
