@@ -42,10 +42,6 @@ class Run(NamedTuple):
         """Whether it is trained and tested."""
         return (self.folder / RESULT).is_file()
 
-    def is_begun(self) -> bool:
-        """Whether it has a checkpoint."""
-        return (self.folder / BEGUN).is_file()
-
 
 class Plan(NamedTuple):
     """Names of configs, of which the first is the baseline, seeds, and remarks for the table."""
