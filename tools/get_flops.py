@@ -9,6 +9,7 @@ model differs.
 """
 
 import sys
+from collections import Counter
 
 from mmengine.logging import MMLogger
 
@@ -46,14 +47,22 @@ def count(name, args):
     return found, shape
 
 
-def show(modules, kinds, sign):
+def difference(second, first):
+    """Return what a second model has and does more than a first."""
+    parameters, operations = Counter(second.parameters), Counter(second.operations)
+    parameters.subtract(first.parameters)
+    operations.subtract(first.operations)
+    return second._replace(parameters=parameters, operations=operations)
+
+
+def show(found, max_depth, sign):
     """Print parameters and multiply-adds by module, then multiply-adds by kind of operator."""
     print(f"\n{'parameters':>14} {'multiply-adds':>16}  module")
-    for name, (parameters, operations) in modules.items():
+    for name, (parameters, operations) in found.by_module(max_depth).items():
         if parameters or operations or not name:
             print(f"{parameters:{sign}14,} {operations / 1e9:{sign}14.4f} G  {name or 'total'}")
     print()
-    for kind, operations in kinds.items():
+    for kind, operations in found.by_kind().items():
         print(f"{'':14} {operations / 1e9:{sign}14.4f} G  {kind}")
 
 
@@ -62,20 +71,12 @@ def main(argv=None):
     args = parse_args(argv)
     MMLogger.get_current_instance().setLevel("WARNING")
     found, args.shape = count(args.config, args)
-    modules = found.by_module(args.max_depth)
-    kinds = found.by_kind()
     if args.compare:
         second, _ = count(args.compare, args)
-        kinds = second.by_kind()
-        kinds.subtract(found.by_kind())
-        first = modules
-        modules = second.by_module(args.max_depth)
-        for name in {**first, **modules}:
-            old, new = first.get(name, (0, 0)), modules.get(name, (0, 0))
-            modules[name] = new[0] - old[0], new[1] - old[1]
+        found = difference(second, found)
         print("\nsecond minus first:")
     print(f"image: {args.shape[1]} x {args.shape[0]} (width x height)")
-    show(modules, kinds, "+" if args.compare else "")
+    show(found, args.max_depth, "+" if args.compare else "")
 
 
 if __name__ == "__main__":
