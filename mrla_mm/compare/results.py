@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-from collections import defaultdict
 
 from mrla_mm.analysis.comparison import BySeed, draw, gains_over_first, make_table
 from mrla_mm.atomic import write_atomically
@@ -23,7 +22,10 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
         metric = metric or next(iter(results[0]["metrics"]))
         values = values_by_seed(plan, results, metric)
         faults += find_lacking(results, values, metric)
-        table = make_table(values, metric, costs_by_name(plan, results))
+        costs = {name: [] for name in plan.names}
+        for result in results:
+            costs[result["config"]].append(result["costs"])
+        table = make_table(values, metric, costs)
         write_csv(plan, results)
         if len(values) > 1:
             figure = draw(gains_over_first(values), f"{metric} less that of {plan.names[0]}")
@@ -52,15 +54,6 @@ def find_lacking(results: list[dict], values: dict[str, BySeed], metric: str) ->
             run = f"{result['config']}, seed {result['seed']}"
             faults.append(f"{run}: no {metric} in {json.dumps(result['metrics'])}")
     return faults
-
-
-def costs_by_name(plan: Plan, results: list[dict]) -> dict[str, dict[str, list[float]]]:
-    """Return what the runs of each config cost, by what is counted."""
-    costs = {name: defaultdict(list) for name in plan.names}
-    for result in results:
-        for key, cost in result["costs"].items():
-            costs[result["config"]][key].append(cost)
-    return costs
 
 
 def write_csv(plan: Plan, results: list[dict]) -> None:
