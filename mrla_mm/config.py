@@ -49,12 +49,11 @@ def move_data_root(cfg: Config, root: str) -> None:
     roots = sorted({text.rstrip("/") for _, key, text in texts if key == "data_root"})
     old = (cfg.get("data_root") or "").rstrip("/")
     if not old or not all(f"{each}/".startswith(f"{old}/") for each in roots):
-        if len(roots) != 1:
-            folders = f"the data sets have {len(roots)} folders ({', '.join(roots)})"
-            remedy = "set train_dataloader.dataset.data_root and so on"
-            raise InputError(f"--cfg-options data_root={root}: {folders}: {remedy}")
-        old = roots[0]
-
+        old = roots[0] if len(roots) == 1 else None
+    if old is None:
+        folders = f"the data sets have {len(roots)} folders ({', '.join(roots)})"
+        remedy = "set train_dataloader.dataset.data_root and so on"
+        raise InputError(f"--cfg-options data_root={root}: {folders}: {remedy}")
     cfg.data_root = root.rstrip("/") + "/"
     for node, key, text in texts:
         if key == "data_root" or (old and f"{text}/".startswith(f"{old}/")):
