@@ -3,9 +3,7 @@
 The unit is one multiply-add, for one image and a model in eval mode; `RULE` says what counts, and
 additions, comparisons, exponentials and data movement are free. Attention over tokens is q k^T, the
 product with v, and two products a score. Two-stage detectors get as many proposals as their
-test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter leaves
-out elementwise products and scaled_dot_product_attention; torch's FlopCounterMode ignores operators
-it does not know.
+test_cfg allows (1000), their masks 100, and pooling the regions is free.
 """
 
 import math
