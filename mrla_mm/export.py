@@ -35,7 +35,7 @@ class Graph(NamedTuple):
     """A module that takes one tensor, `image`."""
 
     module: nn.Module
-    example: Tensor
+    images: list[Tensor]  # of noise to compare on; the first is traced
     axes: dict[int, str]  # dynamic dimensions of the image; empty if the size is fixed
     outputs: list[str]
 
@@ -224,13 +224,6 @@ def suppress(
     return boxes, scores, torch.where(scores > 0, labels, -1)
 
 
-def noise(batch: int, height: int, width: int, *, normalised: bool) -> Tensor:
-    """Return images of noise as a backbone takes them, or as OpenCV reads them."""
-    if normalised:
-        return torch.randn(batch, 3, height, width)
-    return torch.randint(256, (batch, height, width, 3), dtype=torch.uint8)
-
-
 def make_graph(
     model: nn.Module, shape: Size | None = None, *, backbone_only: bool = False
 ) -> Graph:
@@ -238,12 +231,13 @@ def make_graph(
 
     A backbone takes normalised images (B, 3, H, W); other models take images as OpenCV reads them.
     """
-    size = (1, *shape) if shape else (2, 256, 320)
-    image = noise(*size, normalised=backbone_only)
+    sizes = [(1, *shape)] if shape else [(2, 256, 320), (1, 200, 352), (3, 128, 96)]
+    images = [torch.randint(256, (*size, 3), dtype=torch.uint8) for size in sizes]
     axes = {0: "batch", 1: "height", 2: "width"}
     if backbone_only:
         module = model.backbone
-        names = [f"map_{level}" for level in range(len(as_tuple(module.eval()(image))))]
+        images = [torch.randn(batch, 3, height, width) for batch, height, width in sizes]
+        names = [f"map_{level}" for level in range(len(as_tuple(module.eval()(images[0]))))]
         axes = {0: "batch", 2: "height", 3: "width"}
     elif "ImageClassifier" in [each.__name__ for each in type(model).__mro__]:  # of mmpretrain
         module = nn.Sequential(Preprocess(model.data_preprocessor), model)
@@ -252,7 +246,7 @@ def make_graph(
         module = Detect(model)
         names = ["boxes", "scores", "labels"]
         names += ["masks"] if getattr(model, "with_mask", False) else []
-    return Graph(module.eval(), image, {} if shape else axes, names)
+    return Graph(module.eval(), images, {} if shape else axes, names)
 
 
 def to_program(graph: Graph) -> "torch.export.ExportedProgram":
@@ -260,7 +254,7 @@ def to_program(graph: Graph) -> "torch.export.ExportedProgram":
     dynamic = dict.fromkeys(graph.axes, torch.export.Dim.DYNAMIC)
     options = dict(dynamic_shapes=(dynamic,) if dynamic else None, strict=False)
     with torch.no_grad():
-        return torch.export.export(graph.module, (graph.example,), **options)
+        return torch.export.export(graph.module, (graph.images[0],), **options)
 
 
 def to_onnx(graph: Graph, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:

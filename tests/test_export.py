@@ -86,7 +86,7 @@ def test_train_step_compiles_to_one_graph_with_the_same_gradients(family, varian
 @pytest.mark.parametrize("change", [lambda x: 1.01 * x, lambda x: x[:1], lambda x: x * torch.nan])
 def test_a_graph_that_computes_something_else_is_refused(change):
     image = torch.rand(2, 3, 64, 64)
-    graph = export.Graph(lambda image: (image, 2 * image), image, {}, ["map_0", "map_1"])
+    graph = export.Graph(lambda image: (image, 2 * image), [image], {}, ["map_0", "map_1"])
     assert "difference" in export.check_same(graph, graph.module, image)
     with pytest.raises(InputError):
         export.check_same(graph, lambda image: (image, change(2 * image)), image)
@@ -96,7 +96,7 @@ def test_a_graph_that_computes_something_else_is_refused(change):
 def test_detections_that_differ_are_refused(output):
     boxes, labels = torch.rand(1, 4, 4) * 100, torch.arange(4)[None]
     detections = boxes, torch.tensor([[0.9, 0.8, 0.7, 0.6]]), labels, torch.rand(1, 4, 5, 5)
-    graph = export.Graph(lambda _: detections, boxes, {}, ["boxes", "scores", "labels", "masks"])
+    graph = export.Graph(lambda _: detections, [boxes], {}, ["boxes", "scores", "labels", "masks"])
     assert "4 of 4" in export.check_same(graph, lambda _: [x.flip(1) for x in detections], boxes)
     changed = [x + (index == output) for index, x in enumerate(detections)]
     none = graph._replace(module=lambda _: [0 * x for x in detections])

@@ -31,21 +31,16 @@ def parse_args(argv):
     return parser.parse_args(argv)
 
 
-def test_images(graph, args):
-    """Return images to compare on: the given one, or noise of the graph's size and of others."""
+def read_image(args):
+    """Return the given image as a batch, in the size of --shape if given."""
     import cv2
 
-    from mrla_mm.export import noise
-
-    if args.image:
-        image = cv2.imread(args.image)
-        if image is None or args.backbone:
-            raise InputError(f"--image {args.image} is not an image, or given with --backbone")
-        if args.shape:
-            image = cv2.resize(image, args.shape[::-1])
-        return [torch.from_numpy(image)[None]]
-    sizes = [] if args.shape else [(1, 200, 352), (3, 128, 96)]
-    return [graph.example, *(noise(*size, normalised=args.backbone) for size in sizes)]
+    image = cv2.imread(args.image)
+    if image is None or args.backbone:
+        raise InputError(f"--image {args.image} is not an image, or given with --backbone")
+    if args.shape:
+        image = cv2.resize(image, args.shape[::-1])
+    return torch.from_numpy(image)[None]
 
 
 def main(argv=None):
@@ -55,7 +50,7 @@ def main(argv=None):
 
     loaded = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)
     graph = export.make_graph(loaded.model, args.shape, backbone_only=args.backbone)
-    images = test_images(graph, args)
+    images = [read_image(args)] if args.image else graph.images
     args.out_dir.mkdir(parents=True, exist_ok=True)
     stem = Path(loaded.cfg.filename).stem + (".backbone" if args.backbone else "")
     path = args.out_dir / f"{stem}.{args.format}"
@@ -69,7 +64,7 @@ def main(argv=None):
             run = torch.export.load(unchecked).module()
         lines = [f"  {tuple(x.shape)}: {export.check_same(graph, run, x)}" for x in images]
         unchecked.replace(path)
-    print(f"{path}  image {list(graph.example.shape)} -> {', '.join(graph.outputs)}")
+    print(f"{path}  image {list(graph.images[0].shape)} -> {', '.join(graph.outputs)}")
     print(*lines, sep="\n")
 
 
