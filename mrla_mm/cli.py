@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from mmengine.config import Config
+from mmengine.config import Config, DictAction
 from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
-from mrla_mm.config import add_option_argument, read_config
+from mrla_mm.config import read_config
 from mrla_mm.datasets.checks import check_data
 from mrla_mm.errors import InputError
 from mrla_mm.inference import LoadedModel, load_model
@@ -22,11 +22,39 @@ from mrla_mm.version import __version__
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 
 
+class OptionAction(DictAction):
+    """mmengine's DictAction, but that a text keeps its spaces."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        """Add options to the namespace."""
+        super().__call__(parser, namespace, values, option_string)
+        options = getattr(namespace, self.dest)
+        for option in values:
+            key, _, text = option.partition("=")
+            if key == "data_root" or isinstance(options[key], str):
+                options[key] = text.strip("'\"")
+
+
+def add_option_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --cfg-options."""
+    options = dict(nargs="+", action=OptionAction, default={}, metavar="KEY=VALUE")
+    purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
+    parser.add_argument("--cfg-options", **options, help=purpose)
+
+
+def config_parser(description: str) -> argparse.ArgumentParser:
+    """Return the parser of a tool that reads a config, with overrides."""
+    kind = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
+    parser.add_argument("config", help="config file, or package::name of a packed one")
+    add_option_argument(parser)
+    return parser
+
+
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every tool that runs a config takes: work directory, overrides and launcher."""
+    """Add what every tool that runs a config takes: work directory and launcher."""
     folder = "folder for logs and checkpoints (default: work_dirs/<config name>)"
     parser.add_argument("--work-dir", help=folder)
-    add_option_argument(parser)
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     rank = "set by torch.distributed.launch"
     parser.add_argument("--local_rank", "--local-rank", type=int, default=0, help=rank)
@@ -58,9 +86,7 @@ def build_runner(cfg: Config, *phases: str) -> Runner:
 
 def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
     """Return the parser of a tool that runs a model, or several to compare, over images."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=description, formatter_class=kind)
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = config_parser(description)
     parser.add_argument("checkpoint", help="checkpoint file")
     parser.add_argument("input", help="image file, or folder of images")
     out_dir = Path("work_dirs", name.removeprefix("visualize_"))
@@ -72,7 +98,6 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
         pair = dict(nargs=2, metavar=("CONFIG", "CHECKPOINT"), action="append", default=[])
         purpose = "draw another model beside it, without --cfg-options; may be repeated"
         parser.add_argument("--compare", **pair, help=purpose)
-    add_option_argument(parser)
     return parser
 
 
@@ -106,21 +131,18 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     These two end it with one line on stderr; anything else keeps its traceback.
     """
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
-    code = 0
     try:
         main(argv)
     except InputError as error:
-        code = 2
         message = str(error)
         if message.startswith("Caught InputError in DataLoader worker"):  # with its traceback
             message = message.rpartition("errors.InputError: ")[2]
-        message = f"error: {message.strip()}"
+        print(f"error: {message.strip()}", file=sys.stderr, flush=True)  # noqa: T201
+        return 2
     except KeyboardInterrupt as stop:
-        code = 130
-        message = f"interrupted: {stop}".removesuffix(": ")
-    if code:
-        print(message, file=sys.stderr, flush=True)  # noqa: T201
-    elif torch.distributed.is_initialized():
+        print(f"interrupted: {stop}".removesuffix(": "), file=sys.stderr, flush=True)  # noqa: T201
+        return 130
+    if torch.distributed.is_initialized():
         gc.collect()  # the wrapped model holds the group, whose threads may abort the process
         torch.distributed.destroy_process_group()
-    return code
+    return 0

@@ -1,13 +1,12 @@
 """Reading configs: by path or `package::name`, with the overrides of --cfg-options."""
 
-import argparse
 import difflib
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mmengine.config import Config, DictAction
+from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mrla_mm.compat.config_scope import find_config
@@ -17,26 +16,6 @@ from mrla_mm.errors import InputError
 READ = """activation_checkpointing auto_scale_lr check_data find_unused_parameters model_wrapper_cfg
     runner_type strategy sync_bn tta_model tta_pipeline"""
 TOP_LEVEL = {*inspect.signature(Runner).parameters, *READ.split()}
-
-
-class OptionAction(DictAction):
-    """mmengine's DictAction, but that a text keeps its spaces."""
-
-    def __call__(self, parser, namespace, values, option_string=None) -> None:
-        """Add options to the namespace."""
-        super().__call__(parser, namespace, values, option_string)
-        options = getattr(namespace, self.dest)
-        for option in values:
-            key, _, text = option.partition("=")
-            if key == "data_root" or isinstance(options[key], str):
-                options[key] = text.strip("'\"")
-
-
-def add_option_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --cfg-options."""
-    options = dict(nargs="+", action=OptionAction, default={}, metavar="KEY=VALUE")
-    purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
-    parser.add_argument("--cfg-options", **options, help=purpose)
 
 
 def read_config(name: str, options: Mapping[str, object]) -> Config:
@@ -70,12 +49,11 @@ def move_data_root(cfg: Config, root: str) -> None:
     roots = sorted({text.rstrip("/") for _, key, text in texts if key == "data_root"})
     old = (cfg.get("data_root") or "").rstrip("/")
     if not old or not all(f"{each}/".startswith(f"{old}/") for each in roots):
-        if len(roots) != 1:
-            folders = f"the data sets have {len(roots)} folders ({', '.join(roots)})"
-            remedy = "set train_dataloader.dataset.data_root and so on"
-            raise InputError(f"--cfg-options data_root={root}: {folders}: {remedy}")
-        old = roots[0]
-
+        old = roots[0] if len(roots) == 1 else None
+    if old is None:
+        folders = f"the data sets have {len(roots)} folders ({', '.join(roots)})"
+        remedy = "set train_dataloader.dataset.data_root and so on"
+        raise InputError(f"--cfg-options data_root={root}: {folders}: {remedy}")
     cfg.data_root = root.rstrip("/") + "/"
     for node, key, text in texts:
         if key == "data_root" or (old and f"{text}/".startswith(f"{old}/")):
@@ -92,17 +70,20 @@ def walk_strings(node: dict | list) -> Iterator[tuple[dict | list, str | int, st
 
 
 def unknown_key(cfg: Config, option: str) -> str | None:
-    """Return a warning if an override names a key that the config lacks, with the nearest."""
+    """Return a warning if nothing may read an override, with the nearest key that is read."""
+    top = option.partition(".")[0]
+    if top in cfg and top not in TOP_LEVEL:
+        used = f"{top}, a variable or an import, is used while the file is read"
+        return f"--cfg-options {option} has no effect: {used}"
+    if top in TOP_LEVEL and top not in cfg:
+        return None
     node = cfg.to_dict()
     path = ""
-    top = option.partition(".")[0]
     for key in option.split("."):
         if isinstance(node, list | tuple):
             node = {str(index): item for index, item in enumerate(node)}
         if not isinstance(node, dict) or key == "_delete_":
             return None  # mmengine refuses it or reads it
-        if key not in node and path + key in TOP_LEVEL:
-            return None
         if key not in node:
             known = [str(each) for each in node if each != "_scope_"]
             near = difflib.get_close_matches(key, known, n=1)
@@ -110,5 +91,4 @@ def unknown_key(cfg: Config, option: str) -> str | None:
             return f"--cfg-options {option} adds the new key {path}{key}; {hint}"
         node = node[key]
         path += f"{key}."
-    used = f"{top}, a variable or an import, is used while the file is read"
-    return None if top in TOP_LEVEL else f"--cfg-options {option} has no effect: {used}"
+    return None

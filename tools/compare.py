@@ -51,9 +51,8 @@ def main(argv=None):
         for remark in plan.remarks:
             print(remark)
         missing = [run for run in plan.runs() if not run.is_finished()]
-        begun = sum(run.is_begun() for run in missing)
         finished = len(plan.runs()) - len(missing)
-        print(f"{finished} runs finished, {len(missing)} to do, {begun} of them begun", flush=True)
+        print(f"{finished} runs finished, {len(missing)} to do", flush=True)
         failures = []
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as ended:
             for number, (run, fault) in enumerate(ended, 1):

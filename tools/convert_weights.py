@@ -15,16 +15,14 @@ from mrla_mm.weights import convert
 def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "weights", help="file, URL or catalogue://name in any layout that init_cfg accepts"
-    )
+    weights = "file, URL or catalogue://name in any layout that init_cfg accepts"
+    parser.add_argument("weights", help=weights)
     parser.add_argument("config", help="config whose model.backbone has the file's architecture")
     parser.add_argument("--out-dir", help="folder of the result (default: that of the file)")
     parser.add_argument("--name", help="name of the result before its hash (default: the file's)")
     parser.add_argument("--entry", help="entry of the file to take, e.g. model_ema")
-    parser.add_argument(
-        "--prefix", help="prefix of the backbone's keys in the file (default: found out)"
-    )
+    prefix = "prefix of the backbone's keys in the file (default: found out)"
+    parser.add_argument("--prefix", help=prefix)
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
 

@@ -5,7 +5,6 @@ A detector takes images as OpenCV reads them and returns boxes, for any batch an
 docs/deployment.md has an example. What was written is run and compared with the model.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -14,16 +13,13 @@ from pathlib import Path
 import torch
 
 from mrla_mm import cli
-from mrla_mm.config import add_option_argument
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 
 
 def parse_args(argv):
     """Parse the command line."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = cli.config_parser(__doc__)
     parser.add_argument("checkpoint", help="checkpoint file of a model of this config")
     parser.add_argument("--format", choices=["onnx", "pt2"], default="onnx", help="default: onnx")
     parser.add_argument("--backbone", action="store_true", help="the backbone alone")
@@ -32,22 +28,19 @@ def parse_args(argv):
     parser.add_argument("--image", help="compare on this image (default: on noise)")
     out_dir = Path("work_dirs/export")
     parser.add_argument("--out-dir", type=Path, default=out_dir, help="default: %(default)s")
-    add_option_argument(parser)
     return parser.parse_args(argv)
 
 
-def test_images(graph, args):
-    """Return images to compare on: the given one, or noise of the graph's size and of others."""
-    if args.image:
-        import cv2
+def read_image(args):
+    """Return the given image as a batch, in the size of --shape if given."""
+    import cv2
 
-        image = cv2.imread(args.image)
-        if image is None or args.backbone:
-            raise InputError(f"--image {args.image} is not an image, or given with --backbone")
-        size = graph.example.shape[2:0:-1] if args.shape else None
-        return [torch.from_numpy(cv2.resize(image, size) if size else image)[None]]
-    sizes = [] if args.shape else [(1, 200, 352), (3, 128, 96)]
-    return [graph.example, *(graph.noise(*size) for size in sizes)]
+    image = cv2.imread(args.image)
+    if image is None or args.backbone:
+        raise InputError(f"--image {args.image} is not an image, or given with --backbone")
+    if args.shape:
+        image = cv2.resize(image, args.shape[::-1])
+    return torch.from_numpy(image)[None]
 
 
 def main(argv=None):
@@ -55,10 +48,9 @@ def main(argv=None):
     args = parse_args(argv)
     from mrla_mm import export
 
-    options = dict(device="cpu", options=args.cfg_options)
-    loaded = load_model(args.config, args.checkpoint, **options)
+    loaded = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)
     graph = export.make_graph(loaded.model, args.shape, backbone_only=args.backbone)
-    images = test_images(graph, args)
+    images = [read_image(args)] if args.image else graph.images
     args.out_dir.mkdir(parents=True, exist_ok=True)
     stem = Path(loaded.cfg.filename).stem + (".backbone" if args.backbone else "")
     path = args.out_dir / f"{stem}.{args.format}"
@@ -72,7 +64,7 @@ def main(argv=None):
             run = torch.export.load(unchecked).module()
         lines = [f"  {tuple(x.shape)}: {export.check_same(graph, run, x)}" for x in images]
         unchecked.replace(path)
-    print(f"{path}  image {list(graph.example.shape)} -> {', '.join(graph.outputs)}")
+    print(f"{path}  image {list(graph.images[0].shape)} -> {', '.join(graph.outputs)}")
     print(*lines, sep="\n")
 
 

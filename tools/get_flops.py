@@ -8,8 +8,8 @@ Every multiply-add and every elementwise product counts as one, including those 
 model differs.
 """
 
-import argparse
 import sys
+from collections import Counter
 
 from mmengine.logging import MMLogger
 
@@ -20,16 +20,13 @@ from mrla_mm.inference import build_model
 
 def parse_args(argv):
     """Parse the command line."""
-    kind = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind)
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = cli.config_parser(__doc__)
     size = dict(type=int, nargs=2, metavar=("H", "W"))
     parser.add_argument("--shape", **size, help="image (default: 800 1280; classifiers 224 224)")
     parser.add_argument("--compare", metavar="CONFIG2", help="config of a second model")
     parser.add_argument("--max-depth", type=int, default=2, help="levels of modules (default: 2)")
     devices = dict(choices=["meta", "cpu"], default="meta")
     parser.add_argument("--device", **devices, help="cpu: compute real values (default: meta)")
-    cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
 
@@ -50,14 +47,22 @@ def count(name, args):
     return found, shape
 
 
-def show(modules, kinds, sign):
+def difference(second, first):
+    """Return what a second model has and does more than a first."""
+    parameters, operations = Counter(second.parameters), Counter(second.operations)
+    parameters.subtract(first.parameters)
+    operations.subtract(first.operations)
+    return second._replace(parameters=parameters, operations=operations)
+
+
+def show(found, max_depth, sign):
     """Print parameters and multiply-adds by module, then multiply-adds by kind of operator."""
     print(f"\n{'parameters':>14} {'multiply-adds':>16}  module")
-    for name, (parameters, operations) in modules.items():
+    for name, (parameters, operations) in found.by_module(max_depth).items():
         if parameters or operations or not name:
             print(f"{parameters:{sign}14,} {operations / 1e9:{sign}14.4f} G  {name or 'total'}")
     print()
-    for kind, operations in kinds.items():
+    for kind, operations in found.by_kind().items():
         print(f"{'':14} {operations / 1e9:{sign}14.4f} G  {kind}")
 
 
@@ -66,20 +71,12 @@ def main(argv=None):
     args = parse_args(argv)
     MMLogger.get_current_instance().setLevel("WARNING")
     found, args.shape = count(args.config, args)
-    modules = found.by_module(args.max_depth)
-    kinds = found.by_kind()
     if args.compare:
         second, _ = count(args.compare, args)
-        kinds = second.by_kind()
-        kinds.subtract(found.by_kind())
-        first = modules
-        modules = second.by_module(args.max_depth)
-        for name in {**first, **modules}:
-            old, new = first.get(name, (0, 0)), modules.get(name, (0, 0))
-            modules[name] = new[0] - old[0], new[1] - old[1]
+        found = difference(second, found)
         print("\nsecond minus first:")
     print(f"image: {args.shape[1]} x {args.shape[0]} (width x height)")
-    show(modules, kinds, "+" if args.compare else "")
+    show(found, args.max_depth, "+" if args.compare else "")
 
 
 if __name__ == "__main__":

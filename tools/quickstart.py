@@ -34,9 +34,8 @@ def parse_args(argv):
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="data/shapes", help="folder of the generated data set")
-    parser.add_argument(
-        "--work-dir", type=Path, default=Path("work_dirs/quickstart"), help="folder for all results"
-    )
+    folder = dict(type=Path, default=Path("work_dirs/quickstart"))
+    parser.add_argument("--work-dir", **folder, help="folder for all results")
     parser.add_argument("--num-train", type=int, default=800, help="images to train on")
     parser.add_argument("--num-val", type=int, default=100, help="images to evaluate on")
     parser.add_argument("--epochs", type=int, default=5, help="epochs to train for")
@@ -46,8 +45,6 @@ def parse_args(argv):
 def run_tool(name, *arguments, log_file):
     """Run a tool, showing the matching lines of its output; all of it goes to the log file."""
     environment = dict(os.environ, PYTHONUNBUFFERED="1")
-    paths = [str(TOOLS.parent), os.environ.get("PYTHONPATH")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     threads = max(1, min(4, (os.cpu_count() or 1) - 1))  # the data loader has a core of its own
     environment.setdefault("OMP_NUM_THREADS", str(threads))
     # Threads that spin make a busy machine several times slower.
@@ -58,8 +55,7 @@ def run_tool(name, *arguments, log_file):
         try:
             for line in process.stdout:
                 log.write(line)
-                shown = SHOWN.search(line)
-                if shown:
+                if shown := SHOWN.search(line):
                     print(f"      {shown[0]}", flush=True)
         except BaseException:
             process.terminate()  # a training saves what it has

@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Evaluate a checkpoint: `python tools/test.py CONFIG CHECKPOINT`."""
 
-import argparse
 import copy
 import sys
 
@@ -14,8 +13,7 @@ from mrla_mm.inference import get_test_dataset
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Evaluate a checkpoint.")
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = cli.config_parser("Evaluate a checkpoint.")
     parser.add_argument("checkpoint", help="checkpoint file or URL")
     parser.add_argument("--out", metavar="FILE.pkl", help="also pickle the raw predictions")
     parser.add_argument("--show", action="store_true", help="show the predictions in a window")

@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Train the model of a config: `python tools/train.py configs/retinanet_r50_mrla_light_1x.py`."""
 
-import argparse
 import sys
 
 from mmengine import device
@@ -12,21 +11,13 @@ from mrla_mm.errors import InputError
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Train the model of a config.")
-    parser.add_argument("config", help="config file, or package::name of a packed one")
+    parser = cli.config_parser("Train the model of a config.")
     parser.add_argument("--amp", action="store_true", help="train in mixed precision (GPU only)")
-    parser.add_argument(
-        "--auto-scale-lr",
-        action="store_true",
-        help="scale the learning rate to the total batch size",
-    )
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="auto",
-        metavar="CHECKPOINT",
-        help="continue from this checkpoint, or from the last one in the work directory",
-    )
+    scale = "scale the learning rate to the total batch size"
+    parser.add_argument("--auto-scale-lr", action="store_true", help=scale)
+    checkpoint = dict(nargs="?", const="auto", metavar="CHECKPOINT")
+    resume = "continue from this checkpoint, or from the last one in the work directory"
+    parser.add_argument("--resume", **checkpoint, help=resume)
     cli.add_run_arguments(parser)
     return parser.parse_args(argv)
 
@@ -55,9 +46,8 @@ def main(argv=None):
     try:
         training.train(cfg)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"--resume continues from the last checkpoint in {cfg.work_dir}"
-        ) from None
+        remedy = f"--resume continues from the last checkpoint in {cfg.work_dir}"
+        raise KeyboardInterrupt(remedy) from None
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ import torch
 from mrla_mm import cli
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
 
+MAX_HEADS = 16  # to draw of a stage
+
 
 def parse_args(argv):
     """Parse the command line."""
-    parser = cli.picture_parser("visualize_layer_attention", __doc__, compare=False)
-    parser.add_argument("--max-heads", type=int, default=16, help="heads to draw (default: 16)")
-    return parser.parse_args(argv)
+    return cli.picture_parser("visualize_layer_attention", __doc__, compare=False).parse_args(argv)
 
 
 def draw(panels, title, out_file):
@@ -63,10 +63,10 @@ def draw(panels, title, out_file):
     figure.savefig(out_file, dpi=130)
 
 
-def plot_stage(stage, number, out_file, max_heads):
-    """Draw at most `max_heads` heads of a stage, evenly spaced."""
+def plot_stage(stage, number, out_file):
+    """Draw the heads of a stage, or as many as are readable, evenly spaced."""
     weights = stage.weights.numpy()
-    heads = np.linspace(0, len(weights) - 1, min(len(weights), max_heads)).round().astype(int)
+    heads = np.linspace(0, len(weights) - 1, min(len(weights), MAX_HEADS)).round().astype(int)
     panels = {f"head {head + 1}": weights[head] for head in heads}
     layers = f"{len(stage.layers)} layers from {stage.layers[0]}"
     draw(panels, f"{stage.kind}, stage {number}: {layers}", out_file)
@@ -97,7 +97,7 @@ def main(argv=None):
     means = {}
     for number, stage in enumerate(stages, 1):
         means[f"stage {number}"] = stage.weights.numpy().mean(0)
-        plot_stage(stage, number, args.out_dir / f"stage{number}.{args.format}", args.max_heads)
+        plot_stage(stage, number, args.out_dir / f"stage{number}.{args.format}")
     draw(means, f"{stages[0].kind}: mean over heads", args.out_dir / f"overview.{args.format}")
     write_csv(stages, args.out_dir / "scores.csv")
     print(f"mean over {len(images)} image(s), written: {args.out_dir}")

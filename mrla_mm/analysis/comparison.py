@@ -5,6 +5,7 @@ differences to the first one within a seed. The interval is Student's t over see
 against no difference, corrected for the number of comparisons by Holm's method (1979).
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -85,29 +86,29 @@ def describe_gain(gain: Gain) -> list[str]:
     return [f"{mean} ({low} to {high})", f"{gain.p:.2g}"]
 
 
-def describe_costs(costs: Sequence[float]) -> str:
-    """Return the median as text, empty for no values."""
-    if not costs:
+def describe_cost(runs: Sequence[Mapping[str, float]], key: str) -> str:
+    """Return the median of what runs cost as text, empty for no runs."""
+    if not runs:
         return ""
-    median = statistics.median(costs)
+    median = statistics.median(run[key] for run in runs)
     return f"{median:,.0f}" if median >= 1000 else f"{median:.3g}"
 
 
 def make_table(
-    values: Mapping[str, BySeed], metric: str, costs: Mapping[str, Mapping[str, Sequence[float]]]
+    values: Mapping[str, BySeed], metric: str, costs: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> str:
     """Return a Markdown row for each config: its metric, its gain over the first, median costs.
 
-    `costs` has what each run of a config cost, by what is counted.
+    `costs` has a mapping for each run of a config, all with the same keys.
     """
     gains = gains_over_first(values)
-    cost_names = list(dict.fromkeys(key for of_config in costs.values() for key in of_config))
+    cost_names = list(next(itertools.chain.from_iterable(costs.values()), {}))
     over = f"over {next(iter(values))} (95 % interval)"
     head = ["config", "runs", metric, over, "corrected p", *cost_names]
     lines = [head, ["---"] * len(head)]
     for name, by_seed in values.items():
         gain_cells = describe_gain(gains.get(name, Gain([])))
-        cost_cells = [describe_costs(costs[name].get(key, [])) for key in cost_names]
+        cost_cells = [describe_cost(costs[name], key) for key in cost_names]
         value = describe([*by_seed.values()])
         lines.append([name, str(len(by_seed)), value, *gain_cells, *cost_cells])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -3,9 +3,7 @@
 The unit is one multiply-add, for one image and a model in eval mode; `RULE` says what counts, and
 additions, comparisons, exponentials and data movement are free. Attention over tokens is q k^T, the
 product with v, and two products a score. Two-stage detectors get as many proposals as their
-test_cfg allows (1000), their masks 100, and pooling the regions is free. mmengine's counter leaves
-out elementwise products and scaled_dot_product_attention; torch's FlopCounterMode ignores operators
-it does not know.
+test_cfg allows (1000), their masks 100, and pooling the regions is free.
 """
 
 import math
@@ -23,7 +21,6 @@ from mmdet.structures import DetDataSample
 from mmengine.model import BaseModel
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
-from torch.nn.modules.utils import _pair
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -188,12 +185,12 @@ class Complexity(NamedTuple):
 
     def by_module(self, max_depth: int | None = None) -> dict[str, tuple[int, int]]:
         """Parameters and multiply-adds of modules with their submodules; "" is the whole model."""
-        entries = [(name, (count, 0)) for name, count in self.parameters.items()]
-        entries += [(name, (0, count)) for (name, _), count in self.operations.items()]
+        entries = [(name, count, 0) for name, count in self.parameters.items()]
+        entries += [(name, 0, count) for (name, _), count in self.operations.items()]
         table = {"": (0, 0)}
-        for name, (parameters, operations) in entries:
-            parts = name.split(".") if name else []
-            for depth in range(len(parts[:max_depth]) + 1):
+        for name, parameters, operations in entries:
+            parts = name.split(".")[:max_depth] if name else []
+            for depth in range(len(parts) + 1):
                 key = ".".join(parts[:depth])
                 before = table.get(key, (0, 0))
                 table[key] = before[0] + parameters, before[1] + operations
@@ -241,5 +238,5 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
 
 def empty_regions(extractor: SingleRoIExtractor, features, rois: Tensor, *_) -> Tensor:
     """Return what a RoI extractor would, without values: regions have a shape, pooling is free."""
-    size = _pair(extractor.roi_layers[0].output_size)
+    size = extractor.roi_layers[0].output_size
     return features[0].new_zeros(len(rois), extractor.out_channels, *size)

@@ -11,5 +11,5 @@ say how far it is, and the next call goes on from there:
 """
 
 from mrla_mm.compare.plan import Plan, make_plan, reserve
+from mrla_mm.compare.processes import find_slots, run_all
 from mrla_mm.compare.results import write_results
-from mrla_mm.compare.run import find_slots, run_all

@@ -42,10 +42,6 @@ class Run(NamedTuple):
         """Whether it is trained and tested."""
         return (self.folder / RESULT).is_file()
 
-    def is_begun(self) -> bool:
-        """Whether it has a checkpoint."""
-        return (self.folder / BEGUN).is_file()
-
 
 class Plan(NamedTuple):
     """Names of configs, of which the first is the baseline, seeds, and remarks for the table."""
@@ -105,8 +101,6 @@ def read_configs(names: Sequence[str], options: Mapping[str, object]) -> dict[st
         try:
             cfg = read_config(given, options)
             build_model(cfg)
-        except InputError:
-            raise
         except Exception as error:  # whatever a config does
             raise InputError(f"config {given}: {type(error).__name__}: {error}") from error
         name = Path(cfg.filename).stem
@@ -131,10 +125,8 @@ def find_remarks(configs: Mapping[str, Config]) -> list[str]:
 def check_unchanged(folder: Path, cfg: Config) -> None:
     """Raise InputError if a config's folder has runs of another config."""
     file = config_file(folder)
-    begun = any(path.name in (BEGUN, RESULT) for path in folder.glob("seed_*/*"))
-    if not begun or not file.is_file() or file.read_text() == cfg.pretty_text:
-        return
-    raise InputError(
-        f"{folder} has runs of another config, or that started from the weights of another "
-        "first config: delete it, or give another --out"
-    )
+    is_changed = file.is_file() and file.read_text() != cfg.pretty_text
+    if is_changed and any(path.name in (BEGUN, RESULT) for path in folder.glob("seed_*/*")):
+        told = "or that started from the weights of another first config"
+        remedy = "delete it, or give another --out"
+        raise InputError(f"{folder} has runs of another config, {told}: {remedy}")

@@ -3,27 +3,29 @@
 import csv
 import json
 import math
-from collections import defaultdict
 
-from mrla_mm.analysis.comparison import draw, gains_over_first, make_table
+from mrla_mm.analysis.comparison import BySeed, draw, gains_over_first, make_table
 from mrla_mm.atomic import write_atomically
 from mrla_mm.compare.plan import RESULT, Plan
 
 
 def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[str]:
-    """Write what is finished; return the failures and what the test of other runs lacks.
+    """Write what is finished; return the failures, and a fault for each run without the metric.
 
     Both are below the table. The metric is by default the first that the test returns.
     """
     finished = [run for run in plan.runs() if run.is_finished()]
     results = [json.loads((run.folder / RESULT).read_text()) for run in finished]
-    table = ""
     faults = list(failures)
+    table = ""
     if results:
         metric = metric or next(iter(results[0]["metrics"]))
-        values, lacking = values_by_seed(plan, results, metric)
-        faults += lacking
-        table = make_table(values, metric, costs_by_name(plan, results))
+        values = values_by_seed(plan, results, metric)
+        faults += find_lacking(results, values, metric)
+        costs = {name: [] for name in plan.names}
+        for result in results:
+            costs[result["config"]].append(result["costs"])
+        table = make_table(values, metric, costs)
         write_csv(plan, results)
         if len(values) > 1:
             figure = draw(gains_over_first(values), f"{metric} less that of {plan.names[0]}")
@@ -34,29 +36,24 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
     return faults
 
 
-def values_by_seed(
-    plan: Plan, results: list[dict], metric: str
-) -> tuple[dict[str, dict[int, float]], list[str]]:
-    """Return a metric of each config by seed, and a fault for each run without a finite one."""
+def values_by_seed(plan: Plan, results: list[dict], metric: str) -> dict[str, BySeed]:
+    """Return a metric of each config by seed, of the runs where it is finite."""
     values = {name: {} for name in plan.names}
+    for result in results:
+        value = result["metrics"].get(metric, math.nan)
+        if math.isfinite(value):
+            values[result["config"]][result["seed"]] = value
+    return values
+
+
+def find_lacking(results: list[dict], values: dict[str, BySeed], metric: str) -> list[str]:
+    """Return a fault for each run that has no value of the metric."""
     faults = []
     for result in results:
-        metrics = result["metrics"]
-        if math.isfinite(metrics.get(metric, math.nan)):
-            values[result["config"]][result["seed"]] = metrics[metric]
-        else:
+        if result["seed"] not in values[result["config"]]:
             run = f"{result['config']}, seed {result['seed']}"
-            faults.append(f"{run}: no {metric} in {json.dumps(metrics)}")
-    return values, faults
-
-
-def costs_by_name(plan: Plan, results: list[dict]) -> dict[str, dict[str, list[float]]]:
-    """Return what the runs of each config cost, by what is counted."""
-    costs = {name: defaultdict(list) for name in plan.names}
-    for result in results:
-        for key, cost in result["costs"].items():
-            costs[result["config"]][key].append(cost)
-    return costs
+            faults.append(f"{run}: no {metric} in {json.dumps(result['metrics'])}")
+    return faults
 
 
 def write_csv(plan: Plan, results: list[dict]) -> None:

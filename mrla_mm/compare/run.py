@@ -1,15 +1,9 @@
-"""Runs of a comparison: each trains and tests a config from a seed, in a process of its own."""
+"""What a run of a comparison does in its process: train and test a config from a seed."""
 
 import json
-import multiprocessing
-import os
 import resource
-import signal
 import statistics
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from multiprocessing.connection import wait
 from numbers import Number
 from pathlib import Path
 
@@ -26,9 +20,6 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 from mrla_mm.training import last_checkpoint, resume_from, train
-
-LOG = "run.log"
-START = "---- an attempt starts ----"  # in the log
 
 
 def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]]:
@@ -136,75 +127,3 @@ def test(cfg: Config, folder: Path) -> dict[str, float]:
     if not metrics:
         raise InputError("the test returns no metric; mmdet does so if nothing is detected")
     return metrics
-
-
-def run_process(run: Run) -> None:
-    """Do a run as a process of its own, with its own process group and the output in its log."""
-    os.setsid()
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    with (run.folder / LOG).open("a") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    sys.exit(cli.run(lambda _: train_and_test(run)))
-
-
-def end_with_parent() -> None:
-    """Wait for the parent's end, however it ends, and kill this process group."""
-    multiprocessing.parent_process().join()
-    os.killpg(0, signal.SIGKILL)
-
-
-def find_slots(jobs: int | None) -> list[dict[str, str]]:
-    """Return a slot for each run that may be under way at a time: its environment variables."""
-    gpus = torch.cuda.device_count()
-    if gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
-        if jobs and jobs > gpus:
-            raise InputError(f"--jobs {jobs}: there are {gpus} GPUs, each for one run at a time")
-        return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[: jobs or gpus]]
-    jobs = jobs or 1
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    return [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}] * jobs
-
-
-def fault_of(process: multiprocessing.Process, run: Run) -> str:
-    """Return what went wrong in a run that has ended; an empty text for nothing."""
-    process.join()
-    if process.exitcode < 0:
-        return signal.Signals(-process.exitcode).name
-    if process.exitcode == 0:
-        return ""
-    last_line = (run.folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
-    return f"exit code {process.exitcode}" if last_line in ("", START) else last_line
-
-
-def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, str]]:
-    """Run all, as many at a time as there are slots; yield each that ends, and its fault.
-
-    Closing the generator kills running processes; the next call resumes them from their last
-    checkpoint.
-    """
-    waiting = list(runs)
-    free = list(slots)
-    running = {}
-    spawn = multiprocessing.get_context("spawn")
-    try:
-        while waiting or running:
-            while waiting and free:
-                slot = free.pop()
-                run = waiting.pop(0)
-                run.folder.mkdir(exist_ok=True)
-                with (run.folder / LOG).open("a") as log:
-                    log.write(f"\n{START}\n")
-                os.environ.update(slot)  # which the new process inherits
-                process = spawn.Process(target=run_process, args=(run,))
-                process.start()
-                running[process.sentinel] = process, run, slot
-            for sentinel in wait(running):
-                process, run, slot = running.pop(sentinel)
-                free.append(slot)
-                yield run, fault_of(process, run)
-    finally:
-        for process, *_ in running.values():
-            process.kill()
-            process.join()

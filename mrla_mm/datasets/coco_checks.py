@@ -102,12 +102,11 @@ class Boxes:
                 self.annotations.append(each)
                 x, y, w, h = [0.0 + side for side in each["bbox"]]  # a text is an error
                 rows.append((x, y, w, h, image["width"], image["height"]))
-        self.corner, self.size, self.image_size = np.reshape(rows, (-1, 3, 2)).swapaxes(0, 1)
+        self.corner, self.size, self.image_size = np.split(np.reshape(rows, (-1, 6)), 3, axis=1)
         self.area = np.array([0.0 + each["area"] for each in self.annotations])
         is_wanted = [each["category_id"] in wanted for each in self.annotations]
-        is_crowd = [bool(each.get("iscrowd")) for each in self.annotations]
         self.is_wanted = np.array(is_wanted, bool)
-        self.is_crowd = np.array(is_crowd, bool)
+        self.is_crowd = np.array([bool(each.get("iscrowd")) for each in self.annotations], bool)
         is_inside = (self.corner < self.image_size) & (self.corner + self.size > 0)
         is_read = (is_inside & (self.size >= 1)).all(1) & (self.area > 0)
         self.is_kept = self.is_wanted & is_read
