@@ -158,33 +158,24 @@ def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
 
     batch, _, height, width = maps.shape
     rows, columns = output.shape[2:]
-    y = _axis_weights(bins, 0, rows, height)
-    x = _axis_weights(bins, 1, columns, width)
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
-    shape = (len(rois), rows, columns)
-    first_y, count_y = (np.broadcast_to(each[:, :, None], shape).ravel() for each in y.ranges)
-    first_x, count_x = (np.broadcast_to(each[:, None, :], shape).ravel() for each in x.ranges)
-    # A bin's cells form lines, L in all bins; the matrix has N elements, one for each cell.
-    bin_index, at_y = _concatenate_ranges(first_y, count_y)  # (L,)
-    line, at_x = _concatenate_ranges(first_x[bin_index], count_x[bin_index])  # (N,)
-    image = rois[:, 0].long().numpy()[bin_index // (rows * columns)]  # (L,)
-    start_of_line = (image * height + y.cells[at_y]) * width  # (L,)
-    cells = start_of_line[line] + x.cells[at_x]  # (N,)
-    weights = y.weights[at_y][line] * x.weights[at_x]  # (N,)
-    ends = np.concatenate([[0], np.cumsum(count_y * count_x)])  # (K * PH * PW + 1,)
-    return csr_matrix((weights, cells, ends), (len(ends) - 1, batch * height * width))
+    roi, row, column = np.indices((len(rois), rows, columns)).reshape(3, -1)  # of each bin
+    along_y = _axis_weights(bins, 0, rows, height)[roi * rows + row]  # (K * PH * PW, H)
+    # The cells of a bin form lines along x: L in all bins, one for each element of along_y.
+    bin_of_line = np.repeat(np.arange(len(roi)), np.diff(along_y.indptr))  # (L,)
+    x_bin_of_line = (roi * columns + column)[bin_of_line]
+    lines = _axis_weights(bins, 1, columns, width)[x_bin_of_line]  # (L, W)
+    image = rois[:, 0].long().numpy()[roi[bin_of_line]]  # (L,)
+    first_cell = (image * height + along_y.indices) * width  # (L,)
+    cells_per_line = np.diff(lines.indptr)  # (L,)
+    weights = lines.data * np.repeat(along_y.data, cells_per_line)
+    cells = lines.indices + np.repeat(first_cell, cells_per_line)
+    ends = lines.indptr[along_y.indptr]  # of the bins' cells: (K * PH * PW + 1,)
+    return csr_matrix((weights, cells, ends), (len(roi), batch * height * width))
 
 
-class AxisWeights(NamedTuple):
-    """What P bins of K RoIs take along one axis: each a range of M weighted rows or columns."""
-
-    cells: np.ndarray  # (M,) numbers of rows or columns
-    weights: np.ndarray  # (M,)
-    ranges: np.ndarray  # (2, K, P): where a bin begins in the two above, and how many it has
-
-
-def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> AxisWeights:
-    """Return what `count` bins a RoI take along an axis on which the map has `size` cells."""
+def _axis_weights(bins: Bins, axis: int, count: int, size: int):
+    """Return what `count` bins a RoI take along an axis of `size` cells: CSR (K * count, size)."""
     from scipy.sparse import csr_matrix
 
     start, bin_size, samples = (each[:, axis, None, None] for each in bins)  # (K, 1, 1)
@@ -204,11 +195,4 @@ def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> AxisWeights:
     weight, bin_index, cell = (each.flatten().numpy() for each in (weight, bin_index, cell))
     matrix = csr_matrix((weight, (bin_index, cell)), (num_bins, size))  # sums weights of a cell
     matrix.eliminate_zeros()
-    ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, -1, count)
-    return AxisWeights(matrix.indices, matrix.data, ranges)
-
-
-def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate ranges of ``count`` numbers from ``start``; return owners and numbers."""
-    owner = np.repeat(np.arange(len(count)), count)
-    return owner, np.arange(len(owner)) + (start + count - np.cumsum(count))[owner]
+    return matrix
