@@ -84,15 +84,6 @@ class LoadReport:
         shown = [f"{key} {self.details.get(key, '')}".strip() for key in keys]
         return preview(shown, count) if keys else ""
 
-    def require_all(self) -> None:
-        """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
-        may_be_missing = self.keys[Fate.MAY_BE_MISSING]
-        counters = [key for key in may_be_missing if key.endswith(COUNTER)]
-        self.keys[Fate.MISSING] += self.keys[Fate.NEW_ATTENTION]
-        self.keys[Fate.MISSING] += [key for key in may_be_missing if key not in counters]
-        self.keys[Fate.UNEXPECTED] += self.keys[Fate.NO_SUCH_PART]
-        self.keys |= {Fate.NEW_ATTENTION: [], Fate.MAY_BE_MISSING: counters, Fate.NO_SUCH_PART: []}
-
     def faults(self, prefix: str = "") -> list[str]:
         """Return in words what should have matched below a prefix and did not."""
         found = []
@@ -146,10 +137,8 @@ def load_weights(
         source = find_state(checkpoint, entry=entry, prefix=prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    report = match(module, source, str(location))
+    report = match(module, source, str(location), whole=whole)
     report.meta = checkpoint.get("meta") or {}
-    if whole:
-        report.require_all()
     faults = report.faults()
     if not report.loadable or (strict and faults):
         raise report.refusal(faults)
@@ -158,17 +147,23 @@ def load_weights(
     return report
 
 
-def match(module: nn.Module, source: Source, location: str) -> LoadReport:
-    """Compare a state dict with a backbone or a model."""
+def match(module: nn.Module, source: Source, location: str, *, whole: bool) -> LoadReport:
+    """Compare a state dict with a backbone or a model.
+
+    If `whole`, the file is to be the model's own: it may lack nothing but counters, and has no
+    other parts.
+    """
     report = LoadReport(type(module).__name__, location, source.origin)
     report.details = changed_arguments(module, source.state._metadata)
     report.keys[Fate.CHANGED_ARGUMENTS] += report.details
     state, head = by_our_names(module, source.state)
     report.outside = head | source.others
-    report.keys[Fate.OUTSIDE] += [*head, *source.others]
+    report.keys[Fate.OUTSIDE] += report.outside
     own = module.state_dict()
     for key, tensor in state.items():
         fate = fate_in_model(module, own, key, tensor)
+        if whole and fate is Fate.NO_SUCH_PART:
+            fate = Fate.UNEXPECTED
         report.keys[fate].append(key)
         if fate is Fate.UNUSABLE:
             report.details[key] = f"({tensor.dtype})"
@@ -177,13 +172,15 @@ def match(module: nn.Module, source: Source, location: str) -> LoadReport:
             report.details[key] = f"{shape} in the file, {own_shape} in the model"
         if fate in (Fate.MATCHED, Fate.RESIZED):
             report.loadable[key] = tensor
-    is_plain = not any(ATTENTION in key for key in state)
-    optional = OPTIONAL | plugin_names(module)
+    optional = {COUNTER} if whole else OPTIONAL | plugin_names(module)
+    attention = [key for key in own if ATTENTION in key]
+    is_plain = attention and not any(ATTENTION in key for key in state)
     for key in own:
         if key not in state:
-            report.keys[fate_if_missing(module, key, is_plain, optional)].append(key)
-    if new_attention := report.keys[Fate.NEW_ATTENTION]:
-        if starts_as_identity(own, new_attention):
+            fate = fate_if_missing(module, key, is_plain and not whole, optional)
+            report.keys[fate].append(key)
+    if is_plain:
+        if starts_as_identity(own, attention):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
             report.warnings.append(RANDOM_START)
