@@ -88,13 +88,11 @@ class AtomicCheckpointHook(CheckpointHook):
             return
         run_iter = loop.run_iter
 
-        def run_unseen(index: int, batch: object) -> None:
-            if index >= seen:
-                run_iter(index, batch)
-            if index >= seen - 1:
+        def skip(index: int, batch: object) -> None:
+            if index == seen - 1:
                 loop.run_iter = run_iter
 
-        loop.run_iter = run_unseen
+        loop.run_iter = skip
 
     def after_train_iter(self, runner: Runner, batch_idx: int, *args, **kwargs) -> None:
         """Save if it is time to, or if the run is asked to stop."""
@@ -120,7 +118,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Save and only then remove what is outdated; mmengine does it the other way round."""
-        if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
+        if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
             if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
                 self._discard(self.filename_tmpl.format(self.keep_ckpt_ids.popleft()))
             self.keep_ckpt_ids.append(step)
