@@ -11,9 +11,8 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights.declarations import WeightDeclarations, declarations_of
 from mrla_mm.weights.files import read_checkpoint
-from mrla_mm.weights.layouts import ATTENTION
+from mrla_mm.weights.layouts import ATTENTION, WeightDeclarations, declarations_of
 from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_prefix
 
 COUNTER = "num_batches_tracked"  # which old files lack
