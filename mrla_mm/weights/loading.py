@@ -18,10 +18,9 @@ from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
 RANDOM_START = (
-    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: with "
-    "zero_init_attention=False, or norms without a weight, each block's output gets random values "
-    "added and the pretrained features are lost. Set model.backbone.zero_init_attention=True or, "
-    "with KCLA, start from weights that have it"
+    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are added to "
+    "the output of each block. Set model.backbone.zero_init_attention=True or, with KCLA, start "
+    "from weights that have it"
 )
 
 
