@@ -17,8 +17,8 @@ from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
 from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
 
 AVG = 1  # mmcv's number of the average
-# A sparse product is faster where map and output have at least so many elements, and the map so
-# many cells per bin at most.
+# A sparse product is faster if map and output have at least this many elements, and the map at most
+# this many cells per bin.
 FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
 
 
@@ -57,9 +57,10 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     """
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
+    bins = Bins.of(rois, geometry)
     if pool_mode != AVG:
-        _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
-    elif bins := _sparse_bins(input, rois, output, FORWARD, geometry):
+        _max_forward(input, rois, bins, output, argmax_y, argmax_x, geometry)
+    elif _sparse_is_faster(bins, input, output, FORWARD):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
         pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
         output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
@@ -74,10 +75,11 @@ def roi_align_backward(
     """Write the gradient of :func:`roi_align_forward` into ``grad_input`` (B, C, H, W)."""
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(grad_input))
+    bins = Bins.of(rois, geometry)
     grad = grad_output.to(rois.dtype)
     if pool_mode != AVG:
-        _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
-    elif bins := _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry):
+        _max_backward(grad, rois, bins, argmax_y, argmax_x, grad_input, geometry)
+    elif _sparse_is_faster(bins, grad_input, grad_output, BACKWARD):
         grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
         grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
         images = grad.view(len(grad_input), -1, grad.shape[1])
@@ -87,9 +89,9 @@ def roi_align_backward(
         grad_input.copy_(_average_backward(grad, rois, grad_input, geometry))
 
 
-def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> None:
+def _max_forward(maps, rois, bins, output, argmax_y, argmax_x, geometry: Geometry) -> None:
     """Pool the maximum of each bin's samples, which are bins of one sample of a finer grid."""
-    for chosen, grid, fine in _sample_grids(rois, output, geometry):
+    for chosen, grid, fine in _sample_grids(bins, output, geometry):
         samples = torch.ops.torchvision.roi_align(maps.to(rois.dtype), rois[chosen], *fine)
         best, index = max_pool2d(samples, grid, return_indices=True)
         output[chosen] = best.to(output.dtype)
@@ -97,10 +99,10 @@ def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> 
         argmax_x[chosen] = (index % grid[1]).to(output.dtype)
 
 
-def _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
+def _max_backward(grad, rois, bins, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
     """Hand each gradient to the sample that was the maximum."""
     total = torch.zeros_like(grad_input, dtype=rois.dtype)
-    for chosen, grid, fine in _sample_grids(rois, grad, geometry):
+    for chosen, grid, fine in _sample_grids(bins, grad, geometry):
         rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
         y = argmax_y[chosen].long() + grid[0] * rows[:, None]
         x = argmax_x[chosen].long() + grid[1] * columns
@@ -117,10 +119,10 @@ def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geomet
     return backward(grad, rois, scale, height, width, *maps.shape, *sampling)
 
 
-def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
+def _sample_grids(bins: Bins, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
     """Yield RoIs with equal grids of samples in a bin, the grid, and a geometry of them as bins."""
     torchvision_ops()
-    grids = Bins.of(rois, geometry).samples.int().clamp(min=0)  # (K, 2)
+    grids = bins.samples.int().clamp(min=0)  # (K, 2)
     for grid in grids[grids.all(1)].unique(dim=0):
         height, width = (grid * grid.new_tensor(output.shape[2:])).tolist()
         fine = geometry._replace(aligned_height=height, aligned_width=width, sampling_ratio=1)
@@ -129,19 +131,16 @@ def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[
             yield chosen, grid.tolist(), fine
 
 
-def _sparse_bins(
-    maps: Tensor, rois: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
-) -> Bins | None:
-    """Return the bins for a sparse product, or None where torchvision's operator is to run."""
-    min_numel, cells_per_bin = limits
-    batch, _, height, width = maps.shape
-    small = min(maps.numel(), output.numel()) < min_numel
-    few_bins = len(rois) * output.shape[2:].numel() * cells_per_bin < batch * height * width
-    if maps.device.type != "cpu" or small or few_bins:
-        return None
-    bins = Bins.of(rois, geometry)
+def _sparse_is_faster(bins: Bins, maps: Tensor, output: Tensor, limits: tuple[int, int]) -> bool:
+    """Whether to multiply by a sparse matrix; torchvision's operator runs otherwise."""
+    min_numel, max_cells_per_bin = limits
+    if maps.device.type != "cpu" or min(maps.numel(), output.numel()) < min_numel:
+        return False
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
-    return bins if bool((bins.samples <= rois.new_tensor([height, width])).all()) else None
+    has_huge_roi = not (bins.samples <= bins.samples.new_tensor(maps.shape[2:])).all()
+    num_bins = len(output) * output.shape[2:].numel()
+    num_cells = len(maps) * maps.shape[2:].numel()
+    return num_cells <= num_bins * max_cells_per_bin and not has_huge_roi
 
 
 def _product(matrix, dense: Tensor) -> Tensor:
