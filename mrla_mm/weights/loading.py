@@ -82,11 +82,11 @@ class LoadReport:
         shown = [f"{key} {self.details.get(key, '')}".strip() for key in keys]
         return preview(shown, count) if keys else ""
 
-    def faults(self, prefix: str = "") -> list[str]:
-        """Return in words what should have matched below a prefix and did not."""
+    def faults(self, part: str = "") -> list[str]:
+        """Return in words what should have matched, in a part wherever it is, and did not."""
         found = []
         for fate, words in FAULTS.items():
-            keys = [key for key in self.keys[fate] if key.startswith(prefix)]
+            keys = [key for key in self.keys[fate] if f".{part}" in f".{key}"]
             if keys:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
@@ -230,10 +230,15 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if isinstance(module, WeightDeclarations):
         return module.published_layout().split(state)
-    layout = declarations_of(getattr(module, "backbone", None)).published_layout()
-    backbone = layout.renamed(strip_prefix(state, BACKBONE))
-    others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
-    return {f"{BACKBONE}{key}": value for key, value in backbone.items()} | others, {}
+    ours = dict(state)
+    for path, part in module.named_modules():
+        if isinstance(part, WeightDeclarations):  # the backbone; a teacher and a student have two
+            theirs = strip_prefix(state, f"{path}.")
+            for key in theirs:
+                del ours[f"{path}.{key}"]
+            renamed = part.published_layout().renamed(theirs)
+            ours |= {f"{path}.{key}": value for key, value in renamed.items()}
+    return ours, {}
 
 
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
