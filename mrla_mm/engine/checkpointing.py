@@ -54,7 +54,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.stop_request = StopRequest()
-        self.saved_iter = 0
+        self.saved_iter = 0  # iterations that the last checkpoint holds
         self.outdated = []  # paths to remove once a newer checkpoint is there
 
     def before_run(self, runner: Runner) -> None:
