@@ -51,7 +51,9 @@ class PretrainedBackbone(WeightDeclarations):
         for entry in files:
             options = {key: value for key, value in entry.items() if key not in NOT_OURS}
             load_weights(self, options.pop("checkpoint"), **options).log()
-        self.is_init = True
+        for module in self.modules():
+            if isinstance(module, BaseModule):
+                module.is_init = True
 
     def init_others(self, files: list[dict]) -> None:
         """Initialise as the other entries of `init_cfg` say."""
