@@ -57,12 +57,11 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     """
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
-    bins = Bins.of(rois, geometry)
     if pool_mode != AVG:
-        _max_forward(input, rois, bins, output, argmax_y, argmax_x, geometry)
-    elif _sparse_is_faster(bins, input, output, FORWARD):
+        _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
+    elif _sparse_is_faster(rois, input, output, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
-        pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
+        pooled = _product(_matrix(rois, output, input, geometry), cells)  # (K * PH * PW, C)
         output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
     else:
         torchvision_ops()
@@ -75,13 +74,12 @@ def roi_align_backward(
     """Write the gradient of :func:`roi_align_forward` into ``grad_input`` (B, C, H, W)."""
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(grad_input))
-    bins = Bins.of(rois, geometry)
     grad = grad_output.to(rois.dtype)
     if pool_mode != AVG:
-        _max_backward(grad, rois, bins, argmax_y, argmax_x, grad_input, geometry)
-    elif _sparse_is_faster(bins, grad_input, grad_output, BACKWARD):
+        _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
+    elif _sparse_is_faster(rois, grad_input, grad_output, BACKWARD, geometry):
         grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
-        grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
+        grad = _product(_matrix(rois, grad_output, grad_input, geometry).T.tocsr(), grad)
         images = grad.view(len(grad_input), -1, grad.shape[1])
         for image, cells in zip(grad_input.flatten(2), images, strict=True):
             image.copy_(cells.T)  # five times as fast as one permuted copy
@@ -89,9 +87,9 @@ def roi_align_backward(
         grad_input.copy_(_average_backward(grad, rois, grad_input, geometry))
 
 
-def _max_forward(maps, rois, bins, output, argmax_y, argmax_x, geometry: Geometry) -> None:
+def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> None:
     """Pool the maximum of each bin's samples, which are bins of one sample of a finer grid."""
-    for chosen, grid, fine in _sample_grids(bins, output, geometry):
+    for chosen, grid, fine in _sample_grids(rois, output, geometry):
         samples = torch.ops.torchvision.roi_align(maps.to(rois.dtype), rois[chosen], *fine)
         best, index = max_pool2d(samples, grid, return_indices=True)
         output[chosen] = best.to(output.dtype)
@@ -99,10 +97,10 @@ def _max_forward(maps, rois, bins, output, argmax_y, argmax_x, geometry: Geometr
         argmax_x[chosen] = (index % grid[1]).to(output.dtype)
 
 
-def _max_backward(grad, rois, bins, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
+def _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
     """Hand each gradient to the sample that was the maximum."""
     total = torch.zeros_like(grad_input, dtype=rois.dtype)
-    for chosen, grid, fine in _sample_grids(bins, grad, geometry):
+    for chosen, grid, fine in _sample_grids(rois, grad, geometry):
         rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
         y = argmax_y[chosen].long() + grid[0] * rows[:, None]
         x = argmax_x[chosen].long() + grid[1] * columns
@@ -119,10 +117,10 @@ def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geomet
     return backward(grad, rois, scale, height, width, *maps.shape, *sampling)
 
 
-def _sample_grids(bins: Bins, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
+def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
     """Yield RoIs with equal grids of samples in a bin, the grid, and a geometry of them as bins."""
     torchvision_ops()
-    grids = bins.samples.int().clamp(min=0)  # (K, 2)
+    grids = Bins.of(rois, geometry).samples.int().clamp(min=0)  # (K, 2)
     for grid in grids[grids.all(1)].unique(dim=0):
         height, width = (grid * grid.new_tensor(output.shape[2:])).tolist()
         fine = geometry._replace(aligned_height=height, aligned_width=width, sampling_ratio=1)
@@ -131,13 +129,16 @@ def _sample_grids(bins: Bins, output: Tensor, geometry: Geometry) -> Iterator[tu
             yield chosen, grid.tolist(), fine
 
 
-def _sparse_is_faster(bins: Bins, maps: Tensor, output: Tensor, limits: tuple[int, int]) -> bool:
+def _sparse_is_faster(
+    rois: Tensor, maps: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
+) -> bool:
     """Whether to multiply by a sparse matrix; torchvision's operator runs otherwise."""
     min_numel, max_cells_per_bin = limits
     if maps.device.type != "cpu" or min(maps.numel(), output.numel()) < min_numel:
         return False
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
-    has_huge_roi = not (bins.samples <= bins.samples.new_tensor(maps.shape[2:])).all()
+    samples = Bins.of(rois, geometry).samples
+    has_huge_roi = not (samples <= samples.new_tensor(maps.shape[2:])).all()
     num_bins = len(output) * output.shape[2:].numel()
     num_cells = len(maps) * maps.shape[2:].numel()
     return num_cells <= num_bins * max_cells_per_bin and not has_huge_roi
@@ -151,10 +152,11 @@ def _product(matrix, dense: Tensor) -> Tensor:
     )
 
 
-def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
+def _matrix(rois: Tensor, output: Tensor, maps: Tensor, geometry: Geometry):
     """Return the averages of the bins as a SciPy CSR matrix (K * PH * PW, B * H * W)."""
     from scipy.sparse import csr_matrix  # mmdet requires and imports it
 
+    bins = Bins.of(rois, geometry)
     batch, _, height, width = maps.shape
     rows, columns = output.shape[2:]
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
