@@ -53,7 +53,8 @@ class _Array(np.ndarray):
         version, shape, dtype, is_fortran, content = state
         if self.is_filled or type(content) is not bytes:
             raise UnpicklingError("the class numpy.ndarray takes bytes, and those once")
-        super().__setstate__((version, shape, _number_dtype(dtype), is_fortran, content))
+        # a dtype as its name says: its state, from the file, may claim anything
+        super().__setstate__((version, shape, _dtype(dtype.str), is_fortran, content))
         self.is_filled = True
 
     def __reduce__(self) -> tuple:
@@ -67,22 +68,14 @@ def _reconstruct(*_: object) -> _Array:
 
 def _dtype(code: str, *_: object) -> np.dtype:
     """Stand in for ``numpy.dtype``: return a copy, whose state sets the byte order."""
-    if type(code) is not str or code not in _NUMBERS:
+    if type(code) is not str or code.lstrip("<>|") not in _NUMBERS:
         raise UnpicklingError(f"the class numpy.dtype is allowed for numbers, not for {code!r}")
     return np.dtype(code, copy=True)
 
 
-def _number_dtype(dtype: np.dtype) -> np.dtype:
-    """Return a dtype as its name says: its state, from the file, may claim anything."""
-    code = dtype.str if isinstance(dtype, np.dtype) else ""
-    if code[1:] not in _NUMBERS:
-        raise UnpicklingError(f"the class numpy.dtype is allowed for numbers, not for {code!r}")
-    return np.dtype(code)
-
-
 def _scalar(dtype: np.dtype, content: bytes) -> np.generic:
     """Stand in for numpy's function of this name: return a number."""
-    (number,) = np.frombuffer(content, _number_dtype(dtype))
+    (number,) = np.frombuffer(content, _dtype(dtype.str))
     return number
 
 

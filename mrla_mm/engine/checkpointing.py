@@ -20,7 +20,8 @@ BACKEND = "mrla_mm_atomic"
 class AtomicBackend(LocalBackend):
     """mmengine's local files, written atomically; removing one notes it in `outdated`.
 
-    mmengine makes a backend for each file that it writes. All of a run share one list.
+    mmengine makes a backend for each file that it writes, and writes its arguments as JSON. All of
+    a run share one list.
     """
 
     def __init__(self, outdated: list[str]):
@@ -53,7 +54,7 @@ class AtomicCheckpointHook(CheckpointHook):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.stop_request = StopRequest()
-        self.saved_iter = 0
+        self.saved_iter = 0  # iterations that the last checkpoint holds
         self.outdated = []  # paths to remove once a newer checkpoint is there
 
     def before_run(self, runner: Runner) -> None:
@@ -88,13 +89,11 @@ class AtomicCheckpointHook(CheckpointHook):
             return
         run_iter = loop.run_iter
 
-        def run_unseen(index: int, batch: object) -> None:
-            if index >= seen:
-                run_iter(index, batch)
-            if index >= seen - 1:
+        def skip(index: int, batch: object) -> None:
+            if index == seen - 1:
                 loop.run_iter = run_iter
 
-        loop.run_iter = run_unseen
+        loop.run_iter = skip
 
     def after_train_iter(self, runner: Runner, batch_idx: int, *args, **kwargs) -> None:
         """Save if it is time to, or if the run is asked to stop."""
@@ -120,7 +119,7 @@ class AtomicCheckpointHook(CheckpointHook):
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: dict) -> None:
         """Save and only then remove what is outdated; mmengine does it the other way round."""
-        if self.max_keep_ckpts > 0 and (not self.keep_ckpt_ids or self.keep_ckpt_ids[-1] != step):
+        if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
             if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
                 self._discard(self.filename_tmpl.format(self.keep_ckpt_ids.popleft()))
             self.keep_ckpt_ids.append(step)

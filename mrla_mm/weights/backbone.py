@@ -3,7 +3,7 @@
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mrla_mm.weights.declarations import WeightDeclarations
+from mrla_mm.weights.layouts import WeightDeclarations
 from mrla_mm.weights.loading import load_weights
 from mrla_mm.weights.states import strip_prefix
 

@@ -70,10 +70,9 @@ class CheckpointCheckHook(Hook):
             checkpoint["state_dict"] = strip_prefix(source.state, "")  # copied
         # renames in place what the model renames, such as keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
-        report = match(model, source, str(runner._load_from or f"in {runner.work_dir}"))
+        location = str(runner._load_from or f"in {runner.work_dir}")
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
-        if not starting:
-            report.require_all()
+        report = match(model, source, location, whole=not starting)
         faults = report.faults(BACKBONE if starting else "")
         if faults or not report.loadable:
             raise report.refusal(faults)

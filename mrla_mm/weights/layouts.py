@@ -149,3 +149,20 @@ LAYOUTS = {
     "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", converter="pvt.pvt_convert"),
     "swin": ConvertedLayout(first="patch_embed.proj.weight", converter="swin.swin_converter"),
 }
+
+
+class WeightDeclarations:
+    """What a backbone may declare about its weight files; the defaults are any other model's."""
+
+    key_layout: str | None = None  # name in `LAYOUTS`; None if files use this model's names
+    optional_parts: tuple[str, ...] = ()  # prefixes of keys that a file may lack
+    unbuilt_parts: tuple[str, ...] = ()  # prefixes of a file's keys for layers that are left out
+
+    def published_layout(self) -> KeyLayout:
+        """Return the layout of published files, here that of `key_layout`."""
+        return LAYOUTS[self.key_layout]
+
+
+def declarations_of(module: object) -> WeightDeclarations:
+    """Return what a module declares, the defaults for a whole model or another's backbone."""
+    return module if isinstance(module, WeightDeclarations) else WeightDeclarations()

@@ -11,18 +11,16 @@ from mmengine.logging import print_log
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights.declarations import WeightDeclarations, declarations_of
 from mrla_mm.weights.files import read_checkpoint
-from mrla_mm.weights.layouts import ATTENTION
+from mrla_mm.weights.layouts import ATTENTION, WeightDeclarations, declarations_of
 from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_prefix
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
 RANDOM_START = (
-    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: with "
-    "zero_init_attention=False, or norms without a weight, each block's output gets random values "
-    "added and the pretrained features are lost. Set model.backbone.zero_init_attention=True or, "
-    "with KCLA, start from weights that have it"
+    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are added to "
+    "the output of each block. Set model.backbone.zero_init_attention=True or, with KCLA, start "
+    "from weights that have it"
 )
 
 
@@ -84,20 +82,11 @@ class LoadReport:
         shown = [f"{key} {self.details.get(key, '')}".strip() for key in keys]
         return preview(shown, count) if keys else ""
 
-    def require_all(self) -> None:
-        """Count as faults what a whole model may not lack or leave out, unlike a backbone."""
-        may_be_missing = self.keys[Fate.MAY_BE_MISSING]
-        counters = [key for key in may_be_missing if key.endswith(COUNTER)]
-        self.keys[Fate.MISSING] += self.keys[Fate.NEW_ATTENTION]
-        self.keys[Fate.MISSING] += [key for key in may_be_missing if key not in counters]
-        self.keys[Fate.UNEXPECTED] += self.keys[Fate.NO_SUCH_PART]
-        self.keys |= {Fate.NEW_ATTENTION: [], Fate.MAY_BE_MISSING: counters, Fate.NO_SUCH_PART: []}
-
-    def faults(self, prefix: str = "") -> list[str]:
-        """Return in words what should have matched below a prefix and did not."""
+    def faults(self, part: str = "") -> list[str]:
+        """Return in words what should have matched, in a part wherever it is, and did not."""
         found = []
         for fate, words in FAULTS.items():
-            keys = [key for key in self.keys[fate] if key.startswith(prefix)]
+            keys = [key for key in self.keys[fate] if f".{part}" in f".{key}"]
             if keys:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
@@ -146,10 +135,8 @@ def load_weights(
         source = find_state(checkpoint, entry=entry, prefix=prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    report = match(module, source, str(location))
+    report = match(module, source, str(location), whole=whole)
     report.meta = checkpoint.get("meta") or {}
-    if whole:
-        report.require_all()
     faults = report.faults()
     if not report.loadable or (strict and faults):
         raise report.refusal(faults)
@@ -158,17 +145,23 @@ def load_weights(
     return report
 
 
-def match(module: nn.Module, source: Source, location: str) -> LoadReport:
-    """Compare a state dict with a backbone or a model."""
+def match(module: nn.Module, source: Source, location: str, *, whole: bool) -> LoadReport:
+    """Compare a state dict with a backbone or a model.
+
+    If `whole`, the file is to be the model's own: it may lack nothing but counters, and has no
+    other parts.
+    """
     report = LoadReport(type(module).__name__, location, source.origin)
     report.details = changed_arguments(module, source.state._metadata)
     report.keys[Fate.CHANGED_ARGUMENTS] += report.details
     state, head = by_our_names(module, source.state)
     report.outside = head | source.others
-    report.keys[Fate.OUTSIDE] += [*head, *source.others]
+    report.keys[Fate.OUTSIDE] += report.outside
     own = module.state_dict()
     for key, tensor in state.items():
         fate = fate_in_model(module, own, key, tensor)
+        if whole and fate is Fate.NO_SUCH_PART:
+            fate = Fate.UNEXPECTED
         report.keys[fate].append(key)
         if fate is Fate.UNUSABLE:
             report.details[key] = f"({tensor.dtype})"
@@ -177,13 +170,15 @@ def match(module: nn.Module, source: Source, location: str) -> LoadReport:
             report.details[key] = f"{shape} in the file, {own_shape} in the model"
         if fate in (Fate.MATCHED, Fate.RESIZED):
             report.loadable[key] = tensor
-    is_plain = not any(ATTENTION in key for key in state)
-    optional = OPTIONAL | plugin_names(module)
+    optional = {COUNTER} if whole else OPTIONAL | plugin_names(module)
+    attention = [key for key in own if ATTENTION in key]
+    is_plain = attention and not any(ATTENTION in key for key in state)
     for key in own:
         if key not in state:
-            report.keys[fate_if_missing(module, key, is_plain, optional)].append(key)
-    if new_attention := report.keys[Fate.NEW_ATTENTION]:
-        if starts_as_identity(own, new_attention):
+            fate = fate_if_missing(module, key, is_plain and not whole, optional)
+            report.keys[fate].append(key)
+    if is_plain:
+        if starts_as_identity(own, attention):
             report.notes.append("plain weights: layer attention starts as an exact identity")
         else:
             report.warnings.append(RANDOM_START)
@@ -235,10 +230,15 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if isinstance(module, WeightDeclarations):
         return module.published_layout().split(state)
-    layout = declarations_of(getattr(module, "backbone", None)).published_layout()
-    backbone = layout.renamed(strip_prefix(state, BACKBONE))
-    others = {key: value for key, value in state.items() if not key.startswith(BACKBONE)}
-    return {f"{BACKBONE}{key}": value for key, value in backbone.items()} | others, {}
+    ours = dict(state)
+    for path, part in module.named_modules():
+        if isinstance(part, WeightDeclarations):  # the backbone; a teacher and a student have two
+            theirs = strip_prefix(state, f"{path}.")
+            for key in theirs:
+                del ours[f"{path}.{key}"]
+            renamed = part.published_layout().renamed(theirs)
+            ours |= {f"{path}.{key}": value for key, value in renamed.items()}
+    return ours, {}
 
 
 def is_usable(tensor: Tensor, own: Tensor) -> bool:

@@ -17,8 +17,8 @@ from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
 from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
 
 AVG = 1  # mmcv's number of the average
-# A sparse product is faster where map and output have at least so many elements, and the map so
-# many cells per bin at most.
+# A sparse product is faster if map and output have at least this many elements, and the map at most
+# this many cells per bin.
 FORWARD, BACKWARD = (2**18, 5), (2**15, 40)
 
 
@@ -59,9 +59,9 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     rois = rois.to(compute_dtype(input))
     if pool_mode != AVG:
         _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
-    elif bins := _sparse_bins(input, rois, output, FORWARD, geometry):
+    elif _sparse_is_faster(rois, input, output, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
-        pooled = _product(_matrix(bins, rois, output, input), cells)  # (K * PH * PW, C)
+        pooled = _product(_matrix(rois, output, input, geometry), cells)  # (K * PH * PW, C)
         output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
     else:
         torchvision_ops()
@@ -77,9 +77,9 @@ def roi_align_backward(
     grad = grad_output.to(rois.dtype)
     if pool_mode != AVG:
         _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
-    elif bins := _sparse_bins(grad_input, rois, grad_output, BACKWARD, geometry):
+    elif _sparse_is_faster(rois, grad_input, grad_output, BACKWARD, geometry):
         grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
-        grad = _product(_matrix(bins, rois, grad_output, grad_input).T.tocsr(), grad)
+        grad = _product(_matrix(rois, grad_output, grad_input, geometry).T.tocsr(), grad)
         images = grad.view(len(grad_input), -1, grad.shape[1])
         for image, cells in zip(grad_input.flatten(2), images, strict=True):
             image.copy_(cells.T)  # five times as fast as one permuted copy
@@ -129,19 +129,19 @@ def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[
             yield chosen, grid.tolist(), fine
 
 
-def _sparse_bins(
-    maps: Tensor, rois: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
-) -> Bins | None:
-    """Return the bins for a sparse product, or None where torchvision's operator is to run."""
-    min_numel, cells_per_bin = limits
-    batch, _, height, width = maps.shape
-    small = min(maps.numel(), output.numel()) < min_numel
-    few_bins = len(rois) * output.shape[2:].numel() * cells_per_bin < batch * height * width
-    if maps.device.type != "cpu" or small or few_bins:
-        return None
-    bins = Bins.of(rois, geometry)
+def _sparse_is_faster(
+    rois: Tensor, maps: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
+) -> bool:
+    """Whether to multiply by a sparse matrix; torchvision's operator runs otherwise."""
+    min_numel, max_cells_per_bin = limits
+    if maps.device.type != "cpu" or min(maps.numel(), output.numel()) < min_numel:
+        return False
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
-    return bins if bool((bins.samples <= rois.new_tensor([height, width])).all()) else None
+    samples = Bins.of(rois, geometry).samples
+    has_huge_roi = not (samples <= samples.new_tensor(maps.shape[2:])).all()
+    num_bins = len(output) * output.shape[2:].numel()
+    num_cells = len(maps) * maps.shape[2:].numel()
+    return num_cells <= num_bins * max_cells_per_bin and not has_huge_roi
 
 
 def _product(matrix, dense: Tensor) -> Tensor:
@@ -152,39 +152,31 @@ def _product(matrix, dense: Tensor) -> Tensor:
     )
 
 
-def _matrix(bins: Bins, rois: Tensor, output: Tensor, maps: Tensor):
+def _matrix(rois: Tensor, output: Tensor, maps: Tensor, geometry: Geometry):
     """Return the averages of the bins as a SciPy CSR matrix (K * PH * PW, B * H * W)."""
     from scipy.sparse import csr_matrix  # mmdet requires and imports it
 
+    bins = Bins.of(rois, geometry)
     batch, _, height, width = maps.shape
     rows, columns = output.shape[2:]
-    y = _axis_weights(bins, 0, rows, height)
-    x = _axis_weights(bins, 1, columns, width)
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
-    shape = (len(rois), rows, columns)
-    first_y, count_y = (np.broadcast_to(each[:, :, None], shape).ravel() for each in y.ranges)
-    first_x, count_x = (np.broadcast_to(each[:, None, :], shape).ravel() for each in x.ranges)
-    # A bin's cells form lines, L in all bins; the matrix has N elements, one for each cell.
-    bin_index, at_y = _concatenate_ranges(first_y, count_y)  # (L,)
-    line, at_x = _concatenate_ranges(first_x[bin_index], count_x[bin_index])  # (N,)
-    image = rois[:, 0].long().numpy()[bin_index // (rows * columns)]  # (L,)
-    start_of_line = (image * height + y.cells[at_y]) * width  # (L,)
-    cells = start_of_line[line] + x.cells[at_x]  # (N,)
-    weights = y.weights[at_y][line] * x.weights[at_x]  # (N,)
-    ends = np.concatenate([[0], np.cumsum(count_y * count_x)])  # (K * PH * PW + 1,)
-    return csr_matrix((weights, cells, ends), (len(ends) - 1, batch * height * width))
+    roi, row, column = np.indices((len(rois), rows, columns)).reshape(3, -1)  # of each bin
+    along_y = _axis_weights(bins, 0, rows, height)[roi * rows + row]  # (K * PH * PW, H)
+    # The cells of a bin form lines along x: L in all bins, one for each element of along_y.
+    bin_of_line = np.repeat(np.arange(len(roi)), np.diff(along_y.indptr))  # (L,)
+    x_bin_of_line = (roi * columns + column)[bin_of_line]
+    lines = _axis_weights(bins, 1, columns, width)[x_bin_of_line]  # (L, W)
+    image = rois[:, 0].long().numpy()[roi[bin_of_line]]  # (L,)
+    first_cell = (image * height + along_y.indices) * width  # (L,)
+    cells_per_line = np.diff(lines.indptr)  # (L,)
+    weights = lines.data * np.repeat(along_y.data, cells_per_line)
+    cells = lines.indices + np.repeat(first_cell, cells_per_line)
+    ends = lines.indptr[along_y.indptr]  # of the bins' cells: (K * PH * PW + 1,)
+    return csr_matrix((weights, cells, ends), (len(roi), batch * height * width))
 
 
-class AxisWeights(NamedTuple):
-    """What P bins of K RoIs take along one axis: each a range of M weighted rows or columns."""
-
-    cells: np.ndarray  # (M,) numbers of rows or columns
-    weights: np.ndarray  # (M,)
-    ranges: np.ndarray  # (2, K, P): where a bin begins in the two above, and how many it has
-
-
-def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> AxisWeights:
-    """Return what `count` bins a RoI take along an axis on which the map has `size` cells."""
+def _axis_weights(bins: Bins, axis: int, count: int, size: int):
+    """Return what `count` bins a RoI take along an axis of `size` cells: CSR (K * count, size)."""
     from scipy.sparse import csr_matrix
 
     start, bin_size, samples = (each[:, axis, None, None] for each in bins)  # (K, 1, 1)
@@ -204,11 +196,4 @@ def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> AxisWeights:
     weight, bin_index, cell = (each.flatten().numpy() for each in (weight, bin_index, cell))
     matrix = csr_matrix((weight, (bin_index, cell)), (num_bins, size))  # sums weights of a cell
     matrix.eliminate_zeros()
-    ranges = np.stack([matrix.indptr[:-1], np.diff(matrix.indptr)]).reshape(2, -1, count)
-    return AxisWeights(matrix.indices, matrix.data, ranges)
-
-
-def _concatenate_ranges(start: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Concatenate ranges of ``count`` numbers from ``start``; return owners and numbers."""
-    owner = np.repeat(np.arange(len(count)), count)
-    return owner, np.arange(len(owner)) + (start + count - np.cumsum(count))[owner]
+    return matrix
