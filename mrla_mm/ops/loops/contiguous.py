@@ -4,9 +4,9 @@ A coefficient is one value for each plane. A map that is absent has no planes.
 """
 
 import numpy as np
-from numba import float32
+from numba import float32, uintp
 
-from mrla_mm.ops.loops import GRAD, HISTORY, SUMS, compiled, map_at
+from mrla_mm.ops.loops import compiled, map_at
 
 BLOCK = 1024  # pixels that stay in a core's first cache from one loop to the next
 GROUP = 16 * BLOCK  # pixels of a gradient that stay in its second cache, value after value
@@ -33,40 +33,121 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
+def part(maps, plane, begin, end):
+    """Pixels of a plane; none of a map that is absent."""
+    return maps[plane, begin:end] if len(maps) > 0 else maps.ravel()
+
+
+@compiled
+def block_rows(height, width):
+    """Number of rows that are computed at a time."""
+    return min(height, max(BLOCK // width, 1))
+
+
+@compiled
+def neighbours(rows, width):
+    """Whether each pixel of some rows has a left, and whether it has a right neighbour."""
+    has_left = np.ones((rows, width), np.bool_)
+    has_right = np.ones((rows, width), np.bool_)
+    has_left[:, 0] = False
+    has_right[:, width - 1] = False
+    return has_left.ravel(), has_right.ravel()
+
+
+@compiled
+def pad_rows(x, begin, end, width, padded):
+    """Copy pixels of a plane, whole rows and one more above and below; 0 beyond the plane.
+
+    A pixel more comes before and after them, so that all have nine neighbours in memory. The left
+    one of a row's first pixel is the last of the row above: see `neighbours`.
+    """
+    first = max(begin - width, 0)
+    rows = x[first : min(end + width, len(x))]
+    margin = 1 + first - (begin - width)
+    padded[:margin] = 0
+    inner = padded[margin:]
+    for p in range(len(rows)):
+        inner[p] = rows[p]
+    inner[len(rows) :] = 0
+
+
+@compiled
 def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, out, grad_history):
     """Write out = dw(x; weight) + offset + slope history, but 0 where relu_output is 0 or less.
 
     If asked for, write grad_history = slope x too, plus out where there is a `relu_output`.
     """
     height, width, _ = grid
-    rows = min(height, max(BLOCK // width, 1))
-    shifted = np.empty((3, (rows + 2) * width), np.float32)
+    rows = block_rows(height, width)
+    padded = np.zeros((rows + 2) * width + 2, np.float32)
+    has_left, has_right = neighbours(rows, width)
     for plane in range(start, stop):
-        plane_offset = offset[plane]
-        plane_slope = slope[plane]
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             y = out[plane, begin:end]
-            pixels = x[plane, begin:end]
+            h = part(history, plane, begin, end)
+            z = part(relu_output, plane, begin, end)
+            g = part(grad_history, plane, begin, end)
             if weight.shape[1] == 1:
-                w = weight[plane, 0]
-                for p in range(len(y)):
-                    y[p] = plane_offset + w * pixels[p]
-            else:
-                shift_rows(x[plane], begin, end, width, shifted)
-                convolve_rows(y, weight[plane], plane_offset, width, shifted)
-            if len(history) > 0:
-                add_scaled(y, history[plane, begin:end], plane_slope)
-            if len(relu_output) > 0:
-                z = relu_output[plane, begin:end]
-                for p in range(len(y)):
-                    y[p] = float32(0) if z[p] <= 0 else y[p]
-            if len(grad_history) > 0:
-                z = grad_history[plane, begin:end]
-                for p in range(len(y)):
-                    z[p] = plane_slope * pixels[p]
-                if len(relu_output) > 0:
-                    add_scaled(z, y, float32(1))
+                pixels = x[plane, begin:end]
+                scale_pixels(pixels, weight[plane, 0], offset[plane], h, slope[plane], z, y, g)
+                continue
+            pad_rows(x[plane], begin, end, width, padded)
+            convolve_rows(
+                padded, width, has_left, has_right, weight[plane], offset[plane],
+                h, slope[plane], z, y, g,
+            )  # fmt: skip
+
+
+# In both functions the compiler makes loops of their own of what does not change in a loop.
+
+
+@compiled
+def scale_pixels(x, weight, offset, history, slope, relu_output, out, grad_history):
+    """Write what `convolve` does of some pixels, for a kernel of one tap."""
+    has_history, has_relu = len(history) > 0, len(relu_output) > 0
+    has_grad_history = len(grad_history) > 0
+    for p in range(len(out)):
+        value = offset + weight * x[p]
+        if has_history:
+            value += slope * history[p]
+        if has_relu:
+            value = float32(0) if relu_output[p] <= 0 else value
+        out[p] = value
+        if has_grad_history:
+            scaled = slope * x[p]
+            grad_history[p] = scaled + value if has_relu else scaled
+
+
+@compiled
+def convolve_rows(
+    padded, width, has_left, has_right, weight, offset, history, slope, relu_output, out,
+    grad_history,
+):  # fmt: skip
+    """Write what `convolve` does of the rows that `pad_rows` copied."""
+    has_history, has_relu = len(history) > 0, len(relu_output) > 0
+    has_grad_history = len(grad_history) > 0
+    w0, w1, w2 = weight[0], weight[1], weight[2]
+    w3, w4, w5 = weight[3], weight[4], weight[5]
+    w6, w7, w8 = weight[6], weight[7], weight[8]
+    one, two = uintp(1), uintp(2)
+    row1, row2 = uintp(width), uintp(2 * width)
+    for p in range(uintp(len(out))):
+        left = w0 * padded[p] + w3 * padded[p + row1] + w6 * padded[p + row2]
+        at = w1 * padded[p + one] + w4 * padded[p + row1 + one] + w7 * padded[p + row2 + one]
+        right = w2 * padded[p + two] + w5 * padded[p + row1 + two] + w8 * padded[p + row2 + two]
+        # What is not there is left out, not multiplied by 0: it may be infinite.
+        left = left if has_left[p] else float32(0)
+        right = right if has_right[p] else float32(0)
+        value = offset + left + at + right
+        if has_history:
+            value += slope * history[p]
+        if has_relu:
+            value = float32(0) if relu_output[p] <= 0 else value
+        out[p] = value
+        if has_grad_history:
+            scaled = slope * padded[p + row1 + one]
+            grad_history[p] = scaled + value if has_relu else scaled
 
 
 @compiled
@@ -80,99 +161,41 @@ def add_scaled(out, x, factor):
 def grid_sums(start, stop, grid, grad, x, history, sums):
     """Write sums over each plane of grad times x at the kernel's 9 taps, history, and 1."""
     height, width, _ = grid
-    rows = min(height, max(BLOCK // width, 1))
-    shifted = np.empty((3, (rows + 2) * width), np.float32)
-    totals = np.empty(SUMS)
+    rows = block_rows(height, width)
+    padded = np.zeros((rows + 2) * width + 2, np.float32)
+    has_left, has_right = neighbours(rows, width)
     for plane in range(start, stop):
-        totals[:] = 0
+        totals = sums[plane]
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
-            shift_rows(x[plane], begin, end, width, shifted)
-            g = grad[plane, begin:end]
-            add_nine_sums(g, width, shifted, totals)
-            of_grad = of_history = float32(0)
-            for p in range(len(g)):
-                of_grad += g[p]
-            if len(history) > 0:
-                h = history[plane, begin:end]
-                for p in range(len(g)):
-                    of_history += g[p] * h[p]
-            totals[HISTORY] += of_history
-            totals[GRAD] += of_grad
-        sums[plane] = totals
+            pad_rows(x[plane], begin, end, width, padded)
+            h = part(history, plane, begin, end)
+            add_sums(grad[plane, begin:end], width, padded, has_left, has_right, h, totals)
 
 
 @compiled
-def shift_rows(x, begin, end, width, shifted):
-    """Copy pixels of a plane, whole rows and one more above and below, as each column sees them.
-
-    They are the left neighbour of every pixel, the pixel, its right neighbour; 0 beyond the plane.
-    So each tap of a kernel is one long loop, whatever the width.
-    """
-    left, middle, right = row_of_kernel(shifted, 0)
-    size = end - begin + 2 * width
-    first = max(begin - width, 0)
-    rows = x[first : min(end + width, len(x))]
-    margin = first - (begin - width)
-    for p in range(margin):
-        left[p] = middle[p] = right[p] = 0
-    for p in range(margin + len(rows), size):
-        left[p] = middle[p] = right[p] = 0
-    left, middle, right = row_of_kernel(shifted, margin)
-    after_left, after_first = left[1:], rows[1:]
-    for p in range(len(rows)):
-        middle[p] = rows[p]
-    for p in range(len(rows) - 1):
-        after_left[p] = rows[p]
-    for p in range(len(rows) - 1):
-        right[p] = after_first[p]
-    for p in range(0, len(rows), width):
-        left[p] = 0
-        right[p + width - 1] = 0
-
-
-@compiled
-def row_of_kernel(shifted, start):
-    """What `shift_rows` copied, from one row on."""
-    return shifted[0, start:], shifted[1, start:], shifted[2, start:]
-
-
-@compiled
-def convolve_rows(out, weight, offset, width, shifted):
-    """Write the convolution of the pixels that `shift_rows` copied, plus an offset."""
-    w0, w1, w2 = weight[0], weight[1], weight[2]
-    w3, w4, w5 = weight[3], weight[4], weight[5]
-    w6, w7, w8 = weight[6], weight[7], weight[8]
-    left0, middle0, right0 = row_of_kernel(shifted, 0)
-    left1, middle1, right1 = row_of_kernel(shifted, width)
-    left2, middle2, right2 = row_of_kernel(shifted, 2 * width)
-    for p in range(len(out)):
-        above = w0 * left0[p] + w1 * middle0[p] + w2 * right0[p]
-        at = w3 * left1[p] + w4 * middle1[p] + w5 * right1[p]
-        below = w6 * left2[p] + w7 * middle2[p] + w8 * right2[p]
-        out[p] = offset + above + at + below
-
-
-@compiled
-def add_nine_sums(grad, width, shifted, totals):
-    """Add the sums of a gradient times what is under each tap of the kernel."""
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = s8 = float32(0)
-    left, middle, right = row_of_kernel(shifted, 0)
-    left1, middle1, right1 = row_of_kernel(shifted, width)
-    left2, middle2, right2 = row_of_kernel(shifted, 2 * width)
-    for p in range(len(grad)):
+def add_sums(grad, width, padded, has_left, has_right, history, totals):
+    """Add the sums of a gradient times what is under each tap of the kernel, history, and 1."""
+    zero = s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = s8 = of_history = of_grad = float32(0)
+    one, two = uintp(1), uintp(2)
+    row1, row2 = uintp(width), uintp(2 * width)
+    for p in range(uintp(len(grad))):
         g = grad[p]
-        s0 += g * left[p]
-        s1 += g * middle[p]
-        s2 += g * right[p]
-        s3 += g * left1[p]
-        s4 += g * middle1[p]
-        s5 += g * right1[p]
-        s6 += g * left2[p]
-        s7 += g * middle2[p]
-        s8 += g * right2[p]
-    for tap, total in enumerate((s0, s1, s2, s3, s4, s5, s6, s7, s8)):
-        totals[tap] += total
+        s0 += g * padded[p] if has_left[p] else zero
+        s1 += g * padded[p + one]
+        s2 += g * padded[p + two] if has_right[p] else zero
+        s3 += g * padded[p + row1] if has_left[p] else zero
+        s4 += g * padded[p + row1 + one]
+        s5 += g * padded[p + row1 + two] if has_right[p] else zero
+        s6 += g * padded[p + row2] if has_left[p] else zero
+        s7 += g * padded[p + row2 + one]
+        s8 += g * padded[p + row2 + two] if has_right[p] else zero
+        of_grad += g
+        if len(history) > 0:
+            of_history += g * history[p]
+    taps = s0, s1, s2, s3, s4, s5, s6, s7, s8
+    for index, total in enumerate((*taps, of_history, of_grad)):
+        totals[index] += total
 
 
 @compiled
