@@ -22,6 +22,8 @@ from mrla_mm.ops.loops import (
 )
 from mrla_mm.ops.torch_passes import TorchPasses, grid_sum, sample_kernels
 
+Maps = Tensor | Sequence[Tensor] | None  # (B, C, H, W) each
+
 
 class Layout(NamedTuple):
     """How the loops see maps of one size and layout.
@@ -47,27 +49,34 @@ class Layout(NamedTuple):
             bands = min(math.ceil(threads * PIECES / x.shape[0]), x.shape[2])
         return cls(x.shape, channels_last, bands)
 
-    def run(self, loop: str, *args: object) -> None:
-        """Run a loop by its name on all threads; args are what follows its grid."""
+    def run(self, loop: str, maps: Sequence[Maps], *args: object) -> None:
+        """Run a loop by its name on all threads; args are what follows its maps.
+
+        Its maps are addresses, of memory that is held here until the loop has ended.
+        """
         batch, channels, height, width = self.size
+        pixels = height * width
         module = channels_last if self.channels_last else contiguous
         units = batch * (self.bands if self.channels_last else channels)
-        function = getattr(module, loop)
-        share(function, units, self.size.numel(), (height, width, self.bands), *args)
+        shape = (batch, pixels, channels) if self.channels_last else (batch * channels, pixels)
+        start = (height, width, self.bands), shape, *map(self.address, maps)
+        share(getattr(module, loop), units, self.size.numel(), *start, *args)
 
-    def maps(self, *tensors: Tensor | None) -> list[np.ndarray]:
-        """Maps as arrays of the same memory; None becomes an empty one."""
-        batch, channels, height, width = self.size
-        arrays = []
-        for tensor in tensors:
-            if tensor is None:
-                array = np.empty((0,) * (3 if self.channels_last else 2), np.float32)
-            elif self.channels_last:
-                array = tensor.detach().permute(0, 2, 3, 1).view(batch, -1, channels).numpy()
-            else:
-                array = tensor.detach().view(batch * channels, -1).numpy()
-            arrays.append(array)
-        return arrays
+    def address(self, maps: Maps) -> int | np.ndarray:
+        """Where a map begins, 0 for None; of a sequence of maps an array.
+
+        Raises:
+            ValueError: a map is of another size, layout or dtype, of which a loop knows nothing.
+        """
+        if maps is None:
+            return 0
+        if not isinstance(maps, Tensor):
+            return np.array([self.address(each) for each in maps])
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        is_dense = maps.is_contiguous(memory_format=layout)
+        if not is_dense or maps.shape != self.size or maps.dtype != torch.float32:
+            raise ValueError(f"expected a float32 map {self.size} that is dense in {layout}")
+        return maps.data_ptr()
 
     def coefficients(self, tensor: Tensor) -> np.ndarray:
         """Coefficients (B, C, K): (B * C, K) for contiguous maps, else (B, K, C)."""
@@ -118,7 +127,7 @@ class NumbaPasses(TorchPasses):
             return super().add_relu(c, shortcut, out=out, pool=pool)
         layout = Layout.of(out)
         sums = layout.new_sums(1)
-        layout.run("add_relu", *layout.maps(c, shortcut, out), sums)
+        layout.run("add_relu", (c, shortcut, out), sums)
         return layout.collect(sums)[..., 0] / out[0, 0].numel() if pool else None
 
     def convolve(
@@ -131,9 +140,8 @@ class NumbaPasses(TorchPasses):
         kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
         offset = layout.coefficient(offset, 0)
         slope = layout.coefficient(slope, 1)
-        x, history, relu_output = layout.maps(x, history, relu_output)
-        outputs = layout.maps(out, grad_history)
-        layout.run("convolve", x, kernels, offset, history, slope, relu_output, *outputs)
+        maps = x, history, relu_output, out, grad_history
+        layout.run("convolve", maps, kernels, offset, slope)
 
     def convolve_backward(
         self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
@@ -154,7 +162,7 @@ class NumbaPasses(TorchPasses):
             return super().grid_sums(grad, x, **options)
         layout = Layout.of(x)
         sums = layout.new_sums(SUMS)
-        layout.run("grid_sums", *layout.maps(grad, x, history), sums)
+        layout.run("grid_sums", (grad, x, history), sums)
         sums = layout.collect(sums)
         history_sums = None if history is None else sums[..., HISTORY]
         return GridSums(sums[..., :TAPS], history_sums, sums[..., GRAD] if sum_grad else None)
@@ -164,8 +172,7 @@ class NumbaPasses(TorchPasses):
         layout = Layout.of(out)
         weights = layout.coefficients(value_weights(scores, coefficients.gain, out.shape[1]).mT)
         offset = layout.coefficient(coefficients.offset, 0)
-        x, out = layout.maps(x, out)
-        layout.run("weighted_sum", x, addresses(values), weights, offset, out)
+        layout.run("weighted_sum", (x, values, out), weights, offset)
 
     def weighted_sum_backward(
         self, grad, values, scores, gain, *, grad_values, sum_grad
@@ -174,15 +181,6 @@ class NumbaPasses(TorchPasses):
         layout = Layout.of(grad)
         weights = layout.coefficients(value_weights(scores, gain, grad.shape[1]).mT)
         sums = layout.new_sums(len(values))
-        arrays = *layout.maps(grad), addresses(values), weights, addresses(grad_values)
-        layout.run("weighted_sum_backward", *arrays, sums)
+        layout.run("weighted_sum_backward", (grad, values, grad_values), weights, sums)
         sums = layout.collect(sums).transpose(1, 2)  # (B, T, C)
         return ValueSums(sums, grid_sum(grad) if sum_grad else None)
-
-
-def addresses(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Where the maps begin: a loop is compiled once, not for each number of maps.
-
-    The maps are dense in the layout of the loop's other maps, and the caller keeps them alive.
-    """
-    return np.array([tensor.data_ptr() for tensor in tensors], np.int64)

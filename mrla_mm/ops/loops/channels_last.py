@@ -1,7 +1,7 @@
 """Loops over channels-last maps, seen as (B, H * W, C); a unit of work is a band of rows.
 
-A coefficient is C values for each sample. A map that is absent has no samples. What is
-summed over a band is summed row by row first, so that rounding errors stay small.
+Maps are given by their addresses, 0 for one that is absent. A coefficient is C values for each
+sample. What is summed over a band is summed row by row first, so that rounding errors stay small.
 """
 
 import numpy as np
@@ -35,8 +35,9 @@ def move_sums(sums, of_row):
 
 
 @compiled
-def add_relu(start, stop, grid, c, shortcut, x, sums):
+def add_relu(start, stop, grid, shape, c, shortcut, x, sums):
     """Write x = relu(c + shortcut), NaN included, and its sums over each band."""
+    c, shortcut, x = map_at(c, shape), map_at(shortcut, shape), map_at(x, shape)
     width = grid[1]
     of_row = np.zeros(sums.shape[1:], np.float32)
     for unit in range(start, stop):
@@ -54,10 +55,15 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
 
 
 @compiled
-def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, out, grad_history):
+def convolve(
+    start, stop, grid, shape, x, history, relu_output, out, grad_history, weight, offset, slope
+):
     """Write what the function of this name over contiguous maps does."""
+    has_history, has_relu, has_grad_history = history != 0, relu_output != 0, grad_history != 0
+    x, history, relu_output = map_at(x, shape), map_at(history, shape), map_at(relu_output, shape)
+    out, grad_history = map_at(out, shape), map_at(grad_history, shape)
     height, width, _ = grid
-    zeros = np.zeros(x.shape[2], np.float32)
+    zeros = np.zeros(shape[2], np.float32)
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
         sample_offset = offset[sample]
@@ -84,25 +90,27 @@ def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, 
                     w2 = weight[sample, tap + 2]
                     for i in range(len(y)):
                         y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
-                if len(history) > 0:
+                if has_history:
                     add_scaled(y, history[sample, pixel], sample_slope)
-                if len(relu_output) > 0:
+                if has_relu:
                     z = relu_output[sample, pixel]
                     for i in range(len(y)):
                         y[i] = float32(0) if z[i] <= 0 else y[i]
-                if len(grad_history) > 0:
+                if has_grad_history:
                     z = grad_history[sample, pixel]
                     middle = x[sample, pixel]
                     for i in range(len(y)):
                         z[i] = sample_slope[i] * middle[i]
-                    if len(relu_output) > 0:
+                    if has_relu:
                         for i in range(len(y)):
                             z[i] += y[i]
 
 
 @compiled
-def grid_sums(start, stop, grid, grad, x, history, sums):
+def grid_sums(start, stop, grid, shape, grad, x, history, sums):
     """Write sums over each band of grad times x at the kernel's 9 taps, history, and 1."""
+    has_history = history != 0
+    grad, x, history = map_at(grad, shape), map_at(x, shape), map_at(history, shape)
     height, width, _ = grid
     of_row = np.zeros(sums.shape[1:], np.float32)
     for unit in range(start, stop):
@@ -115,7 +123,7 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
                     r, c = row + tap // 3 - 1, column + tap % 3 - 1
                     if 0 <= r < height and 0 <= c < width:
                         add_scaled(of_row[tap], x[sample, r * width + c], g)
-                if len(history) > 0:
+                if has_history:
                     add_scaled(of_row[HISTORY], history[sample, pixel], g)
                 total = of_row[GRAD]
                 for i in range(len(g)):
@@ -124,8 +132,10 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
 
 
 @compiled
-def weighted_sum(start, stop, grid, x, values, weights, offset, out):
-    """Write out = sum_s weights_s values_s + offset + x, the values by their addresses."""
+def weighted_sum(start, stop, grid, shape, x, values, out, weights, offset):
+    """Write out = sum_s weights_s values_s + offset + x."""
+    has_x = x != 0
+    x, out = map_at(x, shape), map_at(out, shape)
     width = grid[1]
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
@@ -135,17 +145,18 @@ def weighted_sum(start, stop, grid, x, values, weights, offset, out):
             for i in range(len(y)):
                 y[i] = sample_offset[i]
             for s in range(len(values)):
-                value = map_at(values[s], out.shape)
+                value = map_at(values[s], shape)
                 add_scaled(y, value[sample, pixel], weights[sample, s])
-            if len(x) > 0:
+            if has_x:
                 z = x[sample, pixel]
                 for i in range(len(y)):
                     y[i] += z[i]
 
 
 @compiled
-def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums):
+def weighted_sum_backward(start, stop, grid, shape, grad, values, grads, weights, sums):
     """Add weights_s grad to each gradient; write the sums of grad times each value."""
+    grad = map_at(grad, shape)
     width = grid[1]
     of_row = np.zeros(sums.shape[1:], np.float32)
     for unit in range(start, stop):
@@ -154,8 +165,8 @@ def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums)
             for pixel in range(row * width, (row + 1) * width):
                 g = grad[sample, pixel]
                 for s in range(len(values)):
-                    value = map_at(values[s], grad.shape)
+                    value = map_at(values[s], shape)
                     add_scaled(of_row[s], value[sample, pixel], g)
-                    of_value = map_at(grads[s], grad.shape)[sample, pixel]
+                    of_value = map_at(grads[s], shape)[sample, pixel]
                     add_scaled(of_value, g, weights[sample, s])
             move_sums(sums[unit], of_row)

@@ -1,6 +1,7 @@
 """Loops over contiguous maps, seen as (planes, H * W); a unit of work is a plane (b, c).
 
-A coefficient is one value for each plane. A map that is absent has no planes.
+Maps are given by their addresses, 0 for one that is absent. A coefficient is one value for each
+plane.
 """
 
 import numpy as np
@@ -13,9 +14,10 @@ GROUP = 16 * BLOCK  # pixels of a gradient that stay in its second cache, value 
 
 
 @compiled
-def add_relu(start, stop, grid, c, shortcut, x, sums):
+def add_relu(start, stop, grid, shape, c, shortcut, x, sums):
     """Write x = relu(c + shortcut), NaN included, and its sum over each plane."""
-    pixels = x.shape[1]
+    c, shortcut, x = map_at(c, shape), map_at(shortcut, shape), map_at(x, shape)
+    pixels = shape[1]
     for plane in range(start, stop):
         total = 0.0
         for first in range(0, pixels, BLOCK):
@@ -30,12 +32,6 @@ def add_relu(start, stop, grid, c, shortcut, x, sums):
                 of_block += value
             total += of_block
         sums[plane, 0] = total
-
-
-@compiled
-def part(maps, plane, begin, end):
-    """Pixels of a plane; none of a map that is absent."""
-    return maps[plane, begin:end] if len(maps) > 0 else maps.ravel()
 
 
 @compiled
@@ -72,30 +68,40 @@ def pad_rows(x, begin, end, width, padded):
 
 
 @compiled
-def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, out, grad_history):
+def convolve(
+    start, stop, grid, shape, x, history, relu_output, out, grad_history, weight, offset, slope
+):
     """Write out = dw(x; weight) + offset + slope history, but 0 where relu_output is 0 or less.
 
     If asked for, write grad_history = slope x too, plus out where there is a `relu_output`.
     """
+    has_relu, has_grad_history = relu_output != 0, grad_history != 0
+    # What each pixel asks for. With a ReLU alone the compiler would make no vectors of its loop.
+    given = history != 0, has_relu, has_grad_history or has_relu
+    x, history, relu_output = map_at(x, shape), map_at(history, shape), map_at(relu_output, shape)
+    out, grad_history = map_at(out, shape), map_at(grad_history, shape)
     height, width, _ = grid
     rows = block_rows(height, width)
     padded = np.zeros((rows + 2) * width + 2, np.float32)
     has_left, has_right = neighbours(rows, width)
+    unused = np.empty(rows * width, np.float32)
     for plane in range(start, stop):
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             y = out[plane, begin:end]
-            h = part(history, plane, begin, end)
-            z = part(relu_output, plane, begin, end)
-            g = part(grad_history, plane, begin, end)
+            h = history[plane, begin:end]
+            z = relu_output[plane, begin:end]
+            g = grad_history[plane, begin:end] if has_grad_history else unused
             if weight.shape[1] == 1:
                 pixels = x[plane, begin:end]
-                scale_pixels(pixels, weight[plane, 0], offset[plane], h, slope[plane], z, y, g)
+                scale_pixels(
+                    pixels, weight[plane, 0], offset[plane], given, h, slope[plane], z, y, g
+                )
                 continue
             pad_rows(x[plane], begin, end, width, padded)
             convolve_rows(
                 padded, width, has_left, has_right, weight[plane], offset[plane],
-                h, slope[plane], z, y, g,
+                given, h, slope[plane], z, y, g,
             )  # fmt: skip
 
 
@@ -103,10 +109,9 @@ def convolve(start, stop, grid, x, weight, offset, history, slope, relu_output, 
 
 
 @compiled
-def scale_pixels(x, weight, offset, history, slope, relu_output, out, grad_history):
+def scale_pixels(x, weight, offset, given, history, slope, relu_output, out, grad_history):
     """Write what `convolve` does of some pixels, for a kernel of one tap."""
-    has_history, has_relu = len(history) > 0, len(relu_output) > 0
-    has_grad_history = len(grad_history) > 0
+    has_history, has_relu, has_grad_history = given
     for p in range(len(out)):
         value = offset + weight * x[p]
         if has_history:
@@ -121,12 +126,11 @@ def scale_pixels(x, weight, offset, history, slope, relu_output, out, grad_histo
 
 @compiled
 def convolve_rows(
-    padded, width, has_left, has_right, weight, offset, history, slope, relu_output, out,
+    padded, width, has_left, has_right, weight, offset, given, history, slope, relu_output, out,
     grad_history,
 ):  # fmt: skip
     """Write what `convolve` does of the rows that `pad_rows` copied."""
-    has_history, has_relu = len(history) > 0, len(relu_output) > 0
-    has_grad_history = len(grad_history) > 0
+    has_history, has_relu, has_grad_history = given
     w0, w1, w2 = weight[0], weight[1], weight[2]
     w3, w4, w5 = weight[3], weight[4], weight[5]
     w6, w7, w8 = weight[6], weight[7], weight[8]
@@ -158,8 +162,10 @@ def add_scaled(out, x, factor):
 
 
 @compiled
-def grid_sums(start, stop, grid, grad, x, history, sums):
+def grid_sums(start, stop, grid, shape, grad, x, history, sums):
     """Write sums over each plane of grad times x at the kernel's 9 taps, history, and 1."""
+    has_history = history != 0
+    grad, x, history = map_at(grad, shape), map_at(x, shape), map_at(history, shape)
     height, width, _ = grid
     rows = block_rows(height, width)
     padded = np.zeros((rows + 2) * width + 2, np.float32)
@@ -169,12 +175,12 @@ def grid_sums(start, stop, grid, grad, x, history, sums):
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             pad_rows(x[plane], begin, end, width, padded)
-            h = part(history, plane, begin, end)
-            add_sums(grad[plane, begin:end], width, padded, has_left, has_right, h, totals)
+            g, h = grad[plane, begin:end], history[plane, begin:end]
+            add_sums(g, width, padded, has_left, has_right, has_history, h, totals)
 
 
 @compiled
-def add_sums(grad, width, padded, has_left, has_right, history, totals):
+def add_sums(grad, width, padded, has_left, has_right, has_history, history, totals):
     """Add the sums of a gradient times what is under each tap of the kernel, history, and 1."""
     zero = s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = s8 = of_history = of_grad = float32(0)
     one, two = uintp(1), uintp(2)
@@ -191,7 +197,7 @@ def add_sums(grad, width, padded, has_left, has_right, history, totals):
         s7 += g * padded[p + row2 + one]
         s8 += g * padded[p + row2 + two] if has_right[p] else zero
         of_grad += g
-        if len(history) > 0:
+        if has_history:
             of_history += g * history[p]
     taps = s0, s1, s2, s3, s4, s5, s6, s7, s8
     for index, total in enumerate((*taps, of_history, of_grad)):
@@ -199,9 +205,11 @@ def add_sums(grad, width, padded, has_left, has_right, history, totals):
 
 
 @compiled
-def weighted_sum(start, stop, grid, x, values, weights, offset, out):
-    """Write out = sum_s weights_s values_s + offset + x, the values by their addresses."""
-    pixels = out.shape[1]
+def weighted_sum(start, stop, grid, shape, x, values, out, weights, offset):
+    """Write out = sum_s weights_s values_s + offset + x."""
+    has_x = x != 0
+    x, out = map_at(x, shape), map_at(out, shape)
+    pixels = shape[1]
     for plane in range(start, stop):
         for first in range(0, pixels, BLOCK):
             end = min(first + BLOCK, pixels)
@@ -210,21 +218,22 @@ def weighted_sum(start, stop, grid, x, values, weights, offset, out):
             for p in range(len(y)):
                 y[p] = plane_offset
             for s in range(len(values)):
-                value = map_at(values[s], out.shape)
+                value = map_at(values[s], shape)
                 add_scaled(y, value[plane, first:end], weights[plane, s])
-            if len(x) > 0:
+            if has_x:
                 add_scaled(y, x[plane, first:end], float32(1))
 
 
 @compiled
-def weighted_sum_backward(start, stop, grid, grad, values, weights, grads, sums):
+def weighted_sum_backward(start, stop, grid, shape, grad, values, grads, weights, sums):
     """Add weights_s grad to each gradient; write the sums of grad times each value."""
-    pixels = grad.shape[1]
+    grad = map_at(grad, shape)
+    pixels = shape[1]
     group = max(GROUP // pixels, 1)
     for first_plane in range(start, stop, group):
         for s in range(len(values)):
-            value = map_at(values[s], grad.shape)
-            grad_value = map_at(grads[s], grad.shape)
+            value = map_at(values[s], shape)
+            grad_value = map_at(grads[s], shape)
             for plane in range(first_plane, min(first_plane + group, stop)):
                 w = weights[plane, s]
                 total = 0.0
