@@ -65,8 +65,7 @@ class Layout(NamedTuple):
     def address(self, maps: Maps) -> int | np.ndarray:
         """Where a map begins, 0 for None; of a sequence of maps an array.
 
-        Raises:
-            ValueError: a map is of another size, layout or dtype, of which a loop knows nothing.
+        Raises ValueError for a map of another size, layout or dtype, of which loops know nothing.
         """
         if maps is None:
             return 0

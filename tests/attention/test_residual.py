@@ -406,6 +406,18 @@ def test_a_shortcut_of_another_shape_is_one_to_all_paths(grid, monkeypatch):
     torch.testing.assert_close(*outputs)
 
 
+@pytest.mark.parametrize("variant", ["light", "base (a)"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_result_takes_the_place_of_c_without_gradients_alone(grad, variant, monkeypatch):
+    monkeypatch.setenv("MRLA_OPS", "fused")
+    branch, c, shortcut = make_stage(variant, depth=1)[0], draw_map(), draw_map()
+    wanted = branch(torch.relu(c + shortcut), shortcut)[0]
+    with torch.set_grad_enabled(grad):
+        y = branch.forward_add_relu(c, shortcut, nn.ReLU())[0]
+    torch.testing.assert_close(y, wanted)
+    assert (y.data_ptr() == c.data_ptr()) is not grad
+
+
 @pytest.mark.parametrize("variant", ["light", "base (a)", "light, identity value (c)"])
 @pytest.mark.parametrize("path", ["naive", "fused"])
 def test_a_map_of_double_precision_needs_such_weights(path, variant, monkeypatch):

@@ -35,12 +35,6 @@ def add_relu(start, stop, grid, shape, c, shortcut, x, sums):
 
 
 @compiled
-def block_rows(height, width):
-    """Number of rows that are computed at a time."""
-    return min(height, max(BLOCK // width, 1))
-
-
-@compiled
 def neighbours(rows, width):
     """Whether each pixel of some rows has a left, and whether it has a right neighbour."""
     has_left = np.ones((rows, width), np.bool_)
@@ -76,12 +70,12 @@ def convolve(
     If asked for, write grad_history = slope x too, plus out where there is a `relu_output`.
     """
     has_relu, has_grad_history = relu_output != 0, grad_history != 0
-    # What each pixel asks for. With a ReLU alone the compiler would make no vectors of its loop.
+    # The compiler makes a loop for each combination of these, but with a ReLU alone a scalar one.
     given = history != 0, has_relu, has_grad_history or has_relu
     x, history, relu_output = map_at(x, shape), map_at(history, shape), map_at(relu_output, shape)
     out, grad_history = map_at(out, shape), map_at(grad_history, shape)
     height, width, _ = grid
-    rows = block_rows(height, width)
+    rows = min(height, max(BLOCK // width, 1))  # that are computed at a time
     padded = np.zeros((rows + 2) * width + 2, np.float32)
     has_left, has_right = neighbours(rows, width)
     unused = np.empty(rows * width, np.float32)
@@ -103,9 +97,6 @@ def convolve(
                 padded, width, has_left, has_right, weight[plane], offset[plane],
                 given, h, slope[plane], z, y, g,
             )  # fmt: skip
-
-
-# In both functions the compiler makes loops of their own of what does not change in a loop.
 
 
 @compiled
@@ -167,16 +158,15 @@ def grid_sums(start, stop, grid, shape, grad, x, history, sums):
     has_history = history != 0
     grad, x, history = map_at(grad, shape), map_at(x, shape), map_at(history, shape)
     height, width, _ = grid
-    rows = block_rows(height, width)
+    rows = min(height, max(BLOCK // width, 1))  # that are computed at a time
     padded = np.zeros((rows + 2) * width + 2, np.float32)
     has_left, has_right = neighbours(rows, width)
     for plane in range(start, stop):
-        totals = sums[plane]
         for first in range(0, height, rows):
             begin, end = first * width, min(first + rows, height) * width
             pad_rows(x[plane], begin, end, width, padded)
             g, h = grad[plane, begin:end], history[plane, begin:end]
-            add_sums(g, width, padded, has_left, has_right, has_history, h, totals)
+            add_sums(g, width, padded, has_left, has_right, has_history, h, sums[plane])
 
 
 @compiled
