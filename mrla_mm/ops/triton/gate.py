@@ -31,7 +31,7 @@ from mrla_mm.ops.coefficients import (
 from mrla_mm.ops.reference import BatchNorm
 from mrla_mm.ops.triton.launch import Unsupported, launch, next_power_of_2
 
-MAX_KERNEL_SIZE = 16  # weights of the query and key convolutions that the kernels can hold
+MAX_KERNEL_SIZE = 16  # weights of the query or key convolution that the kernels can hold
 
 
 @triton.jit
@@ -240,7 +240,7 @@ def add_up_parameters(
         total = sum_spans(gradients_ptr, places, mask, B, size, BLOCK)
         tl.store(gradients_sum_ptr + places, total, mask=mask)
     if group == 0:
-        places = tl.arange(0, 32)
+        places = tl.arange(0, 32)  # of MAX_KERNEL_SIZE weights each
         mask = places < 2 * K
         total = sum_spans(grad_projections_ptr, places, mask, B * heads, 2 * K, 32)
         tl.store(grad_projections_sum_ptr + places, total, mask=mask)
