@@ -65,16 +65,16 @@ class Layout(NamedTuple):
     def address(self, maps: Maps) -> int | np.ndarray:
         """Where a map begins, 0 for None; of a sequence of maps an array.
 
-        Raises ValueError for a map of another size, layout or dtype, of which loops know nothing.
+        Raises ValueError for a map of another size, layout, dtype or device: loops cannot tell.
         """
         if maps is None:
             return 0
         if not isinstance(maps, Tensor):
             return np.array([self.address(each) for each in maps])
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        is_dense = maps.is_contiguous(memory_format=layout)
+        is_dense = maps.is_cpu and maps.is_contiguous(memory_format=layout)
         if not is_dense or maps.shape != self.size or maps.dtype != torch.float32:
-            raise ValueError(f"expected a float32 map {self.size} that is dense in {layout}")
+            raise ValueError(f"expected a float32 map {self.size} on a CPU, dense in {layout}")
         return maps.data_ptr()
 
     def coefficients(self, tensor: Tensor) -> np.ndarray:

@@ -18,6 +18,7 @@ needs_triton = pytest.mark.skipif(
 )
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+DEVICES = dict.fromkeys(("naive", "fused", "numba"), "cpu") | {"triton": DEVICE}
 CONSTANT = {"keep", "mean", "variance"}  # takes no gradient
 HEAD_CHANNELS = 4
 EXTENTS = ("attention", "branch", "block end", "batch norm")
@@ -99,12 +100,12 @@ def base_joined(t, extent, path, variant=base):
 mla_joined = functools.partial(base_joined, variant=mla)
 
 
-def results(function, tensors, *, dtype, layout="contiguous"):
+def results(function, tensors, *, dtype, layout="contiguous", device="cpu"):
     """Output and all gradients; feature maps in dtype, parameters in at least float32."""
     leaves = {}
     for name, tensor in tensors.items():
         is_map = tensor.dim() == 4 and name != "value"
-        leaf = tensor.to(DEVICE, dtype if is_map or dtype == torch.float64 else torch.float32)
+        leaf = tensor.to(device, dtype if is_map or dtype == torch.float64 else torch.float32)
         leaf = leaf.contiguous(memory_format=LAYOUTS[layout]) if is_map else leaf
         leaves[name] = leaf.detach().requires_grad_(name not in CONSTANT)
     out = function(leaves)

@@ -220,12 +220,12 @@ def test_a_triton_step_lets_a_lack_of_memory_for_tensors_through(unchecked, monk
     monkeypatch.setattr(self_check, "largest_difference", no_memory)
     function = functools.partial(light, extent="block end", path="triton")
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        results(function, tensors, dtype=torch.float32)
+        results(function, tensors, dtype=torch.float32, device=DEVICE)
     assert not proof.OUTCOMES
     monkeypatch.setattr(self_check, "largest_difference", lambda *args: (0.0, "output"))
     monkeypatch.setattr(torch, "empty_like", no_memory)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        results(function, tensors, dtype=torch.float32)
+        results(function, tensors, dtype=torch.float32, device=DEVICE)
 
 
 class NoOperator(TorchDispatchMode):
