@@ -253,7 +253,9 @@ def branch(args):
 
         def run(path, layer=layer, inputs=inputs, grad=grad):
             set_path(path)
-            return torch.autograd.grad(layer(inputs[0], inputs[1])[0], inputs, grad)
+            with torch.autocast("cuda", enabled=dtype == torch.float16):
+                out, *_ = layer(inputs[0], inputs[1])
+            return torch.autograd.grad(out, inputs, grad)
 
         steps = {path: partial(run, path) for path in paths}
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):

@@ -23,7 +23,10 @@ benchmark() {
 full=(--batch-size 2 --size 800 1344)
 for stage in "$@"; do
     case $stage in
-    tests) "$python" -m pytest -q -p no:cacheprovider tests/ops tests/attention tests/compat tests/backbones ;;
+    tests)  # -v: a run that is cut short has named what failed
+        "$python" -m pytest -v -p no:cacheprovider -m "not slow" -n "${WORKERS:-8}" \
+            tests/ops tests/attention tests/compat tests/backbones
+        ;;
     bandwidth) benchmark branch depth --amp "${full[@]}" ;;
     goals_amp) benchmark goals --amp "${full[@]}" ;;
     goals_fp32) benchmark goals "${full[@]}" ;;
