@@ -95,6 +95,11 @@ def check_packages(report: Report) -> None:
         config._get_cfg_path("mmdet::_base_/default_runtime.py", "")
     except Exception as error:
         report.fail(f"`mmdet::` configs are not found: {short(error)}", "repair the failures above")
+    try:
+        importlib.import_module("mmdet.models")
+    except Exception as error:
+        remedy = "repair the failures above; without any, mmpretrain 1.2 takes transformers < 4.56"
+        report.fail(f"mmdet.models does not import: {short(error)}", remedy)
 
 
 def remedy_for(name: str, error: Exception) -> str:

@@ -35,6 +35,7 @@ def test_a_missing_package_is_named_and_nothing_crashes(monkeypatch, capsys, nam
 BROKEN = {
     "mmcv": (ImportError("libGL.so.1: cannot open"), "repair the failures above"),
     "cv2": (ImportError("libGL.so.1: cannot open"), "opencv-python-headless"),
+    "mmdet.models": (TypeError("NoneType takes no arguments"), "transformers < 4.56"),
     "mmdet": (AssertionError("MMCV==2.2.0 is incompatible"), "the version that it asks for"),
 }
 
