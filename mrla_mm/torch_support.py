@@ -15,6 +15,7 @@ from mrla_mm import restricted_pickle
 # Dynamo knows these functions by identity, so they are not wrapped.
 is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 is_dynamo_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
+is_autocast_available = getattr(torch.amp, "is_autocast_available", None)
 # Whether weights_only reads types allowed under a name of one's own choice; from then on it is
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
@@ -40,9 +41,8 @@ def openmp_parallel() -> Callable | None:
 
 def is_autocast_enabled(device_type: str) -> bool:
     """Whether autocast is on for a type of device."""
-    if hasattr(torch.amp, "is_autocast_available"):
-        is_available = torch.amp.is_autocast_available(device_type)
-        return is_available and torch.is_autocast_enabled(device_type)
+    if is_autocast_available is not None:
+        return is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
     return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
 
 

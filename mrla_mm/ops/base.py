@@ -83,7 +83,7 @@ class BaseFunction(torch.autograd.Function):
             )
             if norm is not None:
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
-        gradients = gradients._replace(**norm_grads)
+                gradients = gradients._replace(**norm_grads)
         grad_earlier_values = grad_values[:-1]
         autograd.label_receivers(grad_earlier_values, ctx)
         return (

@@ -55,19 +55,15 @@ class Parameters(NamedTuple):
     @classmethod
     def pack(cls, weights: Weights, norm: BatchNorm | None) -> "Parameters":
         """All tensors of both, but for the statistics of a norm in training."""
-        parameters = cls(weights.query, weights.key, weights.value, weights.history_scale)
         if norm is None:
-            return parameters
-        parameters = parameters._replace(
-            norm_weight=norm.weight, norm_bias=norm.bias, keep=norm.keep
-        )
-        if norm.momentum is not None:
-            return parameters
-        return parameters._replace(mean=norm.mean, variance=norm.variance)
+            return cls(*weights)
+        is_frozen = norm.momentum is None
+        statistics = (norm.mean, norm.variance) if is_frozen else (None, None)
+        return cls(*weights, norm.weight, norm.bias, *statistics, norm.keep)
 
     def weights(self) -> Weights:
         """The weights of the attention."""
-        return Weights(self.query, self.key, self.value, self.history_scale)
+        return Weights._make(self[: len(Weights._fields)])
 
     def frozen_norm(self, eps: float) -> BatchNorm | None:
         """The norm, if its statistics are frozen."""

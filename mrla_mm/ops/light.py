@@ -73,7 +73,7 @@ class LightFunction(torch.autograd.Function):
             )
             if norm is not None:
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
-        gradients = gradients._replace(**norm_grads)
+                gradients = gradients._replace(**norm_grads)
         grad_shortcut = grad_history
         if layer.add_relu and history is None:
             grad_shortcut = grad_x

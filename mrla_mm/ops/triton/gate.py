@@ -383,14 +383,14 @@ def base_coefficients_backward(
         kernel_size=query.shape[-1],
         gradients_size=gradients.shape[1],
     )
-    grad_value, grad_history_scale, grad_weight, grad_bias = left.gradients_sum.split(
-        (taps * channels, channels, channels, channels)
-    )
+    sizes = taps * channels, channels, channels, channels
+    grad_value, grad_scale, grad_weight, grad_bias = left.gradients_sum.split_with_sizes(sizes)
+    grad_query, grad_key = left.grad_projections_sum.unbind()
     parameters = Parameters(
-        query=left.grad_projections_sum[0],
-        key=left.grad_projections_sum[1],
+        query=grad_query,
+        key=grad_key,
         value=None if value is None else grad_value.view(value.shape),
-        history_scale=None if history_scale is None else grad_history_scale,
+        history_scale=None if history_scale is None else grad_scale,
         norm_weight=None if weight is None else grad_weight,
         norm_bias=None if bias is None else grad_bias,
     )

@@ -51,11 +51,6 @@ def count_programs(device: torch.device) -> int:
     return properties.multi_processor_count * PROGRAMS_PER_PROCESSOR
 
 
-def aligned(tensor: Tensor | None) -> Tensor | None:
-    """Tensor at an address as the allocator gives it, for which alone kernels are compiled."""
-    return tensor.clone() if tensor is not None and tensor.data_ptr() % 16 else tensor
-
-
 def launch(
     kernel,
     grid: tuple[int, int, int],
@@ -74,7 +69,11 @@ def launch(
     Raises:
         KernelError: the kernel did not run, and no output was written.
     """
-    tensors = (*map(aligned, inputs), *outputs)  # outputs are always our own
+    inputs = [  # at addresses as the allocator gives them, for which alone kernels are compiled
+        tensor.clone() if tensor is not None and tensor.data_ptr() % 16 else tensor
+        for tensor in inputs
+    ]
+    tensors = *inputs, *outputs  # outputs are always our own
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     key = (kernel.__name__, inputs[0].get_device(), rest, *dtypes)
     known = KNOWN.get(key)
