@@ -24,7 +24,7 @@ full=(--batch-size 2 --size 800 1344)
 for stage in "$@"; do
     case $stage in
     tests)  # -v: a run that is cut short has named what failed
-        "$python" -m pytest -v -p no:cacheprovider -m "not slow" -n "${WORKERS:-8}" \
+        "$python" -m pytest -v -p no:cacheprovider -o faulthandler_timeout=120 -m "not slow" -n "${WORKERS:-8}" \
             tests/ops tests/attention tests/compat tests/backbones
         ;;
     bandwidth) benchmark branch depth --amp "${full[@]}" ;;

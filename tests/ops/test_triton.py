@@ -364,12 +364,13 @@ def test_a_second_launch_passes_what_triton_passes(monkeypatch):
     stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(args)
     monkeypatch.setattr(driver, "_active", stub)
     monkeypatch.setattr(launch, "KNOWN", {})
+    kernel = reduce.pool_kernel
+    caches = type(kernel.device_caches)(kernel.create_binder)  # else later tests get the stub's
+    monkeypatch.setattr(kernel, "device_caches", caches)
     x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
     for span in (32, 32, 16):
         inputs, outputs = (x, None), (None, averages)
-        launch.launch(
-            reduce.pool_kernel, (2, 1, 1), inputs, outputs, (2, 30), 4, span, 1, False, 4, 32
-        )
+        launch.launch(kernel, (2, 1, 1), inputs, outputs, (2, 30), 4, span, 1, False, 4, 32)
     through_triton, cached = ([*args[:6], *args[7:]] for args in launched[:2])  # without metadata
     assert through_triton[:3] == [2, 1, 1]
     for first, second in zip(through_triton, cached, strict=True):
