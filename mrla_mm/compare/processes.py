@@ -16,6 +16,7 @@ from mrla_mm.compare.run import train_and_test
 from mrla_mm.errors import InputError
 
 LOG = "run.log"
+START = "---- an attempt starts ----"  # in the log
 
 
 def run_process(run: Run) -> None:
@@ -54,7 +55,8 @@ def fault_of(process: multiprocessing.Process, run: Run) -> str:
         return signal.Signals(-process.exitcode).name
     if process.exitcode == 0:
         return ""
-    return (run.folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    last_line = (run.folder / LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    return f"exit code {process.exitcode}" if last_line == START else last_line
 
 
 def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, str]]:
@@ -74,7 +76,7 @@ def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, s
                 run = waiting.pop(0)
                 run.folder.mkdir(exist_ok=True)
                 with (run.folder / LOG).open("a") as log:
-                    log.write("\n---- an attempt starts ----\n")
+                    log.write(f"\n{START}\n")
                 os.environ.update(slot)  # which the new process inherits
                 process = spawn.Process(target=run_process, args=(run,))
                 process.start()
