@@ -25,6 +25,8 @@ BLOCK = {
     "se": SQUEEZE,
     "linear_conv": CONVOLUTION,
 }
+# Of mmdet's blocks, which have some of them each, in the order in which they run.
+STEPS = ("expand_conv", "conv1", "depthwise_conv", "se", "linear_conv", "conv2")
 LIGHT = dict(type="MRLALight", head_channels=8)  # the paper's, App. B.1
 
 
@@ -40,9 +42,9 @@ class MRLAMBConv:
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         out = x
-        for name, part in self.named_children():  # mmdet registers them as it runs them
-            if name not in ("drop_path", "mrla"):
-                out = part(out)
+        for name in STEPS:
+            if hasattr(self, name):
+                out = getattr(self, name)(out)
         if self.mrla is None:
             return (out,)
         if not (self.training and isinstance(self.drop_path, DropPath)):
