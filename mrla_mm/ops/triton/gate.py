@@ -369,7 +369,7 @@ def base_coefficients_backward(
         channels, head_channels, depth, query.shape[-1], taps, layer.has_history, layer.is_mla,
         next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
-    offset = None if grad_averages is None else grad_averages / (size[2] * size[3])
+    offset = None if grad_averages is None else grad_averages.contiguous() / (size[2] * size[3])
     left = AveragesGradient(
         offset=offset,
         grads=grads,
@@ -390,7 +390,7 @@ def base_coefficients_backward(
         query=grad_query,
         key=grad_key,
         value=None if value is None else grad_value.view(value.shape),
-        history_scale=None if history_scale is None else grad_scale,
+        history_scale=grad_scale if history_scale is not None and layer.has_history else None,
         norm_weight=None if weight is None else grad_weight,
         norm_bias=None if bias is None else grad_bias,
     )
