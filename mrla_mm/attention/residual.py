@@ -146,8 +146,6 @@ class LayerAttentionResidual(AttentionResidual):
     ) -> tuple[Tensor, ...]:
         """Finish a residual block: what forward returns for x = relu(c + shortcut).
 
-        Without gradients c is overwritten, as mmdet's blocks overwrite it.
-
         Shapes:
             c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """

@@ -33,14 +33,12 @@ class Options(NamedTuple):
         training_norm: a batch norm in training, applied to what the passes write; a frozen norm is
             part of the `Layer` that they compute. Weight, bias and keep of both are parameters.
         outcome: of the path's self-check, None if it needs none.
-        overwrites_c: the output takes the memory of c, which add_relu has read: no gradients.
     """
 
     form: Form
     eps: float
     training_norm: BatchNorm | None
     outcome: Outcome | None
-    overwrites_c: bool
 
     @classmethod
     def after_self_check(
@@ -60,8 +58,7 @@ class Options(NamedTuple):
         outcome = prove(form, passes_of(path)) if path in SELF_CHECKS else None
         eps = 0.0 if norm is None else norm.eps
         training_norm = norm if norm is not None and norm.momentum is not None else None
-        overwrites_c = form.add_relu and not (torch.is_grad_enabled() or c.requires_grad)
-        return cls(form, eps, training_norm, outcome, overwrites_c)
+        return cls(form, eps, training_norm, outcome)
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""

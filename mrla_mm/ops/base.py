@@ -48,7 +48,7 @@ class BaseFunction(torch.autograd.Function):
         x = torch.empty_like(c) if layer.add_relu else c
         own_value = x if is_mla else torch.empty_like(c)
         values = (*earlier_values, own_value)
-        y = c if options.overwrites_c else torch.empty_like(c)
+        y = torch.empty_like(c)
         with autograd.DisableAutocast():
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:

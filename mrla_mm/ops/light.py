@@ -33,7 +33,7 @@ class LightFunction(torch.autograd.Function):
         summand = shortcut if layer.add_relu else None
         history = shortcut if layer.has_history else None
         x = torch.empty_like(c) if layer.add_relu else c
-        y = c if options.overwrites_c else torch.empty_like(c)
+        y = torch.empty_like(c)
         with autograd.DisableAutocast():
             pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
             saved = passes.light_coefficients(pooled, layer, x.shape)
