@@ -72,7 +72,7 @@ class CheckpointCheckHook(Hook):
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
-        report = match(model, source, location, whole=not starting)
+        report = match(model, source, location, exact=not starting)
         faults = report.faults(BACKBONE if starting else "")
         if faults or not report.loadable:
             raise report.refusal(faults)

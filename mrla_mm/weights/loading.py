@@ -128,14 +128,14 @@ def load_weights(
         InputError: the file cannot be used; names the first keys that do not match.
     """
     checkpoint = read_checkpoint(location)
-    whole = not isinstance(module, WeightDeclarations)
-    if whole and prefix is None:
+    exact = not isinstance(module, WeightDeclarations)
+    if exact and prefix is None:
         prefix = ""
     try:
         source = find_state(checkpoint, entry=entry, prefix=prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    report = match(module, source, str(location), whole=whole)
+    report = match(module, source, str(location), exact=exact)
     report.meta = checkpoint.get("meta") or {}
     faults = report.faults()
     if not report.loadable or (strict and faults):
@@ -145,65 +145,65 @@ def load_weights(
     return report
 
 
-def match(module: nn.Module, source: Source, location: str, *, whole: bool) -> LoadReport:
+def match(module: nn.Module, source: Source, location: str, *, exact: bool) -> LoadReport:
     """Compare a state dict with a backbone or a model.
 
-    If `whole`, the file is to be the model's own: it may lack nothing but counters, and has no
+    If `exact`, the file is to be the model's own: it may lack nothing but counters, and has no
     other parts.
     """
     report = LoadReport(type(module).__name__, location, source.origin)
     report.details = changed_arguments(module, source.state._metadata)
-    report.keys[Fate.CHANGED_ARGUMENTS] += report.details
+    report.keys[Fate.CHANGED_ARGUMENTS] = list(report.details)
     state, head = by_our_names(module, source.state)
     report.outside = head | source.others
-    report.keys[Fate.OUTSIDE] += report.outside
+    report.keys[Fate.OUTSIDE] = list(report.outside)
     own = module.state_dict()
     for key, tensor in state.items():
-        fate = fate_in_model(module, own, key, tensor)
-        if whole and fate is Fate.NO_SUCH_PART:
-            fate = Fate.UNEXPECTED
+        fate, report.details[key] = fate_in_model(module, own, key, tensor, exact)
         report.keys[fate].append(key)
-        if fate is Fate.UNUSABLE:
-            report.details[key] = f"({tensor.dtype})"
-        elif fate in (Fate.RESIZED, Fate.MISMATCHED):
-            shape, own_shape = tuple(tensor.shape), tuple(own[key].shape)
-            report.details[key] = f"{shape} in the file, {own_shape} in the model"
         if fate in (Fate.MATCHED, Fate.RESIZED):
             report.loadable[key] = tensor
-    optional = {COUNTER} if whole else OPTIONAL | plugin_names(module)
     attention = [key for key in own if ATTENTION in key]
-    is_plain = attention and not any(ATTENTION in key for key in state)
+    is_plain = bool(attention) and not any(ATTENTION in key for key in state)
+    optional = {COUNTER} if exact else OPTIONAL | plugin_names(module)
     for key in own:
         if key not in state:
-            fate = fate_if_missing(module, key, is_plain and not whole, optional)
+            fate = fate_if_missing(module, key, is_plain and not exact, optional)
             report.keys[fate].append(key)
     if is_plain:
-        if starts_as_identity(own, attention):
-            report.notes.append("plain weights: layer attention starts as an exact identity")
-        else:
-            report.warnings.append(RANDOM_START)
+        note_start(report, [own[key] for key in attention if key.endswith("norm.weight")])
     return report
 
 
-def starts_as_identity(own: Mapping[str, Tensor], attention: Sequence[str]) -> bool:
-    """Whether layer attention has norms, and all their weights are zero."""
-    weights = [own[key] for key in attention if key.endswith("norm.weight")]
-    return bool(weights) and not any(weight.any() for weight in weights)
+def note_start(report: LoadReport, norms: Sequence[Tensor]) -> None:
+    """Note that layer attention is an identity, all its norms being zero, or warn that it is not."""
+    if norms and not any(weight.any() for weight in norms):
+        report.notes.append("plain weights: layer attention starts as an exact identity")
+    else:
+        report.warnings.append(RANDOM_START)
 
 
-def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor) -> Fate:
-    """Return what becomes of a tensor of the file; own is the model's state dict."""
+def fate_in_model(
+    module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor, exact: bool
+) -> tuple[Fate, str]:
+    """Return what becomes of a tensor of the file, with details; own is the model's state dict."""
     if key not in own:
-        declared = declarations_of(module)
-        prefixes = declared.published_layout().prefixes
-        parts = {name.partition(".")[0] for name in (*own, *prefixes)}
-        has_part = key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
-        return Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART
+        has_part = exact or belongs_to_part(module, own, key)
+        return (Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART), ""
     if not is_usable(tensor, own[key]):
-        return Fate.UNUSABLE
+        return Fate.UNUSABLE, f"({tensor.dtype})"
     if tensor.shape == own[key].shape:
-        return Fate.MATCHED
-    return Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
+        return Fate.MATCHED, ""
+    shapes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
+    return (Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED), shapes
+
+
+def belongs_to_part(module: nn.Module, own: Mapping[str, Tensor], key: str) -> bool:
+    """Whether a key is of a part that the model has, by our or by a published name."""
+    declared = declarations_of(module)
+    names = (*own, *declared.published_layout().prefixes)
+    parts = {name.partition(".")[0] for name in names}
+    return key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
 
 
 def fate_if_missing(module: nn.Module, key: str, is_plain: bool, optional: set[str]) -> Fate:
