@@ -176,7 +176,7 @@ def match(module: nn.Module, source: Source, location: str, *, exact: bool) -> L
 
 
 def note_start(report: LoadReport, norms: Sequence[Tensor]) -> None:
-    """Note that layer attention is an identity, all its norms being zero, or warn that it is not."""
+    """Note that layer attention is an identity, its norms all zero, or warn that it is not."""
     if norms and not any(weight.any() for weight in norms):
         report.notes.append("plain weights: layer attention starts as an exact identity")
     else:
@@ -230,14 +230,13 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if isinstance(module, WeightDeclarations):
         return module.published_layout().split(state)
-    ours = dict(state)
-    for path, part in module.named_modules():
-        if isinstance(part, WeightDeclarations):  # the backbone; a teacher and a student have two
-            theirs = strip_prefix(state, f"{path}.")
-            for key in theirs:
-                del ours[f"{path}.{key}"]
-            renamed = part.published_layout().renamed(theirs)
-            ours |= {f"{path}.{key}": value for key, value in renamed.items()}
+    parts = {f"{path}.": part for path, part in module.named_modules()}
+    # a teacher and a student have a backbone each
+    prefixes = [path for path, part in parts.items() if isinstance(part, WeightDeclarations)]
+    ours = {key: state[key] for key in state if not key.startswith(tuple(prefixes))}
+    for prefix in prefixes:
+        renamed = parts[prefix].published_layout().renamed(strip_prefix(state, prefix))
+        ours |= {f"{prefix}{key}": value for key, value in renamed.items()}
     return ours, {}
 
 
