@@ -55,7 +55,7 @@ class CheckpointCheckHook(Hook):
         if frozen or (has_norms and getattr(backbone, "norm_eval", False)):
             runner.logger.warning(
                 "THE BACKBONE STARTS FROM RANDOM WEIGHTS AND KEEPS PART OF THEM AS IT IS. Give "
-                f"pretrained weights (model.backbone.init_cfg or load_from), or train all of it: "
+                "pretrained weights (model.backbone.init_cfg or load_from), or train all of it: "
                 f"{TRAIN_ALL}"
             )
 
@@ -73,9 +73,7 @@ class CheckpointCheckHook(Hook):
         location = str(runner._load_from or f"in {runner.work_dir}")
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
         report = match(model, source, location, exact=not starting)
-        faults = report.faults(BACKBONE if starting else "")
-        if faults or not report.loadable:
-            raise report.refusal(faults)
+        report.check(BACKBONE if starting else "")
         if starting:
             report.log()
 

@@ -91,13 +91,16 @@ class LoadReport:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
 
-    def refusal(self, faults: list[str]) -> InputError:
-        """Return the error for a file that does not fit, with what it probably is."""
+    def check(self, part: str = "", *, strict: bool = True) -> None:
+        """Raise an InputError if a part, by `strict`, does not fit entirely, or nothing loads."""
+        faults = self.faults(part)
+        if self.loadable and not (strict and faults):
+            return
         matched = self.keys[Fate.MATCHED]
         reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
         if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in matched):
             reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
-        return InputError(
+        raise InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
             f"loaded: {len(matched)} tensors match; "
             f"{'; '.join(faults) or 'nothing matches'}. {reason}"
@@ -137,9 +140,7 @@ def load_weights(
         raise InputError(f"weights {location}: {error}") from error
     report = match(module, source, str(location), exact=exact)
     report.meta = checkpoint.get("meta") or {}
-    faults = report.faults()
-    if not report.loadable or (strict and faults):
-        raise report.refusal(faults)
+    report.check(strict=strict)
     report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
     module.load_state_dict(report.loadable, strict=False)
     return report
