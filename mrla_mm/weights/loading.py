@@ -17,11 +17,6 @@ from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
-RANDOM_START = (
-    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are added to "
-    "the output of each block. Set model.backbone.zero_init_attention=True or, with KCLA, start "
-    "from weights that have it"
-)
 
 
 class Fate(Enum):
@@ -181,7 +176,11 @@ def note_start(report: LoadReport, norms: Sequence[Tensor]) -> None:
     if norms and not any(weight.any() for weight in norms):
         report.notes.append("plain weights: layer attention starts as an exact identity")
     else:
-        report.warnings.append(RANDOM_START)
+        report.warnings.append(
+            "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are "
+            "added to the output of each block. Set model.backbone.zero_init_attention=True or, "
+            "with KCLA, start from weights that have it"
+        )
 
 
 def fate_in_model(
@@ -222,7 +221,8 @@ def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
     changed = {}
     for path, part in module.named_modules():
         compare = getattr(part, "changed_arguments", None)
-        if compare and (words := compare(metadata.get(path, {}))):
+        trained = metadata.get(path) or metadata.get(path.partition(".")[2], {})  # a teacher's
+        if compare and (words := compare(trained)):
             changed[path] = f"({words})"
     return changed
 

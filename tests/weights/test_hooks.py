@@ -146,8 +146,8 @@ def test_a_supervised_detector_starts_teacher_and_student(tmp_path):
     semi = SemiBaseDetector(ConfigDict(type=Detector), semi_train_cfg={})
     runner(tmp_path, semi, load_from=save(tmp_path, state)).load_or_resume()
     assert same(semi.teacher.state_dict(), state) and same(semi.student.state_dict(), state)
-    other = save(tmp_path, Detector(depth=34).state_dict())
-    with pytest.raises(InputError, match="backbone.layer1.2"):
+    other = save(tmp_path, Detector(attention=dict(LIGHT, head_channels=8)).state_dict())
+    with pytest.raises(InputError, match="student.backbone.*=8, the model has 16"):
         runner(tmp_path, semi, load_from=other).train()
 
 
