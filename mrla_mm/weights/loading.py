@@ -137,7 +137,8 @@ def load_weights(
     report.meta = checkpoint.get("meta") or {}
     report.check(strict=strict)
     report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
-    module.load_state_dict(report.loadable, strict=False)
+    weights = source.state if exact and not report.faults() else report.loadable
+    module.load_state_dict(weights, strict=False)  # by a file's metadata mmdet's heads rename keys
     return report
 
 
@@ -210,10 +211,9 @@ def fate_if_missing(module: nn.Module, key: str, is_plain: bool, optional: set[s
     """Return what becomes of a key of the model that the file, maybe a plain one, lacks."""
     if is_plain and ATTENTION in key:
         return Fate.NEW_ATTENTION
-    may_be_missing = key.startswith(declarations_of(module).optional_parts)
-    if may_be_missing or optional.intersection(key.split(".")):
-        return Fate.MAY_BE_MISSING
-    return Fate.MISSING
+    is_declared = key.startswith(declarations_of(module).optional_parts)
+    is_optional = is_declared or not optional.isdisjoint(key.split("."))
+    return Fate.MAY_BE_MISSING if is_optional else Fate.MISSING
 
 
 def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
