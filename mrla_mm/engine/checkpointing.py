@@ -20,8 +20,8 @@ BACKEND = "mrla_mm_atomic"
 class AtomicBackend(LocalBackend):
     """mmengine's local files, written atomically; removing one notes it in `outdated`.
 
-    mmengine makes a backend for each file that it writes, and writes its arguments as JSON. All of
-    a run share one list.
+    mmengine makes a new backend for each file. All of a run share `outdated`, a list because
+    mmengine turns the arguments into JSON.
     """
 
     def __init__(self, outdated: list[str]):

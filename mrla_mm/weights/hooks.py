@@ -68,7 +68,7 @@ class CheckpointCheckHook(Hook):
         source = find_state(checkpoint, prefix="")
         if source.wrappers or source.entries != ["state_dict"]:
             checkpoint["state_dict"] = strip_prefix(source.state, "")  # copied
-        # renames in place what the model renames, such as keys for a teacher and a student
+        # called for its renaming in place, such as of keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")
         starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
