@@ -15,7 +15,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
 
 from ..engine.runs import build
-from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, without
+from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, scatter, without
 from .conftest import save as save_file
 from .test_other_families import build as vit
 
@@ -132,8 +132,9 @@ ENTRIES = {
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_what_is_compared_is_what_loads(entry, tmp_path):
-    state = Detector().state_dict()
-    path = str(save_file(tmp_path, ENTRIES[entry](state)))
+    state = scatter(Detector()).state_dict()
+    scales = {key: state[key].view(-1, 1, 1) for key in state if key.endswith("history_scale")}
+    path = str(save_file(tmp_path, ENTRIES[entry](state | scales)))
     average = dict(type="EMAHook", priority=49)  # RTMDet's, before other hooks
     built = runner(tmp_path, Detector(), [average], load_from=path)
     built.test()
