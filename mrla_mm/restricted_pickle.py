@@ -49,7 +49,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
     allowed_globals: Mapping[str, object]
 
     def find_class(self, module: str, name: str) -> object:
-        key = f"{module}.{name}".replace("__builtin__", "builtins")  # Python 2's are saved
+        key = f"{module}.{name}".replace("__builtin__", "builtins")  # Python 2's name
         if key not in self.allowed_globals:
             raise pickle.UnpicklingError(f"weights only: GLOBAL {key} is refused")
         return self.allowed_globals[key]

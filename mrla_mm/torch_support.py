@@ -20,8 +20,7 @@ is_autocast_available = getattr(torch.amp, "is_autocast_available", None)
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 _ALLOWED: dict[str, object] = {}
-# What one thread of OpenMP calls.
-Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # what one thread of OpenMP calls
 
 
 @cache
@@ -62,7 +61,8 @@ def load_weights_only(path: str | Path, more: Sequence[type] = ()) -> object:
     Raises UnpicklingError naming what else the file asks for.
     """
     if has_named_safe_globals:
-        with torch.serialization.safe_globals(list(more)):
+        theirs = torch.serialization.get_safe_globals()  # which the end of the block would remove
+        with torch.serialization.safe_globals([each for each in more if each not in theirs]):
             return torch.load(path, map_location="cpu", weights_only=True)
     named = {f"{each.__module__}.{each.__qualname__}": each for each in more}
     return restricted_pickle.load(path, _ALLOWED | named)

@@ -22,8 +22,7 @@ import numpy as np
 from mmengine.logging.history_buffer import HistoryBuffer
 
 _STATISTICS = ("min", "max", "current", "mean")
-_NAMES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64"
-_NUMBERS = {dtype.str[1:]: dtype for dtype in map(np.dtype, _NAMES.split())}  # f8: float64, ...
+_CODES = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]  # kind and size
 
 
 class _LogHistory(HistoryBuffer):
@@ -68,7 +67,7 @@ def _reconstruct(*_: object) -> _Array:
 
 def _dtype(code: str, *_: object) -> np.dtype:
     """Stand in for ``numpy.dtype``: return a copy, whose state sets the byte order."""
-    if type(code) is not str or code.lstrip("<>|") not in _NUMBERS:
+    if type(code) is not str or code.lstrip("<>|") not in _CODES:
         raise UnpicklingError(f"the class numpy.dtype is allowed for numbers, not for {code!r}")
     return np.dtype(code, copy=True)
 
@@ -92,12 +91,12 @@ def allowed_types() -> list:
         (_LogHistory, "mmengine.logging.history_buffer.HistoryBuffer"),
         (_statistic, "builtins.getattr"),
         (_Array, "numpy.ndarray"),
-        (_Array, "_Array"),  # may get its state whatever is found as numpy.ndarray
+        (_Array, "_Array"),  # takes its state even if others put numpy's class under its name
         (_dtype, "numpy.dtype"),
     ]
     for core in ("numpy.core.multiarray", "numpy._core.multiarray"):
         allowed += [(_reconstruct, f"{core}._reconstruct"), (_scalar, f"{core}.scalar")]
     # The class of a dtype object, which sets its byte order. Files do not name it; the name keeps
     # OneDL's mmengine from taking it off torch's list again.
-    classes = [type(dtype) for dtype in _NUMBERS.values()]
+    classes = [type(np.dtype(code)) for code in _CODES]
     return allowed + [(each, f"numpy.dtypes.{each.__name__}") for each in classes]

@@ -20,8 +20,8 @@ BACKEND = "mrla_mm_atomic"
 class AtomicBackend(LocalBackend):
     """mmengine's local files, written atomically; removing one notes it in `outdated`.
 
-    mmengine makes a backend for each file that it writes, and writes its arguments as JSON. All of
-    a run share one list.
+    mmengine makes a new backend for each file. All of a run share `outdated`, a list because
+    mmengine turns the arguments into JSON.
     """
 
     def __init__(self, outdated: list[str]):
@@ -51,21 +51,18 @@ class AtomicCheckpointHook(CheckpointHook):
       before any hook runs.
     """
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.stop_request = StopRequest()
-        self.saved_iter = 0  # iterations that the last checkpoint holds
-        self.outdated = []  # paths to remove once a newer checkpoint is there
-
     def before_run(self, runner: Runner) -> None:
         """Handle SIGTERM while the training runs, and no longer."""
+        self.stop_request = StopRequest()
+        self.drawn_seed = runner.seed  # resuming replaces the runner's, not that of a sampler
         if isinstance(runner._train_loop, BaseLoop):
             self.stop_request.handle_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
         """Prepare the folder and the data loaders' workers."""
         super().before_train(runner)
-        self.saved_iter = runner.iter
+        self.saved_iter = runner.iter  # iterations that the last checkpoint holds
+        self.outdated = []  # paths to remove once a newer checkpoint is there
         for loop in (runner.train_loop, runner.val_loop):
             outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
@@ -87,6 +84,9 @@ class AtomicCheckpointHook(CheckpointHook):
         if count != len(loop.dataloader):
             runner.logger.warning(f"the interrupted epoch had {count} batches: it is repeated")
             return
+        sampler = loop.dataloader.batch_sampler.sampler
+        if getattr(sampler, "seed", None) == self.drawn_seed:  # else it has one of its own
+            sampler.seed = runner.seed
         run_iter = loop.run_iter
 
         def skip(index: int, batch: object) -> None:

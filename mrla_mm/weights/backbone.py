@@ -77,10 +77,9 @@ class PretrainedBackbone(WeightDeclarations):
         """Rename what is of a published layout, then load as torch does."""
         state = strip_prefix(state_dict, prefix)
         renamed = self.published_layout().renamed(state)
-        if renamed.keys() != state.keys():
-            for key in state:
-                del state_dict[f"{prefix}{key}"]
-            state_dict.update({f"{prefix}{key}": value for key, value in renamed.items()})
+        for key in state:
+            del state_dict[f"{prefix}{key}"]
+        state_dict.update({f"{prefix}{key}": value for key, value in renamed.items()})
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -17,11 +17,6 @@ from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
-RANDOM_START = (
-    "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are added to "
-    "the output of each block. Set model.backbone.zero_init_attention=True or, with KCLA, start "
-    "from weights that have it"
-)
 
 
 class Fate(Enum):
@@ -91,13 +86,16 @@ class LoadReport:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
 
-    def refusal(self, faults: list[str]) -> InputError:
-        """Return the error for a file that does not fit, with what it probably is."""
+    def check(self, part: str = "", *, strict: bool = True) -> None:
+        """Raise an InputError if a part, by `strict`, does not fit entirely, or nothing loads."""
+        faults = self.faults(part)
+        if self.loadable and not (strict and faults):
+            return
         matched = self.keys[Fate.MATCHED]
         reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
         if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in matched):
             reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
-        return InputError(
+        raise InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
             f"loaded: {len(matched)} tensors match; "
             f"{'; '.join(faults) or 'nothing matches'}. {reason}"
@@ -128,92 +126,94 @@ def load_weights(
         InputError: the file cannot be used; names the first keys that do not match.
     """
     checkpoint = read_checkpoint(location)
-    whole = not isinstance(module, WeightDeclarations)
-    if whole and prefix is None:
+    exact = not isinstance(module, WeightDeclarations)
+    if exact and prefix is None:
         prefix = ""
     try:
         source = find_state(checkpoint, entry=entry, prefix=prefix)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    report = match(module, source, str(location), whole=whole)
+    report = match(module, source, str(location), exact=exact)
     report.meta = checkpoint.get("meta") or {}
-    faults = report.faults()
-    if not report.loadable or (strict and faults):
-        raise report.refusal(faults)
+    report.check(strict=strict)
     report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
-    module.load_state_dict(report.loadable, strict=False)
+    weights = source.state if exact and not report.faults() else report.loadable
+    module.load_state_dict(weights, strict=False)  # by a file's metadata mmdet's heads rename keys
     return report
 
 
-def match(module: nn.Module, source: Source, location: str, *, whole: bool) -> LoadReport:
+def match(module: nn.Module, source: Source, location: str, *, exact: bool) -> LoadReport:
     """Compare a state dict with a backbone or a model.
 
-    If `whole`, the file is to be the model's own: it may lack nothing but counters, and has no
+    If `exact`, the file is to be the model's own: it may lack nothing but counters, and has no
     other parts.
     """
     report = LoadReport(type(module).__name__, location, source.origin)
     report.details = changed_arguments(module, source.state._metadata)
-    report.keys[Fate.CHANGED_ARGUMENTS] += report.details
+    report.keys[Fate.CHANGED_ARGUMENTS] = list(report.details)
     state, head = by_our_names(module, source.state)
     report.outside = head | source.others
-    report.keys[Fate.OUTSIDE] += report.outside
+    report.keys[Fate.OUTSIDE] = list(report.outside)
     own = module.state_dict()
     for key, tensor in state.items():
-        fate = fate_in_model(module, own, key, tensor)
-        if whole and fate is Fate.NO_SUCH_PART:
-            fate = Fate.UNEXPECTED
+        fate, report.details[key] = fate_in_model(module, own, key, tensor, exact)
         report.keys[fate].append(key)
-        if fate is Fate.UNUSABLE:
-            report.details[key] = f"({tensor.dtype})"
-        elif fate in (Fate.RESIZED, Fate.MISMATCHED):
-            shape, own_shape = tuple(tensor.shape), tuple(own[key].shape)
-            report.details[key] = f"{shape} in the file, {own_shape} in the model"
         if fate in (Fate.MATCHED, Fate.RESIZED):
             report.loadable[key] = tensor
-    optional = {COUNTER} if whole else OPTIONAL | plugin_names(module)
     attention = [key for key in own if ATTENTION in key]
-    is_plain = attention and not any(ATTENTION in key for key in state)
+    is_plain = bool(attention) and not any(ATTENTION in key for key in state)
+    optional = {COUNTER} if exact else OPTIONAL | plugin_names(module)
     for key in own:
         if key not in state:
-            fate = fate_if_missing(module, key, is_plain and not whole, optional)
+            fate = fate_if_missing(module, key, is_plain and not exact, optional)
             report.keys[fate].append(key)
     if is_plain:
-        if starts_as_identity(own, attention):
-            report.notes.append("plain weights: layer attention starts as an exact identity")
-        else:
-            report.warnings.append(RANDOM_START)
+        note_start(report, [own[key] for key in attention if key.endswith("norm.weight")])
     return report
 
 
-def starts_as_identity(own: Mapping[str, Tensor], attention: Sequence[str]) -> bool:
-    """Whether layer attention has norms, and all their weights are zero."""
-    weights = [own[key] for key in attention if key.endswith("norm.weight")]
-    return bool(weights) and not any(weight.any() for weight in weights)
+def note_start(report: LoadReport, norms: Sequence[Tensor]) -> None:
+    """Note that layer attention is an identity, its norms all zero, or warn that it is not."""
+    if norms and not any(weight.any() for weight in norms):
+        report.notes.append("plain weights: layer attention starts as an exact identity")
+    else:
+        report.warnings.append(
+            "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are "
+            "added to the output of each block. Set model.backbone.zero_init_attention=True or, "
+            "with KCLA, start from weights that have it"
+        )
 
 
-def fate_in_model(module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor) -> Fate:
-    """Return what becomes of a tensor of the file; own is the model's state dict."""
+def fate_in_model(
+    module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor, exact: bool
+) -> tuple[Fate, str]:
+    """Return what becomes of a tensor of the file, with details; own is the model's state dict."""
     if key not in own:
-        declared = declarations_of(module)
-        prefixes = declared.published_layout().prefixes
-        parts = {name.partition(".")[0] for name in (*own, *prefixes)}
-        has_part = key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
-        return Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART
+        has_part = exact or belongs_to_part(module, own, key)
+        return (Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART), ""
     if not is_usable(tensor, own[key]):
-        return Fate.UNUSABLE
+        return Fate.UNUSABLE, f"({tensor.dtype})"
     if tensor.shape == own[key].shape:
-        return Fate.MATCHED
-    return Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
+        return Fate.MATCHED, ""
+    shapes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
+    return (Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED), shapes
+
+
+def belongs_to_part(module: nn.Module, own: Mapping[str, Tensor], key: str) -> bool:
+    """Whether a key is of a part that the model has, by our or by a published name."""
+    declared = declarations_of(module)
+    names = (*own, *declared.published_layout().prefixes)
+    parts = {name.partition(".")[0] for name in names}
+    return key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
 
 
 def fate_if_missing(module: nn.Module, key: str, is_plain: bool, optional: set[str]) -> Fate:
     """Return what becomes of a key of the model that the file, maybe a plain one, lacks."""
     if is_plain and ATTENTION in key:
         return Fate.NEW_ATTENTION
-    may_be_missing = key.startswith(declarations_of(module).optional_parts)
-    if may_be_missing or optional.intersection(key.split(".")):
-        return Fate.MAY_BE_MISSING
-    return Fate.MISSING
+    is_declared = key.startswith(declarations_of(module).optional_parts)
+    is_optional = is_declared or not optional.isdisjoint(key.split("."))
+    return Fate.MAY_BE_MISSING if is_optional else Fate.MISSING
 
 
 def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
@@ -221,7 +221,8 @@ def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
     changed = {}
     for path, part in module.named_modules():
         compare = getattr(part, "changed_arguments", None)
-        if compare and (words := compare(metadata.get(path, {}))):
+        trained = metadata.get(path) or metadata.get(path.partition(".")[2], {})  # a teacher's
+        if compare and (words := compare(trained)):
             changed[path] = f"({words})"
     return changed
 
@@ -230,14 +231,13 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if isinstance(module, WeightDeclarations):
         return module.published_layout().split(state)
-    ours = dict(state)
-    for path, part in module.named_modules():
-        if isinstance(part, WeightDeclarations):  # the backbone; a teacher and a student have two
-            theirs = strip_prefix(state, f"{path}.")
-            for key in theirs:
-                del ours[f"{path}.{key}"]
-            renamed = part.published_layout().renamed(theirs)
-            ours |= {f"{path}.{key}": value for key, value in renamed.items()}
+    parts = {f"{path}.": part for path, part in module.named_modules()}
+    # a teacher and a student have a backbone each
+    prefixes = [path for path, part in parts.items() if isinstance(part, WeightDeclarations)]
+    ours = {key: state[key] for key in state if not key.startswith(tuple(prefixes))}
+    for prefix in prefixes:
+        renamed = parts[prefix].published_layout().renamed(strip_prefix(state, prefix))
+        ours |= {f"{prefix}{key}": value for key, value in renamed.items()}
     return ours, {}
 
 

@@ -41,15 +41,16 @@ def find_state(
         InputError: there is no state dict, or nothing below the prefix.
     """
     content, entries = select_entry(checkpoint, entry)
-    state, wrappers = unwrap(content)
-    words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
-    words += [f"not {name}" for name in known_entries(checkpoint) if name not in entries]
-    words += [f"prefix {wrapper}" for wrapper in wrappers]
+    state, wrappers = unwrap(strip_prefix(content, ""))
+    for key in [key for key in state if key.startswith(PREPROCESSOR)]:
+        del state[key]
     if prefix is None:
         prefix = BACKBONE if any(key.startswith(BACKBONE) for key in state) else ""
-    if prefix:
+    elif prefix:
         prefix = prefix.removesuffix(".") + "."
-        words.append(f"prefix {prefix}")
+    words = [f"entry {'.'.join(entries)}"] if entries else ["bare state dict"]
+    words += [f"not {name}" for name in known_entries(checkpoint) if name not in entries]
+    words += [f"prefix {each}" for each in (*wrappers, prefix) if each]
     inside = strip_prefix(state, prefix)
     if not inside:
         keys = preview(state or content)
@@ -60,15 +61,13 @@ def find_state(
 
 def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
     """Step into the entries around a state dict; return it and the entries' names."""
-    entries = []
     if entry and not isinstance(content.get(entry), Mapping):
         raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
     names = [entry] if entry else known_entries(content)
-    while names:
-        entries.append(names[0])
-        content = content[names[0]]
-        names = known_entries(content)
-    return content, entries
+    if not names:
+        return content, []
+    state, inner = select_entry(content[names[0]], None)
+    return state, [names[0], *inner]
 
 
 def known_entries(content: Mapping) -> list[str]:
@@ -76,20 +75,16 @@ def known_entries(content: Mapping) -> list[str]:
     return [name for name in ENTRIES if isinstance(content.get(name), Mapping)]
 
 
-def unwrap(content: Mapping) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors of a state dict without wrappers' prefixes, and these prefixes.
+def unwrap(state: OrderedDict[str, Tensor]) -> tuple[OrderedDict[str, Tensor], list[str]]:
+    """Return a state dict without wrappers' prefixes, and these prefixes, the outermost first.
 
-    What lies beside a wrapper's keys are its own counters; they and the data preprocessor's
-    constants are left out.
+    What lies beside a wrapper's keys are its own counters, which are left out.
     """
-    state = strip_prefix(content, "")
-    wrappers = []
-    while wrapper := next((w for w in WRAPPERS if any(key.startswith(w) for key in state)), None):
-        state = strip_prefix(state, wrapper)
-        wrappers.append(wrapper)
-    for key in [key for key in state if key.startswith(PREPROCESSOR)]:
-        del state[key]
-    return state, wrappers
+    for wrapper in WRAPPERS:
+        if any(key.startswith(wrapper) for key in state):
+            inside, wrappers = unwrap(strip_prefix(state, wrapper))
+            return inside, [wrapper, *wrappers]
+    return state, []
 
 
 def strip_prefix(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:

@@ -67,7 +67,7 @@ def build(
         custom_hooks=list(hooks),
         load_from=load_from,
         resume=resume,
-        randomness=dict(seed=3),
+        randomness=dict(seed=4 if resume and loop is EPOCHS else 3),
         env_cfg=dict(mp_cfg=dict(mp_start_method=start)),
         default_scope="mmengine",
         experiment_name=f"{work_dir.name}{random.SystemRandom().random()}",

@@ -15,7 +15,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
 
 from ..engine.runs import build
-from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, without
+from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, scatter, without
 from .conftest import save as save_file
 from .test_other_families import build as vit
 
@@ -132,8 +132,9 @@ ENTRIES = {
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_what_is_compared_is_what_loads(entry, tmp_path):
-    state = Detector().state_dict()
-    path = str(save_file(tmp_path, ENTRIES[entry](state)))
+    state = scatter(Detector()).state_dict()
+    scales = {key: state[key].view(-1, 1, 1) for key in state if key.endswith("history_scale")}
+    path = str(save_file(tmp_path, ENTRIES[entry](state | scales)))
     average = dict(type="EMAHook", priority=49)  # RTMDet's, before other hooks
     built = runner(tmp_path, Detector(), [average], load_from=path)
     built.test()
@@ -146,8 +147,8 @@ def test_a_supervised_detector_starts_teacher_and_student(tmp_path):
     semi = SemiBaseDetector(ConfigDict(type=Detector), semi_train_cfg={})
     runner(tmp_path, semi, load_from=save(tmp_path, state)).load_or_resume()
     assert same(semi.teacher.state_dict(), state) and same(semi.student.state_dict(), state)
-    other = save(tmp_path, Detector(depth=34).state_dict())
-    with pytest.raises(InputError, match="backbone.layer1.2"):
+    other = save(tmp_path, Detector(attention=dict(LIGHT, head_channels=8)).state_dict())
+    with pytest.raises(InputError, match="student.backbone.*=8, the model has 16"):
         runner(tmp_path, semi, load_from=other).train()
 
 
