@@ -84,7 +84,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if count != len(loop.dataloader):
             runner.logger.warning(f"the interrupted epoch had {count} batches: it is repeated")
             return
-        sampler = loop.dataloader.batch_sampler.sampler
+        sampler = getattr(loop.dataloader.batch_sampler, "sampler", None)
         if getattr(sampler, "seed", None) == self.drawn_seed:  # else it has one of its own
             sampler.seed = runner.seed
         run_iter = loop.run_iter
