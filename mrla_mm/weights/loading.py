@@ -78,10 +78,11 @@ class LoadReport:
         return preview(shown, count) if keys else ""
 
     def faults(self, part: str = "") -> list[str]:
-        """Return in words what should have matched, in a part wherever it is, and did not."""
+        """Return in words what of a part should have matched and did not, and any useless value."""
         found = []
         for fate, words in FAULTS.items():
-            keys = [key for key in self.keys[fate] if f".{part}" in f".{key}"]
+            within = "" if fate is Fate.UNUSABLE else part
+            keys = [key for key in self.keys[fate] if f".{within}" in f".{key}"]
             if keys:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
