@@ -407,15 +407,12 @@ def test_a_shortcut_of_another_shape_is_one_to_all_paths(grid, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["light", "base (a)"])
-def test_what_enters_a_block_end_stays_as_a_hook_may_have_kept_it(variant, monkeypatch):
+def test_a_block_end_leaves_what_enters_it_to_the_hooks_that_kept_it(variant):
     branch, c, shortcut = make_stage(variant, depth=1)[0], draw_map(), draw_map()
     given = c.clone()
     with torch.no_grad():
-        (y, *_), (of_one, *_) = (branch.forward_add_relu(c, s, nn.ReLU()) for s in (shortcut, c))
-        monkeypatch.setenv("MRLA_OPS", "naive")
-        torch.testing.assert_close(y, branch(torch.relu(c + shortcut), shortcut)[0])
-        torch.testing.assert_close(of_one, branch(torch.relu(c + c), c)[0])
-    assert torch.equal(c, given)
+        y, *_ = branch.forward_add_relu(c, shortcut, nn.ReLU())
+    assert torch.equal(c, given) and y.data_ptr() != c.data_ptr()
 
 
 @pytest.mark.parametrize("variant", ["light", "base (a)", "light, identity value (c)"])
@@ -493,10 +490,7 @@ class Unflat(nn.Module):
         return x, self.left
 
 
-UNFLAT = [None, (1,), [torch.zeros(1)], ((torch.zeros(1),),)]
-
-
-@pytest.mark.parametrize("memory", UNFLAT, ids=str)
+@pytest.mark.parametrize("memory", [None, (1,), [torch.zeros(1)], ((torch.zeros(1),),)], ids=str)
 def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
     branch = make_stage(dict(type=Unflat, memory=memory), depth=1)[0]
     with pytest.raises(InputError, match="memory that Unflat returns"):

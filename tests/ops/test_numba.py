@@ -147,7 +147,6 @@ import torch
 from mrla_mm.ops import self_check
 print(self_check.probe("numba", torch.zeros(1, 32, 2, 2), ("light",)))
 """
-    locators = "UserProvidedCacheLocator"
-    nowhere = dict(NUMBA_CACHE_DIR="/proc/no", NUMBA_CACHE_LOCATOR_CLASSES=locators)
+    nowhere = dict(NUMBA_CACHE_DIR="/proc/no", NUMBA_CACHE_LOCATOR_CLASSES="UserProvidedCacheLocator")
     printed = run_python("-c", code, **nowhere)
     assert "1 specialisations" in printed and "not used" not in printed
