@@ -114,8 +114,7 @@ def test_without_torchs_threads_one_does_all(monkeypatch, threads):
 
 def test_self_checks_take_turns(monkeypatch):
     """They change modes of the whole process, and put back what they found."""
-    running = []
-    counts = []
+    running, counts = [], []
 
     def check(*_):
         running.append(True)
@@ -147,6 +146,6 @@ import torch
 from mrla_mm.ops import self_check
 print(self_check.probe("numba", torch.zeros(1, 32, 2, 2), ("light",)))
 """
-    nowhere = dict(NUMBA_CACHE_DIR="/proc/no", NUMBA_CACHE_LOCATOR_CLASSES="UserProvidedCacheLocator")
-    printed = run_python("-c", code, **nowhere)
+    where = "UserProvidedCacheLocator"
+    printed = run_python("-c", code, NUMBA_CACHE_DIR="/proc/no", NUMBA_CACHE_LOCATOR_CLASSES=where)
     assert "1 specialisations" in printed and "not used" not in printed
