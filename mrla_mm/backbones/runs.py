@@ -75,14 +75,12 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     blocks = {block.module: block for block in found if block}
     blocks = {module: block for module, block in blocks.items() if not is_stage(module, blocks)}
     runs = []
-    inside = set()  # modules of the blocks in `runs`
     for name, container in backbone.named_modules():
-        if container in inside:
-            continue
         for members in group_blocks(container, blocks):
             runs.append(Run(name or members[0].name, members))
             for block in members:
-                inside.update(block.module.modules())
+                for module in block.module.modules():
+                    blocks.pop(module, None)  # a block is in one run, and none is inside another
     return runs
 
 
