@@ -78,9 +78,9 @@ def roi_align_backward(
     if pool_mode != AVG:
         _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
     elif _sparse_is_faster(rois, grad_input, BACKWARD, geometry):
-        grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
-        grad = _product(_matrix(rois, grad_input, geometry).T.tocsr(), grad)
-        images = grad.view(len(grad_input), -1, grad.shape[1])
+        bins_grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])  # (K * PH * PW, C)
+        cells_grad = _product(_matrix(rois, grad_input, geometry).T.tocsr(), bins_grad)
+        images = cells_grad.view(len(grad_input), -1, grad.shape[1])  # (B, H * W, C)
         for image, cells in zip(grad_input.flatten(2), images, strict=True):
             image.copy_(cells.T)  # five times as fast as one permuted copy
     else:
