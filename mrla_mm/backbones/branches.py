@@ -153,9 +153,9 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
 
 def make_caller_pass_memory(caller: nn.Module, run: Run, attention: dict) -> None:
     """Make the module that calls a run's blocks pass their memory on; InputError if it cannot."""
+    if isinstance(caller, tuple(CALLER_MIXINS.values())):  # it calls another run too
+        return
     for host, mixin in CALLER_MIXINS.items():
-        if isinstance(caller, mixin):  # it calls another run too
-            return
         if isinstance(caller, host) and type(caller).forward is host.forward:
             add_mixin(caller, mixin)
             return
