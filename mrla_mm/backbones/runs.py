@@ -95,7 +95,7 @@ def group_blocks(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[l
     """Return the runs among the children of a container, each as a list of its blocks."""
     groups = []
     previous = None
-    for module in container._modules.values():
+    for module in container.children():
         block = blocks.get(module)
         if block and not isinstance(container, nn.Sequential) and is_layer(module):
             block = None  # such as mmcv's ConvModules inside a block, which form no run
