@@ -189,7 +189,7 @@ def images_to_try(backbone: nn.Module, size: Size | None) -> list[list[Size]]:
     """Return sizes of images: rectangles both ways, and squares for what takes no rectangle."""
     if size is None:
         size = next((m.img_size for m in backbone.modules() if hasattr(m, "img_size")), None)
-    given = [to_2tuple(size)] if size else [(side, side) for side in SIDES]
+    given = [to_2tuple(size)] if size is not None else [(side, side) for side in SIDES]
     rectangles = [[(rows, 2 * columns), (2 * rows, columns)] for rows, columns in given]
     return [*rectangles, *([each] for each in given)]
 
