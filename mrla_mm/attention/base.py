@@ -79,8 +79,7 @@ class LayerAttention(nn.Module):
         if head_channels is None:
             sizes = range(self.default_head_channels, 0, -1)
             head_channels = next(size for size in sizes if channels % size == 0)
-        is_positive = isinstance(head_channels, int) and head_channels > 0
-        if not is_positive or channels % head_channels:
+        if not isinstance(head_channels, int) or head_channels < 1 or channels % head_channels:
             raise InputError(f"head_channels={head_channels!r} must divide channels={channels}")
         self.channels = channels
         self.heads = channels // head_channels

@@ -59,28 +59,27 @@ BRANCH_CLASSES = {
 }
 
 
-class BlockWithBranch:
-    """Mixin of a block that carries its residual branch as `mrla`."""
+def run_branch(
+    block: nn.Module, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor
+) -> tuple[Tensor, ...]:
+    """Run a block's branch on what the block returned for x and arguments; return y and memory."""
+    branch = block.mrla
+    inputs = [out, x if branch.has_shortcut else None]
+    if isinstance(branch, TokenAttentionResidual):
+        inputs.append(find_grid(out, arguments))
+    return run_checkpointed(getattr(block, "with_cp", False), branch, *inputs, *memory)
 
-    def run_branch(self, out: Tensor, x: Tensor, arguments: tuple, *memory: Tensor) -> tuple:
-        """Run the branch on what the block returned for x and arguments; return y and memory."""
-        branch = self.mrla
-        inputs = [out, x if branch.has_shortcut else None]
-        if isinstance(branch, TokenAttentionResidual):
-            inputs.append(find_grid(out, arguments))
-        return run_checkpointed(getattr(self, "with_cp", False), branch, *inputs, *memory)
 
-
-class BlockWithoutMemory(BlockWithBranch):
+class BlockWithoutMemory:
     """Mixin of a block whose variant has no memory: it is called as the plain block is."""
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Run the block as its class does, then the branch."""
         out = super().forward(x, *args, **kwargs)
-        return self.run_branch(out, x, (*args, *kwargs.values()))[0]
+        return run_branch(self, out, x, (*args, *kwargs.values()))[0]
 
 
-class BlockWithMemory(BlockWithBranch):
+class BlockWithMemory:
     """Mixin of a block whose variant has a memory, which its caller passes on."""
 
     # All is positional, since mmengine's activation_checkpointing passes no keywords.
@@ -91,7 +90,7 @@ class BlockWithMemory(BlockWithBranch):
                 f"a {type(self).__name__} was called without a memory: call its container as a "
                 "whole, or take an MRLALight that has none"
             )
-        return self.run_branch(super().forward(x, *args), x, args, *memory)
+        return run_branch(self, super().forward(x, *args), x, args, *memory)
 
 
 class HiddenBranch:
@@ -154,9 +153,9 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
 
 def make_caller_pass_memory(caller: nn.Module, run: Run, attention: dict) -> None:
     """Make the module that calls a run's blocks pass their memory on; InputError if it cannot."""
+    if isinstance(caller, tuple(CALLER_MIXINS.values())):  # it calls another run too
+        return
     for host, mixin in CALLER_MIXINS.items():
-        if isinstance(caller, mixin):  # it calls another run too
-            return
         if isinstance(caller, host) and type(caller).forward is host.forward:
             add_mixin(caller, mixin)
             return

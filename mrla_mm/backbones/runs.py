@@ -75,14 +75,12 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     blocks = {block.module: block for block in found if block}
     blocks = {module: block for module, block in blocks.items() if not is_stage(module, blocks)}
     runs = []
-    inside = set()  # modules of the blocks in `runs`
     for name, container in backbone.named_modules():
-        if container in inside:
-            continue
         for members in group_blocks(container, blocks):
             runs.append(Run(name or members[0].name, members))
             for block in members:
-                inside.update(block.module.modules())
+                for module in block.module.modules():
+                    blocks.pop(module, None)  # a block is in one run, and none is inside another
     return runs
 
 
@@ -97,7 +95,7 @@ def group_blocks(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[l
     """Return the runs among the children of a container, each as a list of its blocks."""
     groups = []
     previous = None
-    for module in container._modules.values():
+    for module in container.children():
         block = blocks.get(module)
         if block and not isinstance(container, nn.Sequential) and is_layer(module):
             block = None  # such as mmcv's ConvModules inside a block, which form no run
@@ -191,7 +189,7 @@ def images_to_try(backbone: nn.Module, size: Size | None) -> list[list[Size]]:
     """Return sizes of images: rectangles both ways, and squares for what takes no rectangle."""
     if size is None:
         size = next((m.img_size for m in backbone.modules() if hasattr(m, "img_size")), None)
-    given = [to_2tuple(size)] if size else [(side, side) for side in SIDES]
+    given = [to_2tuple(size)] if size is not None else [(side, side) for side in SIDES]
     rectangles = [[(rows, 2 * columns), (2 * rows, columns)] for rows, columns in given]
     return [*rectangles, *([each] for each in given)]
 

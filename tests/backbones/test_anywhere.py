@@ -106,8 +106,8 @@ class Network(BaseModule):
         self.one_by_one = nn.Sequential(Block(8, 8), Block(8, 8))
         self.last = nn.ModuleList([nn.ModuleList([LastBlock(8, 8), LastBlock(8, 8)])])
         self.tokens = nn.ModuleList([TokenBlock(8, 8), TokenBlock(8, 8)])
-        tied = Block(8, 8)
-        self.tied = nn.Sequential(tied, tied)
+        self.again = nn.ModuleList(self.tokens)  # lists the same blocks
+        self.tied = nn.Sequential(*[Block(8, 8)] * 2)
         self.side_by_side = nn.ModuleList([Block(8, 8), Block(8, 8)])
         self.child1, self.child2 = Block(8, 8), Block(8, 8)
 

@@ -59,9 +59,9 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     rois = rois.to(compute_dtype(input))
     if pool_mode != AVG:
         _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
-    elif _sparse_is_faster(rois, input, output, FORWARD, geometry):
+    elif _sparse_is_faster(rois, input, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
-        pooled = _product(_matrix(rois, output, input, geometry), cells)  # (K * PH * PW, C)
+        pooled = _product(_matrix(rois, input, geometry), cells)  # (K * PH * PW, C)
         output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
     else:
         torchvision_ops()
@@ -77,10 +77,10 @@ def roi_align_backward(
     grad = grad_output.to(rois.dtype)
     if pool_mode != AVG:
         _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
-    elif _sparse_is_faster(rois, grad_input, grad_output, BACKWARD, geometry):
-        grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
-        grad = _product(_matrix(rois, grad_output, grad_input, geometry).T.tocsr(), grad)
-        images = grad.view(len(grad_input), -1, grad.shape[1])
+    elif _sparse_is_faster(rois, grad_input, BACKWARD, geometry):
+        bins_grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])  # (K * PH * PW, C)
+        cells_grad = _product(_matrix(rois, grad_input, geometry).T.tocsr(), bins_grad)
+        images = cells_grad.view(len(grad_input), -1, grad.shape[1])  # (B, H * W, C)
         for image, cells in zip(grad_input.flatten(2), images, strict=True):
             image.copy_(cells.T)  # five times as fast as one permuted copy
     else:
@@ -89,7 +89,7 @@ def roi_align_backward(
 
 def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> None:
     """Pool the maximum of each bin's samples, which are bins of one sample of a finer grid."""
-    for chosen, grid, fine in _sample_grids(rois, output, geometry):
+    for chosen, grid, fine in _sample_grids(rois, output.shape[1], geometry):
         samples = torch.ops.torchvision.roi_align(maps.to(rois.dtype), rois[chosen], *fine)
         best, index = max_pool2d(samples, grid, return_indices=True)
         output[chosen] = best.to(output.dtype)
@@ -100,7 +100,7 @@ def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> 
 def _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
     """Hand each gradient to the sample that was the maximum."""
     total = torch.zeros_like(grad_input, dtype=rois.dtype)
-    for chosen, grid, fine in _sample_grids(rois, grad, geometry):
+    for chosen, grid, fine in _sample_grids(rois, grad.shape[1], geometry):
         rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
         y = argmax_y[chosen].long() + grid[0] * rows[:, None]
         x = argmax_x[chosen].long() + grid[1] * columns
@@ -117,31 +117,31 @@ def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geomet
     return backward(grad, rois, scale, height, width, *maps.shape, *sampling)
 
 
-def _sample_grids(rois: Tensor, output: Tensor, geometry: Geometry) -> Iterator[tuple]:
+def _sample_grids(rois: Tensor, channels: int, geometry: Geometry) -> Iterator[tuple]:
     """Yield RoIs with equal grids of samples in a bin, the grid, and a geometry of them as bins."""
     torchvision_ops()
     grids = Bins.of(rois, geometry).samples.int().clamp(min=0)  # (K, 2)
     for grid in grids[grids.all(1)].unique(dim=0):
-        height, width = (grid * grid.new_tensor(output.shape[2:])).tolist()
+        rows, columns = grid.tolist()
+        height, width = rows * geometry.aligned_height, columns * geometry.aligned_width
         fine = geometry._replace(aligned_height=height, aligned_width=width, sampling_ratio=1)
         same = (grids == grid).all(1).nonzero().squeeze(1)
-        for chosen in same.split(max(1, 2**23 // (output.shape[1] * height * width))):  # memory
-            yield chosen, grid.tolist(), fine
+        for chosen in same.split(max(1, 2**23 // (channels * height * width))):  # memory
+            yield chosen, (rows, columns), fine
 
 
-def _sparse_is_faster(
-    rois: Tensor, maps: Tensor, output: Tensor, limits: tuple[int, int], geometry: Geometry
-) -> bool:
+def _sparse_is_faster(rois: Tensor, maps: Tensor, limits: tuple, geometry: Geometry) -> bool:
     """Whether to multiply by a sparse matrix; torchvision's operator runs otherwise."""
     min_numel, max_cells_per_bin = limits
-    if maps.device.type != "cpu" or min(maps.numel(), output.numel()) < min_numel:
+    batch, channels, height, width = maps.shape
+    num_cells = batch * height * width
+    num_bins = len(rois) * geometry.aligned_height * geometry.aligned_width
+    is_large = channels * min(num_cells, num_bins) >= min_numel
+    if maps.device.type != "cpu" or not is_large or num_cells > num_bins * max_cells_per_bin:
         return False
     # A RoI many times as large as the map, or infinite, has too many samples to hold them all.
     samples = Bins.of(rois, geometry).samples
-    has_huge_roi = not (samples <= samples.new_tensor(maps.shape[2:])).all()
-    num_bins = len(output) * output.shape[2:].numel()
-    num_cells = len(maps) * maps.shape[2:].numel()
-    return num_cells <= num_bins * max_cells_per_bin and not has_huge_roi
+    return bool((samples <= samples.new_tensor([height, width])).all())
 
 
 def _product(matrix, dense: Tensor) -> Tensor:
@@ -152,13 +152,13 @@ def _product(matrix, dense: Tensor) -> Tensor:
     )
 
 
-def _matrix(rois: Tensor, output: Tensor, maps: Tensor, geometry: Geometry):
+def _matrix(rois: Tensor, maps: Tensor, geometry: Geometry):
     """Return the averages of the bins as a SciPy CSR matrix (K * PH * PW, B * H * W)."""
     from scipy.sparse import csr_matrix  # mmdet requires and imports it
 
     bins = Bins.of(rois, geometry)
     batch, _, height, width = maps.shape
-    rows, columns = output.shape[2:]
+    rows, columns = geometry.aligned_height, geometry.aligned_width
     # NumPy, because sharing index arithmetic of this size between threads costs more than it saves.
     roi, row, column = np.indices((len(rois), rows, columns)).reshape(3, -1)  # of each bin
     along_y = _axis_weights(bins, 0, rows, height)[roi * rows + row]  # (K * PH * PW, H)
