@@ -146,6 +146,10 @@ class LayerAttention(nn.Module):
             error_msgs = args[-1]
             error_msgs.append(f"{prefix[:-1]}: {changed}")
 
+    def extra_repr(self) -> str:
+        """Show the heads, which no submodule shows."""
+        return f"channels={self.channels}, heads={self.heads}"
+
 
 def make_projection(channels: int, heads: int, projection: str, reduction: int) -> nn.Module:
     """Make a query or key projection; see `LayerAttention` for the arguments."""
