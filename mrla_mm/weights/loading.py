@@ -78,11 +78,10 @@ class LoadReport:
         return preview(shown, count) if keys else ""
 
     def faults(self, part: str = "") -> list[str]:
-        """Return in words what of a part should have matched and did not, and any useless value."""
+        """Return in words what should have matched, in a part wherever it is, and did not."""
         found = []
         for fate, words in FAULTS.items():
-            within = "" if fate is Fate.UNUSABLE else part
-            keys = [key for key in self.keys[fate] if f".{within}" in f".{key}"]
+            keys = [key for key in self.keys[fate] if f".{part}" in f".{key}"]
             if keys:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
