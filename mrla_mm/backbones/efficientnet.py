@@ -43,8 +43,8 @@ class MRLAMBConv:
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         out = x
         for name in STEPS:
-            if hasattr(self, name):
-                out = getattr(self, name)(out)
+            if (step := getattr(self, name, None)) is not None:
+                out = step(out)
         if self.mrla is None:
             return (out,)
         if not (self.training and isinstance(self.drop_path, DropPath)):

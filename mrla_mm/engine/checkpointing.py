@@ -55,14 +55,17 @@ class AtomicCheckpointHook(CheckpointHook):
         """Handle SIGTERM while the training runs, and no longer."""
         self.stop_request = StopRequest()
         self.drawn_seed = runner.seed  # resuming replaces the runner's, not that of a sampler
+        self.outdated = []  # paths to remove once a newer checkpoint is there
         if isinstance(runner._train_loop, BaseLoop):
             self.stop_request.handle_while_running(runner._train_loop)
 
     def before_train(self, runner: Runner) -> None:
-        """Prepare the folder and the data loaders' workers."""
+        """Prepare the folder, the loaders' workers, and the order of images in a resumed run."""
         super().before_train(runner)
         self.saved_iter = runner.iter  # iterations that the last checkpoint holds
-        self.outdated = []  # paths to remove once a newer checkpoint is there
+        sampler = getattr(runner.train_dataloader.batch_sampler, "sampler", None)
+        if getattr(sampler, "seed", None) == self.drawn_seed:  # else it has one of its own
+            sampler.seed = runner.seed
         for loop in (runner.train_loop, runner.val_loop):
             outlive_sigterm(getattr(loop, "dataloader", None))
         if isinstance(self.file_backend, LocalBackend):
@@ -84,9 +87,6 @@ class AtomicCheckpointHook(CheckpointHook):
         if count != len(loop.dataloader):
             runner.logger.warning(f"the interrupted epoch had {count} batches: it is repeated")
             return
-        sampler = getattr(loop.dataloader.batch_sampler, "sampler", None)
-        if getattr(sampler, "seed", None) == self.drawn_seed:  # else it has one of its own
-            sampler.seed = runner.seed
         run_iter = loop.run_iter
 
         def skip(index: int, batch: object) -> None:
