@@ -174,10 +174,10 @@ def why_not_as_built(attention: LayerAttention) -> str:
     """Return what of an attention is not exactly what its class builds, or an empty string."""
     if is_patched(attention):
         return "the attention has a hook, or a method was replaced"
-    names = "query", "key", "value"
-    query, key, value = parts = [getattr(attention, name, None) for name in names]
-    if any([part is not None and is_patched(part) for part in parts]):
-        return "query, key or value has a hook, or a method was replaced"
+    query, key, value = (getattr(attention, name, None) for name in ("query", "key", "value"))
+    for name, part in dict(query=query, key=key, value=value).items():
+        if part is not None and is_patched(part):
+            return f"{name} has a hook, or a method was replaced"
     if value is not None and not is_depthwise(value, attention.channels):
         return "value was replaced or changed"
     if query is None and key is None:

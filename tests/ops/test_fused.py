@@ -72,9 +72,8 @@ def assert_same(function, tensors, *, path, dtype, layout="contiguous"):
         if tensor.dim() == 4 and name != "value":
             rounded[name] = tensor.to(dtype).double()
     naive, fused = (functools.partial(function, path=way) for way in ("naive", path))
-    options = dict(layout=layout, device=DEVICES[path])
-    expected = results(naive, rounded, dtype=torch.float64, **options)
-    computed = results(fused, tensors, dtype=dtype, **options)
+    expected = results(naive, rounded, dtype=torch.float64, layout=layout, device=DEVICES[path])
+    computed = results(fused, tensors, dtype=dtype, layout=layout, device=DEVICES[path])
     assert computed["output"].dtype == dtype
     assert computed["output"].stride() == computed["c"].stride()
     for name, wanted in expected.items():

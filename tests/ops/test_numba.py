@@ -64,13 +64,13 @@ def test_in_several_python_threads_and_after_a_fork(threads):
     with ThreadPoolExecutor(3) as executor:
         for found in executor.map(gradient, [tensors] * 6):
             assert torch.equal(found, expected)
-    output = light(tensors, "attention", "numba")
 
-    def attend_again(_):
-        threads(1)  # OpenMP's do not survive a fork, nor do autograd's, which it has for GPUs
-        assert torch.equal(light(tensors, "attention", "numba"), output)
+    def compute_again(_):
+        threads(1)  # OpenMP's do not survive a fork
+        assert torch.equal(gradient(tensors), expected)
 
-    torch.multiprocessing.start_processes(attend_again, start_method="fork")
+    if not torch.cuda.is_available():  # else torch has no backward pass after a fork
+        torch.multiprocessing.start_processes(compute_again, start_method="fork")
 
 
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
