@@ -28,7 +28,8 @@ Size = tuple[int, int]  # height and width of an image
 TOLERANCE = 1e-4  # of feature maps and logits, relative to the largest
 BOX_TOLERANCE = 1e-2  # of boxes, in pixels, and of masks
 # What of mmdet's classes `Detect` follows; a class with its own is refused.
-PREDICTION = "predict predict_by_feat _predict_by_feat_single _bbox_post_process predict_bbox"
+PREDICTION = """predict predict_by_feat _predict_by_feat_single _bbox_post_process predict_bbox
+    predict_mask _bbox_forward"""
 
 
 class Graph(NamedTuple):
@@ -165,8 +166,9 @@ def check_detector(model: nn.Module) -> None:
         rois = model.roi_head
         parts = [(model, TwoStageDetector), (model.rpn_head, RPNHead), (rois, StandardRoIHead)]
         parts.append((getattr(rois, "bbox_head", None), BBoxHead))
+        parts.append((getattr(rois, "bbox_roi_extractor", None), SingleRoIExtractor))
         if rois.with_mask:
-            parts.append((rois.mask_head, FCNMaskHead))
+            parts += [(rois.mask_head, FCNMaskHead), (rois.mask_roi_extractor, SingleRoIExtractor)]
     else:
         parts = [(model, SingleStageDetector), (getattr(model, "bbox_head", None), BaseDenseHead)]
     for part, base in parts:

@@ -147,10 +147,10 @@ def test_detectors_that_predict_differently_are_refused(make):
         with pytest.raises(InputError, match="--backbone"):
             export.make_graph(model)
     model.roi_head.test_cfg.nms = settings
-    own = dict(predict_by_feat=lambda *args: None)
-    head.__class__ = type("OwnHead", (type(head),), own)
-    with pytest.raises(InputError, match="OwnHead"):
-        export.make_graph(model)
+    for part, name in ((head, "predict_by_feat"), (model.roi_head, "predict_mask")):
+        part.__class__ = type(f"Own_{name}", (type(part),), {name: lambda *args: None})
+        with pytest.raises(InputError, match=f"Own_{name}"):
+            export.make_graph(model)
 
 
 @pytest.mark.slow
