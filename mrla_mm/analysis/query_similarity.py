@@ -32,9 +32,7 @@ class StageSimilarity(NamedTuple):
 class QueryRecorder(BranchRecorder):
     """Record how similar the queries of consecutive layers are."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model)
-        self._previous: Tensor | None = None
+    _previous: Tensor | None = None  # the query of the layer before
 
     @staticmethod
     def supports(attention: nn.Module) -> bool:
