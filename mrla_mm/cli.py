@@ -19,7 +19,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.inference import LoadedModel, load_model
 from mrla_mm.version import __version__
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")
+IMAGE_SUFFIXES = [".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"]
 
 
 class OptionAction(DictAction):
@@ -65,8 +65,7 @@ def load_config(args: argparse.Namespace) -> Config:
     os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
     cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
-    default = f"work_dirs/{Path(cfg.filename).stem}"
-    cfg.work_dir = args.work_dir or cfg.get("work_dir") or default
+    cfg.work_dir = args.work_dir or cfg.get("work_dir") or f"work_dirs/{Path(cfg.filename).stem}"
     return cfg
 
 
@@ -101,17 +100,18 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
     return parser
 
 
-def chosen_images(args: argparse.Namespace) -> list[Path]:
-    """Return the image or the images of the folder that the arguments name; make `out_dir`.
-
-    Raises InputError if it is their folder, where results could replace them.
-    """
-    source = Path(args.input)
+def find_images(source: Path, limit: int | None = None) -> list[Path]:
+    """Return an image file alone, or the images in a folder; raises InputError for neither."""
     found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    images = [source] if source.is_file() else found[: args.max_images]
+    images = [source] if source.is_file() else found[:limit]
     if not images:
-        kinds = ", ".join(IMAGE_SUFFIXES)
-        raise InputError(f"input {source} is neither an image nor a folder with images ({kinds})")
+        raise InputError(f"{source}: neither an image nor a folder of {', '.join(IMAGE_SUFFIXES)}")
+    return images
+
+
+def chosen_images(args: argparse.Namespace) -> list[Path]:
+    """Return the images that the arguments name, and make `out_dir`, which may not hold them."""
+    images = find_images(Path(args.input), args.max_images)
     if args.out_dir.resolve() == images[0].parent.resolve():
         raise InputError(f"--out-dir {args.out_dir} holds the input: give another folder")
     args.out_dir.mkdir(parents=True, exist_ok=True)

@@ -48,20 +48,20 @@ def parse_args(argv):
     return args
 
 
-def check_images(source):
-    """Raise InputError unless each image can be decoded; OpenCV's error has no name in it."""
-    if not source.exists():
-        raise InputError(f"there is no image or folder {source}")
-    for path in sorted(source.iterdir()) if source.is_dir() else [source]:
-        if path.suffix.lower() in cli.IMAGE_SUFFIXES and not cv2.haveImageReader(str(path)):
+def readable_images(source):
+    """Return the paths of an image or of those in a folder; InputError if one is unreadable."""
+    paths = cli.find_images(source)
+    for path in paths:  # OpenCV's error has no name in it
+        if not cv2.haveImageReader(str(path)):
             raise InputError(f"image {path} is empty or cannot be decoded: replace it")
+    return [str(path) for path in paths]
 
 
 def main(argv=None):
     """Run the detector over the inputs."""
     options = vars(parse_args(argv))
     if "://" not in options["inputs"]:
-        check_images(Path(options["inputs"]))
+        options["inputs"] = readable_images(Path(options["inputs"]))
     from mmdet.apis import DetInferencer
 
     weights = options.pop("weights")
