@@ -33,10 +33,17 @@ def class_label(name, classes):
         return None
     if name in classes:
         return classes.index(name)
-    if name.isdecimal():
+    if name.isdecimal() and (not classes or int(name) < len(classes)):
         return int(name)
     known = ", ".join(classes[:8])
     raise InputError(f"--class {name}: the model has no such class; it has {known} ...")
+
+
+def renumbered(target, first, other):
+    """Return a first model's target for another, which may have its classes in another order."""
+    if not (first.classes and other.classes) or first.classes == other.classes:
+        return target
+    return target._replace(label=class_label(first.classes[target.label], other.classes))
 
 
 def scaled(target, seen, picture):
@@ -103,7 +110,9 @@ def main(argv=None):
         figure = Figure(figsize=(2.7 * columns, 2.7 * len(models)), layout="compressed")
         rows = figure.subplots(len(models), columns, squeeze=False)
         for row, loaded, image in zip(rows, models, prepared, strict=True):
-            scale = draw(row, loaded, image, scaled(target, first.picture, image.picture), args)
+            asked = scaled(target, first.picture, image.picture)
+            asked = renumbered(asked, models[0], loaded)
+            scale = draw(row, loaded, image, asked, args)
         figure.colorbar(scale, ax=rows, shrink=0.8, label="support (1: most)")
         out_file = args.out_dir / f"{path.stem}.{args.format}"
         figure.savefig(out_file, dpi=130, bbox_inches="tight")
