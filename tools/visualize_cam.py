@@ -93,6 +93,7 @@ def main(argv=None):
     from mrla_mm.analysis import cams
 
     images = cli.chosen_images(args)
+    stems = [path.stem for path in images]
     models = cli.load_models(args)
     label = class_label(args.class_name, models[0].classes)
     for loaded in models:
@@ -114,7 +115,8 @@ def main(argv=None):
             asked = renumbered(asked, models[0], loaded)
             scale = draw(row, loaded, image, asked, args)
         figure.colorbar(scale, ax=rows, shrink=0.8, label="support (1: most)")
-        out_file = args.out_dir / f"{path.stem}.{args.format}"
+        name = path.name if stems.count(path.stem) > 1 else path.stem
+        out_file = args.out_dir / f"{name}.{args.format}"
         figure.savefig(out_file, dpi=130, bbox_inches="tight")
         print(out_file, flush=True)
 
