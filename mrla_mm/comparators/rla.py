@@ -124,7 +124,7 @@ class RLAResNet(ComparatorResNet):
         x = self.maxpool(x)
         hidden = torch.zeros_like(x[:, :1]).expand(-1, self.hidden_channels, -1, -1)
         levels = []
-        for index, name in enumerate(self.res_layers):
+        for index, name in enumerate(self.res_layers[: max(self.out_indices) + 1]):
             x, hidden = getattr(self, name)(x, hidden)
             if index in self.out_indices:
                 levels.append(x)
