@@ -27,7 +27,8 @@ class LocallyEnhancedFeedForward(BaseModule):
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
-    after the last norm. Its sizes, dropout and drop path are those of the layer that it replaces.
+    after the last norm. Its sizes, GELU or other activation, dropout, layer scale and drop path are
+    those of the layer that it replaces.
     """
 
     def __init__(self, ffn: FFN, extra_tokens: int, norm_cfg: dict) -> None:
@@ -42,8 +43,8 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
         self.conv3 = nn.Conv2d(hidden, channels, 1)
         self.bn3 = build_norm_layer(norm_cfg, channels)[1]
-        self.act = nn.GELU()
-        self.drop = ffn.layers[-1]
+        (_, self.act, _), _, self.drop = ffn.layers
+        self.gamma2 = ffn.gamma2  # layer scale, as mmcv names it
         self.drop_path = ffn.dropout_layer
 
     def forward(self, tokens: Tensor, identity: Tensor, grid: Grid) -> Tensor:
@@ -53,7 +54,7 @@ class LocallyEnhancedFeedForward(BaseModule):
         x = self.act(self.bn1(self.conv1(x)))  # (B, hidden, H, W)
         x = self.act(self.bn2(self.conv2(x)))
         x = to_tokens(self.drop(self.bn3(self.conv3(x))))  # (B, H * W, C)
-        return identity + self.drop_path(torch.cat([tokens[:, :extra], x], dim=1))
+        return identity + self.drop_path(self.gamma2(torch.cat([tokens[:, :extra], x], dim=1)))
 
 
 class CeiTLayer(TransformerEncoderLayer):
