@@ -10,7 +10,6 @@ from mmengine.registry import MODELS
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.attention import AttentionConfig
 from mrla_mm.attention.tokens import Grid, to_map, to_tokens
@@ -173,12 +172,3 @@ class MRLACeiT(MRLAViT):
             self.stem.eval().requires_grad_(False)
         if self.frozen_stages == self.num_layers and self.lca is not None:
             self.lca.eval().requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "MRLACeiT":
-        """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""
-        super().train(mode)
-        if self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
-        return self
