@@ -42,7 +42,8 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
         self.conv3 = nn.Conv2d(hidden, channels, 1)
         self.bn3 = build_norm_layer(norm_cfg, channels)[1]
-        (_, self.act, _), _, self.drop = ffn.layers
+        hidden_layer, _, self.drop = ffn.layers  # ValueError for another num_fcs than 2
+        self.act = hidden_layer[1]
         self.gamma2 = ffn.gamma2  # layer scale, as mmcv names it
         self.drop_path = ffn.dropout_layer
 
