@@ -10,7 +10,6 @@ from mmengine.registry import MODELS
 from mmpretrain.models.backbones.vision_transformer import TransformerEncoderLayer
 from mmpretrain.models.utils import to_2tuple
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.attention import AttentionConfig
 from mrla_mm.attention.tokens import Grid, to_map, to_tokens
@@ -27,7 +26,8 @@ class LocallyEnhancedFeedForward(BaseModule):
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
     through. Drop path and the identity follow. As in CeiT's released code there is no activation
-    after the last norm. Its sizes, dropout and drop path are those of the layer that it replaces.
+    after the last norm. Its sizes, GELU or other activation, dropout, layer scale and drop path are
+    those of the layer that it replaces.
     """
 
     def __init__(self, ffn: FFN, extra_tokens: int, norm_cfg: dict) -> None:
@@ -42,8 +42,9 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
         self.conv3 = nn.Conv2d(hidden, channels, 1)
         self.bn3 = build_norm_layer(norm_cfg, channels)[1]
-        self.act = nn.GELU()
-        self.drop = ffn.layers[-1]
+        hidden_layer, _, self.drop = ffn.layers  # ValueError for another num_fcs than 2
+        self.act = hidden_layer[1]
+        self.gamma2 = ffn.gamma2  # layer scale, as mmcv names it
         self.drop_path = ffn.dropout_layer
 
     def forward(self, tokens: Tensor, identity: Tensor, grid: Grid) -> Tensor:
@@ -53,7 +54,7 @@ class LocallyEnhancedFeedForward(BaseModule):
         x = self.act(self.bn1(self.conv1(x)))  # (B, hidden, H, W)
         x = self.act(self.bn2(self.conv2(x)))
         x = to_tokens(self.drop(self.bn3(self.conv3(x))))  # (B, H * W, C)
-        return identity + self.drop_path(torch.cat([tokens[:, :extra], x], dim=1))
+        return identity + self.drop_path(self.gamma2(torch.cat([tokens[:, :extra], x], dim=1)))
 
 
 class CeiTLayer(TransformerEncoderLayer):
@@ -172,12 +173,3 @@ class MRLACeiT(MRLAViT):
             self.stem.eval().requires_grad_(False)
         if self.frozen_stages == self.num_layers and self.lca is not None:
             self.lca.eval().requires_grad_(False)
-
-    def train(self, mode: bool = True) -> "MRLACeiT":
-        """Switch mode, except for frozen parts and, with `norm_eval`, all batch norms."""
-        super().train(mode)
-        if self.norm_eval:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
-        return self

@@ -99,7 +99,8 @@ class MRLAResLayer(ResLayer):
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
         memory = ()
         for block in self:
-            x, *memory = block(x, *memory)
+            out = block(x, *memory)
+            x, *memory = (out,) if isinstance(out, Tensor) else out  # a map alone if replaced
         return x
 
 

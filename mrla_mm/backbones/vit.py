@@ -43,7 +43,7 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
     """
 
     key_layout = "deit"  # the layout of published weight files, see mrla_mm.weights
-    embedding_parts = ("dist_token",)  # beside those that mmpretrain knows
+    embedding_parts = ("dist_token", "pre_norm.")  # beside those that mmpretrain knows
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class DLALight(MRLALight):
         fixed = dict(previous="shortcut", learnable_lambda=True, first_in_stage=first_in_stage)
         super().__init__(channels, **fixed, **kwargs)
         nn.init.normal_(self.history_scale)
+        self.has_memory = True
         self.cell = None
         self.context = None
         if first_in_stage:

@@ -114,8 +114,7 @@ class RLAResNet(ComparatorResNet):
 
     def make_res_layer(self, **kwargs: object) -> RLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        is_last = len(self.res_layers) == self.num_stages - 1
-        update_last = self.out_hidden or not is_last
+        update_last = self.out_hidden or len(self.res_layers) < self.num_stages - 1
         return RLAResLayer(hidden_channels=self.hidden_channels, update_last=update_last, **kwargs)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -124,7 +123,7 @@ class RLAResNet(ComparatorResNet):
         x = self.maxpool(x)
         hidden = torch.zeros_like(x[:, :1]).expand(-1, self.hidden_channels, -1, -1)
         levels = []
-        for index, name in enumerate(self.res_layers):
+        for index, name in enumerate(self.res_layers[: max(self.out_indices) + 1]):
             x, hidden = getattr(self, name)(x, hidden)
             if index in self.out_indices:
                 levels.append(x)

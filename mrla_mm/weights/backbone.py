@@ -2,6 +2,7 @@
 
 from mmengine.model import BaseModule
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.weights.layouts import WeightDeclarations
 from mrla_mm.weights.loading import load_weights
@@ -66,11 +67,18 @@ class PretrainedBackbone(WeightDeclarations):
         self.is_init = False  # until the files are loaded
 
     def train(self, mode: bool = True) -> "PretrainedBackbone":
-        """Switch mode, except for what is frozen; some of mmdet's modules do not return self."""
+        """Switch mode, except for what is frozen and, with `norm_eval`, for all batch norms.
+
+        mmdet's EfficientNet leaves SyncBN out, and some of mmdet's modules do not return self.
+        """
         super().train(mode)
         freezes = getattr(self, "frozen_stages", -1) >= self.freezes_from
         if freezes and hasattr(self, "_freeze_stages"):
             self._freeze_stages()
+        if getattr(self, "norm_eval", False):
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:

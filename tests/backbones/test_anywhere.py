@@ -21,7 +21,6 @@ from .common import assert_equal, branches, gradients, load_plain, randomize
 
 IMAGE = torch.rand(2, 3, 128, 160)
 CSP = dict(deepen_factor=0.33, widen_factor=0.25)
-CONVNEXT = dict(arch="atto", out_indices=(0, 1, 2, 3), gap_before_final_norm=False)
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +240,7 @@ class Steps(Sequential):
         super().__init__(nn.Conv2d(3, 8, 1), Block(8, 8), Block(8, 8))
 
 
-@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase"])
+@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", dict(type="DLALight", reduction=4)])
 def test_a_backbone_that_is_an_nn_sequential(variant):
     backbone = randomize(build(Steps, layer_attention=variant))
     found = backbone(IMAGE)
@@ -273,7 +272,7 @@ def test_stages_choose_and_frozen_ones_stay_frozen():
 
 
 def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
-    convnext = build("mmpretrain.ConvNeXt", **CONVNEXT)
+    convnext = build("mmpretrain.ConvNeXt", arch="atto")
     assert isinstance(branches(convnext)[0].norm, nn.LayerNorm)
     network = build(Network, stages="runs", norm_cfg=dict(type="GN", num_groups=2))
     assert isinstance(branches(network)[0].norm, nn.GroupNorm)
@@ -281,9 +280,10 @@ def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
     assert branches(csp)[0].norm.eps == 0.1
 
 
-def test_sync_bn_reaches_the_branches():
+@pytest.mark.parametrize(("host", "options"), [("CSPNeXt", CSP), ("EfficientNet", {})])
+def test_sync_bn_reaches_the_branches(host, options):
     """With frozen statistics the converted model computes the same; others need a GPU."""
-    backbone = randomize(build("mmdet.CSPNeXt", norm_eval=True, **CSP)).double().train()
+    backbone = randomize(build(f"mmdet.{host}", norm_eval=True, **options)).double().train()
     expected = backbone(IMAGE.double())
     converted = convert_sync_batchnorm(backbone, "torch").train()
     assert not [m for m in converted.modules() if type(m) is nn.BatchNorm2d]

@@ -91,7 +91,7 @@ def test_frozen_stages(kind, stages, learning):
 
 
 CEIT_ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=24)
-SMALL_CEIT = dict(arch=CEIT_ARCH, img_size=64, stem_channels=8)
+SMALL_CEIT = dict(arch=CEIT_ARCH, img_size=64, stem_channels=8, layer_scale_init_value=0.1)
 
 
 def batch_norm(x, norm):
@@ -116,14 +116,14 @@ def attend(queries, tokens, attention):
 
 def plain_block(x, layer, grid):
     normed = layer_norm(x, layer.ln1)
-    x = x + attend(normed, normed, layer.attn)
+    x = x + layer.attn.gamma1.weight * attend(normed, normed, layer.attn)
     normed, ffn = layer_norm(x, layer.ln2), layer.ffn
     maps = normed[:, 1:].transpose(1, 2).unflatten(2, grid)  # row by row
     maps = F.gelu(batch_norm(F.conv2d(maps, ffn.conv1.weight, ffn.conv1.bias), ffn.bn1))
     maps = F.conv2d(maps, ffn.conv2.weight, ffn.conv2.bias, padding=1, groups=maps.shape[1])
     maps = F.gelu(batch_norm(maps, ffn.bn2))
     maps = batch_norm(F.conv2d(maps, ffn.conv3.weight, ffn.conv3.bias), ffn.bn3)
-    return x + torch.cat([normed[:, :1], maps.flatten(2).transpose(1, 2)], dim=1)
+    return x + ffn.gamma2.weight * torch.cat([normed[:, :1], maps.flatten(2).transpose(1, 2)], 1)
 
 
 def transcribe(backbone, image, grid, mrla):
@@ -185,7 +185,7 @@ def test_norm_eval_depths_for_layer_decay_and_outputs_of_ceit():
     assert len(norms) == 1 + 3 * 4 and not any(m.training for m in norms)
     assert backbone.layers[0].training
     backbone = MRLACeiT(**SMALL_CEIT)
-    depths = {"stem.0.conv": 0, "layers.0.ffn.bn1": 1, "layers.3.mrla.norm": 4, "lca.ln1": 5}
+    depths = {"stem.0.conv": 0, "pre_norm": 0, "layers.3.mrla.norm": 4, "lca.ln1": 5}
     for name, depth in depths.items():
         assert backbone.get_layer_depth(f"backbone.{name}.weight", "backbone.") == (depth, 6)
     with pytest.raises(ValueError, match="out_indices"):

@@ -246,12 +246,12 @@ def rla(backbone, image):
 @FROZEN
 def test_rla_g(frozen):
     torch.manual_seed(0)
-    options = dict(num_stages=2, strides=(1, 2), dilations=(1, 1), out_indices=(0, 1))
-    config = dict(type="RLAResNet", depth=50, base_channels=8, out_hidden=True, **options)
+    config = dict(type="RLAResNet", depth=50, base_channels=8, out_hidden=True, out_indices=(0, 1))
     backbone = randomize(MODELS.build(config | dict(norm_eval=frozen))).double().train()
     image = torch.randn(3, 3, 33, 50).double().requires_grad_()
     first, last, hidden = rla(backbone, image)
     leaves = dict(image=image) | dict(backbone.named_parameters())
     grads = assert_same(backbone(image), [first, torch.cat([last, hidden], 1)], leaves)
     silent = {name for name, grad in grads.items() if not grad.any()}
+    silent -= {name for name in silent if name.startswith(("layer3", "layer4"))}  # not run
     assert silent == {"layer1.0.mrla.read.weight"}  # the hidden state starts at zero
