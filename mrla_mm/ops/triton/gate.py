@@ -64,14 +64,13 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
 @triton.jit
 def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
     """Sum of what the programs of each span of the grid left, always in the same order."""
-    ROWS: tl.constexpr = max(1, 1024 // BLOCK)  # spans that are loaded at a time
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    ROWS: tl.constexpr = 1024 // BLOCK if BLOCK < 1024 else 1  # spans that are loaded at a time
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, spans, ROWS):
         span = start + tl.arange(0, ROWS)[:, None]
         exists = (span < spans) & mask[None, :]
-        tile = tl.load(pointer + span * stride + places[None, :], mask=exists, other=0.0)
-        total += tl.sum(tile, axis=0)
-    return total
+        total += tl.load(pointer + span * stride + places[None, :], mask=exists, other=0.0)
+    return tl.sum(total, axis=0)
 
 
 @triton.jit(do_not_specialize=["B", "spans"])
