@@ -369,7 +369,7 @@ def base_coefficients_backward(
         next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
     offset = None if grad_averages is None else grad_averages.contiguous() / (size[2] * size[3])
-    left = AveragesGradient(
+    pending = AveragesGradient(
         offset=offset,
         grads=grads,
         query_weight=query,
@@ -383,8 +383,8 @@ def base_coefficients_backward(
         gradients_size=gradients.shape[1],
     )
     sizes = taps * channels, channels, channels, channels
-    grad_value, grad_scale, grad_weight, grad_bias = left.gradients_sum.split_with_sizes(sizes)
-    grad_query, grad_key = left.grad_projections_sum.unbind()
+    grad_value, grad_scale, grad_weight, grad_bias = pending.gradients_sum.split_with_sizes(sizes)
+    grad_query, grad_key = pending.grad_projections_sum.unbind()
     parameters = Parameters(
         query=grad_query,
         key=grad_key,
@@ -393,4 +393,4 @@ def base_coefficients_backward(
         norm_weight=None if weight is None else grad_weight,
         norm_bias=None if bias is None else grad_bias,
     )
-    return left, parameters, grad_earlier
+    return pending, parameters, grad_earlier

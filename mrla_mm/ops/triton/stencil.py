@@ -26,6 +26,7 @@ from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, program
 SHORTEST = 8  # rows of a span at least: each span loads two more
 THREADS = 128  # of a program
 TILE = 4 * THREADS  # elements of a tile
+NOTHING_PENDING = AveragesGradient(offset=None)
 
 
 @triton.jit
@@ -331,13 +332,25 @@ def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
 
 
+def launch_convolve(
+    x, weight, gain, slope, offset, *, flip, residual, history, out,
+    relu_output=None, grad_history=None, pending=NOTHING_PENDING,
+) -> None:  # fmt: skip
+    """Launch `convolve_kernel`, with the argument names that it has."""
+    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    inputs = (x, history, weight, gain, slope, offset, relu_output,
+              pending.grads, pending.query_weight, pending.key_weight,
+              pending.gradients, pending.grad_projections)  # fmt: skip
+    outputs = (out, grad_history, pending.gradients_sum, pending.grad_projections_sum)
+    sizes = *sizes, pending.heads, pending.gradients_size
+    rest = x.shape[1], pending.kernel_size, flip, residual, *blocks
+    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
+
+
 def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
     """See `Passes.convolve`."""
-    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
-    gain, slope, offset = coefficients
-    inputs = (x, history, weight, gain, slope, offset, None, *[None] * 5)
-    rest = x.shape[1], 0, False, residual, *blocks
-    launch(convolve_kernel, grid, inputs, (out, None, None, None), (*sizes, 0, 0), *rest)
+    options = dict(flip=False, residual=residual, history=history, out=out)
+    launch_convolve(x, weight, *coefficients, **options)
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
@@ -360,16 +373,17 @@ def convolve_backward(
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
     """See `Passes.convolve_backward`; grad_pixel may be an `AveragesGradient`."""
-    sizes, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
+    pending = grad_pixel
+    if not isinstance(pending, AveragesGradient):
+        pending = AveragesGradient(offset=grad_pixel)
     gain, slope, _ = coefficients
-    slope = None if grad_history is None else slope
-    left = grad_pixel
-    if not isinstance(grad_pixel, AveragesGradient):
-        left = AveragesGradient(offset=grad_pixel)
-    inputs = (grad, extra_grad, weight, gain, slope, left.offset, relu_output,
-              left.grads, left.query_weight, left.key_weight,
-              left.gradients, left.grad_projections)  # fmt: skip
-    outputs = (grad_x, grad_history, left.gradients_sum, left.grad_projections_sum)
-    sizes = *sizes, left.heads, left.gradients_size
-    rest = grad.shape[1], left.kernel_size, True, residual, *blocks
-    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
+    launch_convolve(
+        grad, weight, gain, slope, pending.offset,
+        flip=True,
+        residual=residual,
+        history=extra_grad,
+        out=grad_x,
+        relu_output=relu_output,
+        grad_history=grad_history,
+        pending=pending,
+    )  # fmt: skip
