@@ -62,15 +62,8 @@ class Options(NamedTuple):
 
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
-        form = self.form
-        return Layer(
-            parameters.weights(),
-            parameters.frozen_norm(self.eps),
-            heads=form.heads,
-            has_history=form.has_history,
-            add_relu=form.add_relu,
-            is_mla=form.is_mla,
-        )
+        weights, norm = parameters.weights(), parameters.frozen_norm(self.eps)
+        return Layer(weights, norm, **self.form.options(), is_mla=self.form.is_mla)
 
     def has_failed(self) -> bool:
         """Whether the path failed its self-check, or failed since."""

@@ -81,7 +81,7 @@ class BaseFunction(torch.autograd.Function):
             grad_x, gradients, grad_earlier_keys = steps.backward(
                 grad_out, grad_keys_or_averages, grad_values
             )
-            if norm is not None:
+            if norm is not None:  # and so no ReLU before x
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
                 gradients = gradients._replace(**norm_grads)
         grad_earlier_values = grad_values[:-1]

@@ -71,7 +71,7 @@ class LightFunction(torch.autograd.Function):
             grad_x, grad_history, gradients = layer_backward(
                 passes, grad_out, x, history, layer, saved
             )
-            if norm is not None:
+            if norm is not None:  # and so no ReLU before x
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
                 gradients = gradients._replace(**norm_grads)
         grad_shortcut = grad_history

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, value_weights
+from mrla_mm.ops.coefficients import GridSums, ValueSums, value_weights
 from mrla_mm.ops.loops import (
     GRAD,
     HISTORY,
@@ -148,9 +148,8 @@ class NumbaPasses(TorchPasses):
     ) -> None:  # fmt: skip
         """Run the loop of `convolve` with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
-        slope = None if grad_history is None else coefficients.slope  # extra_grad has none
         self.convolve(
-            grad, flipped, Coefficients(coefficients.gain, slope, grad_pixel), history=extra_grad,
+            grad, flipped, coefficients._replace(offset=grad_pixel), history=extra_grad,
             residual=residual, relu_output=relu_output, out=grad_x, grad_history=grad_history,
         )  # fmt: skip
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from mrla_mm.ops import coefficients as torch_coefficients
 from mrla_mm.ops.coefficients import Coefficients
 
-# Averages or sums over the grid, or the gradient of the averages: (B, ..., C), or whatever else an
-# implementation passes from one of its methods to the next.
+# Averages (B, C) over the grid, `GridSums`, `ValueSums`, or the gradient of the averages (B, C); or
+# whatever else an implementation passes from one of its methods to the next, as Triton's does.
 Reduction = object
 
 
@@ -86,7 +86,7 @@ class Passes(abc.ABC):
         Args; others are those of `convolve`, whose offset has no part in this:
             grad: gradient of what `convolve` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C), as the methods
-                for coefficients return it.
+                for coefficients return it. Their gradients of parameters are written by then only.
             extra_grad: map that is added to the gradient of x; not together with grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
                 where x is 0, extra_grad included.
@@ -141,7 +141,7 @@ class Passes(abc.ABC):
         """
 
     # Triton overrides these: its averages and sums are partial, and `convolve_backward` finishes
-    # what the last two return, the parameters' gradients included.
+    # what the last two return.
     light_coefficients = staticmethod(torch_coefficients.light_coefficients)
     base_coefficients = staticmethod(torch_coefficients.base_coefficients)
     light_coefficients_backward = staticmethod(torch_coefficients.light_coefficients_backward)

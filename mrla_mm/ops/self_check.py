@@ -168,10 +168,10 @@ def run_layer(form: Form, inputs: dict[str, Tensor], is_naive: bool) -> Sequence
     """All outputs of a layer, by the reference or fused."""
     parameters = Parameters(**{name: inputs.get(name) for name in Parameters._fields})
     arguments = inputs["c"], inputs["shortcut"], parameters.weights()
-    options = dict(heads=form.heads, add_relu=form.add_relu, norm=parameters.frozen_norm(EPS))
+    options = form.options() | dict(norm=parameters.frozen_norm(EPS))
     if not form.depth:
         light = light_layer if is_naive else partial(light_fused, form.path)
-        return [light(*arguments, **options, has_history=form.has_history)]
+        return [light(*arguments, **options)]
     naive, fused = (mla_layer, mla_fused) if form.is_mla else (base_layer, base_fused)
     layer = naive if is_naive else partial(fused, form.path)
     values = [inputs[f"value {index}"] for index in range(form.depth - 1)]

@@ -42,12 +42,12 @@ def test_nothing_is_claimed_from_less_than_two_differences_or_equal_ones(own):
 
 
 def test_the_table():
-    values = {"plain": FIRST, "light": above(0.01, 0.02, 0.03, 0.04, 0.05)}
+    values = {"plain": FIRST, "light": above(0.01, 0.02, 0.03, 0.04, 0.10)}
     costs = {"plain": [dict(MiB=1234.0, seconds=s) for s in (9.0, 1.0, 2.0)], "light": []}
     head, _, plain, light = comparison.make_table(values, "AP", costs).splitlines()
     assert "over plain (95 % interval)" in head and head.endswith("| MiB | seconds |")
     assert plain == "| plain | 5 | 0.5000 ± 0.0000 |  |  | 1,234 | 2 |"
-    assert "| +0.030 (+0.010 to +0.050) | 0.013 |  |  |" in light
+    assert light == "| light | 5 | 0.540 ± 0.016 | +0.040 (-0.004 to +0.084) | 0.065 |  |  |"
 
 
 def test_the_plot_shows_every_difference_and_the_interval():

@@ -238,17 +238,21 @@ def test_a_gradient_of_keys_that_is_not_contiguous(path):
     assert_same(joined, tensors, path=path, dtype=torch.float32)
 
 
+@pytest.mark.parametrize(("function", "other"), [(light, "shortcut"), (base_joined, "values0")])
 @pytest.mark.parametrize("path", PATHS)
-def test_maps_of_other_strides_and_precision_are_taken_and_other_shapes_refused(path):
-    tensors = draw((2, 20, 4, 5), "branch")
-    expected = light(tensors, "branch", "naive")
+def test_maps_of_other_strides_and_precision_are_taken_and_other_shapes_refused(
+    path, function, other
+):
+    depth = 2 * (function is base_joined)
+    tensors = draw((2, 20, 4, 5), "branch", depth=depth, history=not depth)
+    expected = function(tensors, "branch", "naive")
     odd = {name: t.float().to(DEVICES[path]) for name, t in tensors.items()}
     odd["c"] = odd["c"].permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
-    odd["shortcut"] = odd["shortcut"].double()
-    y = light(odd, "branch", path).double().cpu()
+    odd[other] = odd[other].double()
+    y = function(odd, "branch", path).double().cpu()
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(InputError, match="one shape"):
-        light(odd | dict(shortcut=odd["shortcut"][:, :, :1, :1]), "branch", path)
+        function(odd | {other: odd[other][:, :, :1, :1]}, "branch", path)
 
 
 @pytest.mark.parametrize("function", [light, base_joined])

@@ -64,14 +64,13 @@ def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists
 @triton.jit
 def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
     """Sum of what the programs of each span of the grid left, always in the same order."""
-    ROWS: tl.constexpr = max(1, 1024 // BLOCK)  # spans that are loaded at a time
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    ROWS: tl.constexpr = 1024 // BLOCK if BLOCK < 1024 else 1  # spans that are loaded at a time
+    total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, spans, ROWS):
         span = start + tl.arange(0, ROWS)[:, None]
         exists = (span < spans) & mask[None, :]
-        tile = tl.load(pointer + span * stride + places[None, :], mask=exists, other=0.0)
-        total += tl.sum(tile, axis=0)
-    return total
+        total += tl.load(pointer + span * stride + places[None, :], mask=exists, other=0.0)
+    return tl.sum(total, axis=0)
 
 
 @triton.jit(do_not_specialize=["B", "spans"])
@@ -370,7 +369,7 @@ def base_coefficients_backward(
         next_power_of_2(head_channels), next_power_of_2(depth),
     )  # fmt: skip
     offset = None if grad_averages is None else grad_averages.contiguous() / (size[2] * size[3])
-    left = AveragesGradient(
+    pending = AveragesGradient(
         offset=offset,
         grads=grads,
         query_weight=query,
@@ -384,8 +383,8 @@ def base_coefficients_backward(
         gradients_size=gradients.shape[1],
     )
     sizes = taps * channels, channels, channels, channels
-    grad_value, grad_scale, grad_weight, grad_bias = left.gradients_sum.split_with_sizes(sizes)
-    grad_query, grad_key = left.grad_projections_sum.unbind()
+    grad_value, grad_scale, grad_weight, grad_bias = pending.gradients_sum.split_with_sizes(sizes)
+    grad_query, grad_key = pending.grad_projections_sum.unbind()
     parameters = Parameters(
         query=grad_query,
         key=grad_key,
@@ -394,4 +393,4 @@ def base_coefficients_backward(
         norm_weight=None if weight is None else grad_weight,
         norm_bias=None if bias is None else grad_bias,
     )
-    return left, parameters, grad_earlier
+    return pending, parameters, grad_earlier

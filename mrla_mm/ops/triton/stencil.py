@@ -4,12 +4,12 @@
     grid_sums           read grad, x and the history
     convolve_backward   read grad and, for a ReLU, x; write the gradients of x and the history
 
-A program takes a tile of channels by columns and a span of rows. Each row is loaded once, shifted
-by -1, 0 and 1 columns, and what the next rows need of it stays in registers: three loads an element
-in place of nine, and no division to find an element's place. No load passes a store, so a row is
-loaded before the one above it is stored. Contiguous and channels-last maps are read as they lie.
-W is passed as units of UNIT columns, which tells the compiler how many elements of a row it may
-load at a time.
+A program takes a tile of channels by columns and a span of rows. Each row is loaded once, and what
+the next rows need of it stays in registers. So does what a thread needs of its own columns: it
+loads UNIT of them at a time, and one element on either side. Of channels-last maps, whose threads
+load channels, UNIT is 1, and a row is loaded three times, shifted by -1, 0 and 1 columns. No load
+passes a store, so a row is loaded before the one above it is stored. W is passed as units of UNIT
+columns, which tells the compiler that they may be loaded together.
 """
 
 import math
@@ -24,26 +24,29 @@ from mrla_mm.ops.triton.gate import AveragesGradient, add_up_parameters, project
 from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
-TILE = 512  # elements of a tile, four to a thread
+THREADS = 128  # of a program
+TILE = 4 * THREADS  # elements of a tile
+NOTHING_PENDING = AveragesGradient(offset=None)
 
 
 @triton.jit
 def tile_of(
     C, H, W, tiles, rows,
-    CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """Place of a program's tile.
 
     Returns its channels and which of them exist; which of its elements are in the map, have a left
-    and a right neighbour; their offsets in the sample's first row; the sample and its offset; the
-    first row, and the one after the last.
+    neighbour in another unit, have a right one; their offsets in the sample's first row; the sample
+    and its offset; the first row, and the one after the last.
     """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
     exists = channels < C
     inside = exists[:, None] & (columns < W)[None, :]
-    left = exists[:, None] & ((columns > 0) & (columns <= W))[None, :]
-    right = exists[:, None] & (columns + 1 < W)[None, :]
+    left = inside & ((columns > 0) & (columns % UNIT == 0))[None, :]
+    right = inside & ((columns + 1 < W) & (columns % UNIT == UNIT - 1))[None, :]
     if CHANNELS_LAST:
         elements = channels[:, None] + columns[None, :] * C
     else:
@@ -63,8 +66,8 @@ def load(pointers, inside, row, first, last):
 
 
 @triton.jit
-def load_shifted(pointers, step, left, inside, right, row, H):
-    """One row of the map as it is seen from the columns right of, at and left of each element."""
+def load_row(pointers, step, left, inside, right, row, H):
+    """One row of the map, and beside it the neighbours of each element in other units, else 0."""
     return (
         load(pointers - step, left, row, 0, H),
         load(pointers, inside, row, 0, H),
@@ -73,9 +76,26 @@ def load_shifted(pointers, step, left, inside, right, row, H):
 
 
 @triton.jit
-def to_float32(left, at, right):
-    """What `load_shifted` returns, converted."""
-    return left.to(tl.float32), at.to(tl.float32), right.to(tl.float32)
+def neighbours(left, at, right, UNIT: tl.constexpr):
+    """What `load_row` returns in float32, with the neighbours in the same unit too."""
+    left = left.to(tl.float32)
+    at = at.to(tl.float32)
+    right = right.to(tl.float32)
+    place = tl.arange(0, at.shape[1])[None, :] % UNIT
+    if UNIT == 2:
+        first, second = tl.split(tl.reshape(at, (at.shape[0], at.shape[1] // 2, 2)))
+        swapped = tl.reshape(tl.join(second, first), at.shape)
+        left = tl.where(place == 0, left, swapped)
+        right = tl.where(place == 1, right, swapped)
+    if UNIT == 4:
+        even, odd = tl.split(tl.reshape(at, (at.shape[0], at.shape[1] // 4, 2, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        before = tl.join(tl.join(fourth, second), tl.join(first, third))  # 4, 1, 2, 3
+        after = tl.join(tl.join(second, fourth), tl.join(third, first))  # 2, 3, 4, 1
+        left = tl.where(place == 0, left, tl.reshape(before, at.shape))
+        right = tl.where(place == 3, right, tl.reshape(after, at.shape))
+    return left, at, right
 
 
 @triton.jit
@@ -104,7 +124,7 @@ def convolve_kernel(
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
     channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, CHANNELS_LAST, BLOCK_C, BLOCK_W
+        C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
     of_pixel = tl.zeros((BLOCK_C,), dtype=tl.float32)
@@ -140,17 +160,13 @@ def convolve_kernel(
         w8 = load_weight(kernel, gain, exists, 8, FLIP)
         above_row, below_row = begin - 1, begin + 1
         pointers = x + (elements + above_row * row_stride)
-        next_left, next_at, next_right = load_shifted(
-            pointers, step, left, inside, right, above_row, H
-        )
-        above_left, above, above_right = to_float32(next_left, next_at, next_right)
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, above_row, H)
+        above_left, above, above_right = neighbours(next_left, next_at, next_right, UNIT)
         pointers = x + (elements + begin * row_stride)
-        next_left, next_at, next_right = load_shifted(pointers, step, left, inside, right, begin, H)
-        at_left, at, at_right = to_float32(next_left, next_at, next_right)
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin, H)
+        at_left, at, at_right = neighbours(next_left, next_at, next_right, UNIT)
         pointers = x + (elements + below_row * row_stride)
-        next_left, next_at, next_right = load_shifted(
-            pointers, step, left, inside, right, below_row, H
-        )
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, below_row, H)
     slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
     if slope_ptr is not None:
         slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
@@ -173,9 +189,9 @@ def convolve_kernel(
                     relu_output_ptr + start + place + row_stride, inside, row + 1, begin, end
                 )
             if weight_ptr is not None:
-                below_left, below, below_right = to_float32(next_left, next_at, next_right)
+                below_left, below, below_right = neighbours(next_left, next_at, next_right, UNIT)
                 pointers = x + (place + 2 * row_stride)
-                next_left, next_at, next_right = load_shifted(
+                next_left, next_at, next_right = load_row(
                     pointers, step, left, inside, right, row + 2, H
                 )
                 total += w0 * above_left
@@ -228,7 +244,7 @@ def sums_kernel(
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
     channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, CHANNELS_LAST, BLOCK_C, BLOCK_W
+        C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
@@ -243,8 +259,8 @@ def sums_kernel(
                 place = elements + row * row_stride
                 below = load(grad + (place + row_stride), inside, row + 1, begin, end)
                 below = below.to(tl.float32)
-                x_left, x_at, x_right = load_shifted(x + place, step, left, inside, right, row, H)
-                x_left, x_at, x_right = to_float32(x_left, x_at, x_right)
+                x_left, x_at, x_right = load_row(x + place, step, left, inside, right, row, H)
+                x_left, x_at, x_right = neighbours(x_left, x_at, x_right, UNIT)
                 s0 += below * x_left
                 s1 += below * x_at
                 s2 += below * x_right
@@ -303,7 +319,7 @@ def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tupl
     groups, tiles = ceil_div(channels, block_c), ceil_div(width, block_w)
     spans = max(1, count // (batch * groups * tiles))
     rows = min(height, max(SHORTEST, 2 * ceil_div(height, 2 * spans)))
-    unit = math.gcd(width, 8)
+    unit = 1 if channels_last else math.gcd(width, max(1, block_c * block_w // THREADS))
     grid = batch, groups, tiles * ceil_div(height, rows)
     return (height, width // unit, tiles, rows), (channels_last, unit, block_c, block_w), grid
 
@@ -316,13 +332,25 @@ def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
 
 
+def launch_convolve(
+    x, weight, gain, slope, offset, *, flip, residual, history, out,
+    relu_output=None, grad_history=None, pending=NOTHING_PENDING,
+) -> None:  # fmt: skip
+    """Launch `convolve_kernel`, with the argument names that it has."""
+    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    inputs = (x, history, weight, gain, slope, offset, relu_output,
+              pending.grads, pending.query_weight, pending.key_weight,
+              pending.gradients, pending.grad_projections)  # fmt: skip
+    outputs = (out, grad_history, pending.gradients_sum, pending.grad_projections_sum)
+    sizes = *sizes, pending.heads, pending.gradients_size
+    rest = x.shape[1], pending.kernel_size, flip, residual, *blocks
+    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
+
+
 def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
     """See `Passes.convolve`."""
-    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
-    gain, slope, offset = coefficients
-    inputs = (x, history, weight, gain, slope, offset, None, *[None] * 5)
-    rest = x.shape[1], 0, False, residual, *blocks
-    launch(convolve_kernel, grid, inputs, (out, None, None, None), (*sizes, 0, 0), *rest)
+    options = dict(flip=False, residual=residual, history=history, out=out)
+    launch_convolve(x, weight, *coefficients, **options)
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
@@ -345,16 +373,17 @@ def convolve_backward(
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
     """See `Passes.convolve_backward`; grad_pixel may be an `AveragesGradient`."""
-    sizes, blocks, grid = row_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
+    pending = grad_pixel
+    if not isinstance(pending, AveragesGradient):
+        pending = AveragesGradient(offset=grad_pixel)
     gain, slope, _ = coefficients
-    slope = None if grad_history is None else slope
-    left = grad_pixel
-    if not isinstance(grad_pixel, AveragesGradient):
-        left = AveragesGradient(offset=grad_pixel)
-    inputs = (grad, extra_grad, weight, gain, slope, left.offset, relu_output,
-              left.grads, left.query_weight, left.key_weight,
-              left.gradients, left.grad_projections)  # fmt: skip
-    outputs = (grad_x, grad_history, left.gradients_sum, left.grad_projections_sum)
-    sizes = *sizes, left.heads, left.gradients_size
-    rest = grad.shape[1], left.kernel_size, True, residual, *blocks
-    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
+    launch_convolve(
+        grad, weight, gain, slope, pending.offset,
+        flip=True,
+        residual=residual,
+        history=extra_grad,
+        out=grad_x,
+        relu_output=relu_output,
+        grad_history=grad_history,
+        pending=pending,
+    )  # fmt: skip
