@@ -141,8 +141,10 @@ def coefficients_backward_kernel(
 ):  # fmt: skip
     """Gradients of one sample's and head's query, keys and parameters; of light without value_sums.
 
-    A sample's gradients are those of the value's weight (C, TAPS), of lambda, norm weight and norm
-    bias (C,) each, one after the other; nobody reads what stands for a parameter that is absent.
+    Sums have a plane for each tap, then one of the history and one of grad; sums of values have one
+    for each value, then one of grad. A sample's gradients are those of value's weight (C, TAPS), of
+    lambda, norm weight and norm bias (C,) each, one after the other; nobody reads what stands for a
+    parameter that is absent.
     """
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
@@ -154,18 +156,23 @@ def coefficients_backward_kernel(
     query = load(query_ptr + sample * C + channels, inside)
     lanes = tl.arange(0, LANES)
     scores = load(scores_ptr + (sample * T + lanes) * (C // D) + head, lanes < T)
-    gradients = gradients_ptr + sample * (TAPS + 3) * C
-    # The planes of a sample are a sum for each tap, that of the history and that of the gradient.
-    plane = sample * (TAPS + 2)
+    grad_value = gradients_ptr + sample * (TAPS + 3) * C
+    grad_lambda = grad_value + TAPS * C
+    grad_norm_weight = grad_lambda + C
+    grad_norm_bias = grad_norm_weight + C
+    tap_sums = sample * (TAPS + 2) * C + channels
+    history_sums = tap_sums + TAPS * C
+    grad_sums = history_sums + C
     stride = B * (TAPS + 2) * C
     gain = load_or(gain_ptr, sample * C + channels, inside, 1.0)
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
-        total = sum_spans(sums_ptr, (plane + tap) * C + channels, inside, spans, stride, BLOCK)
+        total = sum_spans(sums_ptr, tap_sums + tap * C, inside, spans, stride, BLOCK)
         grad_gain += total * load_or(value_ptr, channels * TAPS + tap, inside, 1.0)
-        tl.store(gradients + channels * TAPS + tap, total * gain, mask=inside)
+        tl.store(grad_value + channels * TAPS + tap, total * gain, mask=inside)
     grads = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
+    value_sums = sample * (T + 1) * C + channels
     value_stride = B * (T + 1) * C
     if value_sums_ptr is None:
         grads += tl.sum(grad_gain * factor, axis=0)
@@ -173,26 +180,24 @@ def coefficients_backward_kernel(
         grad_factor += grad_gain * tl.sum(scores, axis=0)
     else:
         for s in range(T):
-            place = (sample * (T + 1) + s) * C + channels
+            place = value_sums + s * C
             total = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride, BLOCK)
             grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
             grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
         grads = scores * (grads - tl.sum(scores * grads, axis=0)) * logit_scale
     if HISTORY:
-        place = (plane + TAPS) * C + channels
-        total = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
+        total = sum_spans(sums_ptr, history_sums, inside, spans, stride, BLOCK)
         grad_factor += total * load_or(lambda_ptr, channels, inside, 1.0)
-        tl.store(gradients + TAPS * C + channels, total * factor, mask=inside)
+        tl.store(grad_lambda + channels, total * factor, mask=inside)
     if variance_ptr is not None:
         if value_sums_ptr is None or MLA:
-            place = (plane + TAPS + 1) * C + channels
-            grad_offset = sum_spans(sums_ptr, place, inside, spans, stride, BLOCK)
+            grad_offset = sum_spans(sums_ptr, grad_sums, inside, spans, stride, BLOCK)
         else:
-            place = (sample * (T + 1) + T) * C + channels
+            place = value_sums + T * C
             grad_offset = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride, BLOCK)
         grad_scale = grad_factor - load(mean_ptr + channels, inside) * grad_offset
-        tl.store(gradients + (TAPS + 1) * C + channels, keep * root * grad_scale, mask=inside)
-        tl.store(gradients + (TAPS + 2) * C + channels, keep * grad_offset, mask=inside)
+        tl.store(grad_norm_weight + channels, keep * root * grad_scale, mask=inside)
+        tl.store(grad_norm_bias + channels, keep * grad_offset, mask=inside)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
     grad_key = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(T):  # the own key comes last, and its gradient stays
@@ -310,23 +315,28 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     check_support(layer)
     weights, norm, heads = layer.weights, layer.frozen_norm, layer.heads
     spans, batch, channels = pooled.shape
-    head_channels, depth = channels // heads, 1
+    head_channels = channels // heads
+    depth = 1
     if earlier_keys is not None:
         earlier_keys = earlier_keys.float().contiguous()
         depth += earlier_keys.shape[1]
-    size, new = (batch, channels), pooled.new_empty
-    keys, scores = new(batch, depth, channels), new(batch, depth, heads)
-    attention = Attention(pooled=new(size), query=new(size), keys=keys, scores=scores)
+    new = pooled.new_empty
+    attention = Attention(
+        pooled=new(batch, channels),
+        query=new(batch, channels),
+        keys=new(batch, depth, channels),
+        scores=new(batch, depth, heads),
+    )
     coefficients = Coefficients(
-        gain=None if softmax and norm is None else new(size),
-        slope=new(size) if layer.has_history else None,
-        offset=None if norm is None else new(size),
+        gain=None if softmax and norm is None else new(batch, channels),
+        slope=new(batch, channels) if layer.has_history else None,
+        offset=None if norm is None else new(batch, channels),
     )
     of_norm, eps = norm_tensors(norm)
     launch(
         coefficients_kernel, (batch, heads, 1),
         (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys),
-        (attention.pooled, attention.query, keys, scores,
+        (attention.pooled, attention.query, attention.keys, attention.scores,
          coefficients.gain, coefficients.slope, coefficients.offset),
         (batch, spans, head_channels**-0.5, eps), channels, head_channels, depth,
         weights.query.shape[-1], softmax, next_power_of_2(head_channels), next_power_of_2(depth),

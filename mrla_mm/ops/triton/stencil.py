@@ -298,10 +298,11 @@ def sums_kernel(
         tl.store(sums + 6 * C, tl.sum(s6, axis=1), mask=exists)
         tl.store(sums + 7 * C, tl.sum(s7, axis=1), mask=exists)
         tl.store(sums + 8 * C, tl.sum(s8, axis=1), mask=exists)
+    history_sums = sums + TAPS * C
     if history_ptr is not None:
-        tl.store(sums + TAPS * C, tl.sum(history_total, axis=1), mask=exists)
+        tl.store(history_sums, tl.sum(history_total, axis=1), mask=exists)
     if SUM_GRAD:
-        tl.store(sums + (TAPS + 1) * C, tl.sum(grad_total, axis=1), mask=exists)
+        tl.store(history_sums + C, tl.sum(grad_total, axis=1), mask=exists)
 
 
 @cache
