@@ -87,8 +87,7 @@ class Layout(NamedTuple):
         """One coefficient (B, C), or a default: (B * C,) for contiguous maps, else (B, C)."""
         if tensor is None:
             tensor = torch.full(self.size[:2], default, device="cpu")
-        array = self.coefficients(tensor.unsqueeze(2))
-        return array[:, 0]
+        return self.coefficients(tensor.unsqueeze(2))[:, 0]
 
     def new_sums(self, count: int) -> np.ndarray:
         """Zeros that a loop adds its sums to."""
