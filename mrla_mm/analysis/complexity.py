@@ -8,7 +8,7 @@ test_cfg allows (1000), their masks 100, and pooling the regions is free.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import NamedTuple
 from unittest import mock
@@ -45,14 +45,10 @@ def convolution(call: Call, out: Tensor) -> int:
     return pixels.numel() * math.prod(call["weight"].shape[1:])
 
 
-def product_with(matrix: str) -> Callable[[Call, Tensor], int]:
-    """Return the rule of a product whose first factor is the argument of this name."""
-    return lambda call, out: out.numel() * call[matrix].shape[-1]
-
-
-def per_output(factor: int) -> Callable[[Call, Tensor], int]:
-    """Return a rule that counts so many multiply-adds for each output element."""
-    return lambda call, out: factor * out.numel()
+def matrix_product(call: Call, out: Tensor) -> int:
+    """Count a product, whose first factor has one of these names."""
+    first = next(call[name] for name in ("mat1", "batch1", "mat", "self") if name in call)
+    return out.numel() * first.shape[-1]
 
 
 def affine_norm(call: Call, out: Tensor) -> int:
@@ -61,22 +57,21 @@ def affine_norm(call: Call, out: Tensor) -> int:
 
 
 OTHER = "activations, pooling, resizing"
-RULE = (  # kind of work, operators, multiply-adds from the arguments and the first result
+# Kind of work, operators, multiply-adds: a number for each element of the first result, or a
+# function of the arguments and that result.
+RULE = (
     ("convolutions", "convolution _convolution", convolution),
-    ("matrix products", "mm bmm mv dot", product_with("self")),
-    ("matrix products", "addmm", product_with("mat1")),
-    ("matrix products", "baddbmm", product_with("batch1")),
-    ("matrix products", "addmv", product_with("mat")),
-    ("elementwise products", "mul div addcmul addcdiv square pow lerp reciprocal", per_output(1)),
-    ("norms", "batch_norm native_batch_norm cudnn_batch_norm _batch_norm_no_update", per_output(1)),
-    ("norms", "_native_batch_norm_legit _native_batch_norm_legit_no_training", per_output(1)),
+    ("matrix products", "mm bmm mv dot addmm baddbmm addmv", matrix_product),
+    ("elementwise products", "mul div addcmul addcdiv square pow lerp reciprocal", 1),
+    ("norms", "batch_norm native_batch_norm cudnn_batch_norm _batch_norm_no_update", 1),
+    ("norms", "_native_batch_norm_legit _native_batch_norm_legit_no_training", 1),
     ("norms", "native_layer_norm native_group_norm", affine_norm),
     ("norms", "var var_mean std linalg_vector_norm", lambda call, out: call["self"].numel()),
-    (OTHER, "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean", per_output(1)),
-    (OTHER, "avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d", per_output(1)),
-    (OTHER, "hardswish", per_output(2)),
-    (OTHER, "upsample_bilinear2d grid_sampler_2d", per_output(4)),
-    (OTHER, "upsample_bicubic2d", per_output(16)),
+    (OTHER, "gelu silu mish leaky_relu hardsigmoid _softmax _safe_softmax mean", 1),
+    (OTHER, "avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool2d", 1),
+    (OTHER, "hardswish", 2),
+    (OTHER, "upsample_bilinear2d grid_sampler_2d", 4),
+    (OTHER, "upsample_bicubic2d", 16),
 )
 COUNTED = {name: (kind, rule) for kind, names, rule in RULE for name in names.split()}
 NOT_COUNTED = frozenset(FREE.split())
@@ -127,7 +122,8 @@ class OperationCounter(TorchDispatchMode):
             kind, rule = COUNTED[name]
             if rule is convolution and call["groups"] > 1 and call["weight"].shape[1] == 1:
                 kind = "depthwise convolutions"
-            self.counts[self.inside[-1], kind] += rule(call, out)
+            count = rule(call, out) if callable(rule) else rule * out.numel()
+            self.counts[self.inside[-1], kind] += count
         elif name not in NOT_COUNTED:
             self.unknown[operator] += 1
 

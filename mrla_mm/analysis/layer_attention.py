@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from mrla_mm.attention import (
     MLA,
     AttentionResidual,
-    LayerAttention,
     LinearRLA,
     MRLABase,
     MRLALight,
@@ -34,6 +33,7 @@ from mrla_mm.attention import (
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.errors import InputError
 from mrla_mm.ops import feature_map, global_average, light_gate, softmax_scores
+from mrla_mm.ops.reference import expand_heads
 
 VARIANTS = (MRLALight, LinearRLA, MLA, MRLABase)
 
@@ -154,11 +154,6 @@ class LayerAttentionRecorder(BranchRecorder):
         return norm_scale(earlier[-1].branch.norm, earlier[-1].out)
 
 
-def repeat_heads(score: Tensor, attention: LayerAttention) -> Tensor:
-    """Repeat a score for the channels of its head: (B, G) -> (B, C, 1, 1)."""
-    return score.repeat_interleave(attention.channels // attention.heads, 1)[:, :, None, None]
-
-
 def softmax_weights(attention: nn.Module, pooled: Tensor, earlier: list[Layer]) -> list[Tensor]:
     """Weights of a layer whose scores over the stage sum to 1."""
     query = attention.project_query(pooled)  # (B, G, D)
@@ -173,7 +168,7 @@ def softmax_weights(attention: nn.Module, pooled: Tensor, earlier: list[Layer]) 
         scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
     else:
         scores = softmax_scores(query, torch.stack(keys, 1))  # (B, G, t)
-    return [repeat_heads(score, attention) for score in scores.unbind(-1)]
+    return [expand_heads(score, pooled) for score in scores.unbind(-1)]
 
 
 def light_weights(
@@ -183,7 +178,7 @@ def light_weights(
     gate = pooled.new_ones(len(pooled), attention.heads)
     if attention.gated:
         gate = light_gate(attention.project_query(pooled), attention.project_key(pooled))
-    gate = repeat_heads(gate, attention)
+    gate = expand_heads(gate, pooled)  # (B, C, 1, 1)
     if not earlier:
         return [gate]
     beta = history_scale

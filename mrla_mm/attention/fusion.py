@@ -36,35 +36,24 @@ class Fusion(NamedTuple):
 class FusedCall(NamedTuple):
     """What a variant's fused path is called with, beside the attention itself.
 
-    Attributes:
-        path: of `mrla_mm.ops`.
-        c: x or, with add_relu, the block's output before the sum (B, C, H, W).
-        shortcut: map (B, C, H, W) or None; with add_relu, what the sum adds.
-        memory: what the earlier layers of the stage left.
-        add_relu: x is relu(c + shortcut).
-        norm: norm and drop path of the branch, to be fused with the residual: return x + keep
-            norm(o), else o.
+    With norm and drop path of the branch it is to return x + keep norm(o), else o.
     """
 
-    path: str
-    c: Tensor
-    shortcut: Tensor | None
-    memory: Memory
-    add_relu: bool = False
-    norm: BatchNorm | None = None
+    path: str  # of `mrla_mm.ops`
+    c: Tensor  # x or, with add_relu, the block's output before the sum (B, C, H, W)
+    shortcut: Tensor | None  # map (B, C, H, W); with add_relu, what the sum adds
+    memory: Memory  # what the earlier layers of the stage left
+    add_relu: bool = False  # x is relu(c + shortcut)
+    norm: BatchNorm | None = None  # norm and drop path, to be fused with the residual
 
 
 class FusedVariant(NamedTuple):
-    """A variant's fused path.
+    """A variant's fused path."""
 
-    Attributes:
-        run: called with the attention and a `FusedCall`, returns out and the new memory.
-        obstacle: returns why an instance has no fused path, or an empty string.
-        supports_branch: whether the norm and residual behind an instance can be fused too.
-    """
-
+    # called with the attention and a `FusedCall`, returns out and the new memory
     run: Callable[..., Attended]
-    obstacle: Callable[[LayerAttention], str]
+    obstacle: Callable[[LayerAttention], str]  # why an instance has no fused path, or ""
+    # whether the norm and residual behind an instance can be fused too
     supports_branch: Callable[[LayerAttention], bool] = lambda attention: True
 
 

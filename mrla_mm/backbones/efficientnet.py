@@ -150,6 +150,8 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
         self.arch = arch
         self.layer_attention = attention_config(layer_attention)
         self.zero_init_attention = zero_init_attention
+        unbuilt = range(len(self.layers), len(self.layer_setting))  # behind the last output
+        self.unbuilt_parts = tuple(f"layers.{index}." for index in unbuilt)
         if self.layer_attention is not None:
             self.layers = ModuleList(self.layers)  # mmengine's, which hands init_weights on
             for layer in self.layers:
@@ -175,12 +177,6 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
             first_in_stage = block.mrla is None
             block.__class__ = BLOCK_CLASSES[type(block)]
         layer.__class__ = MRLAMBConvLayer
-
-    @property
-    def unbuilt_parts(self) -> tuple[str, ...]:
-        """Prefixes of keys in full weight files, of the layers after the last of `out_indices`."""
-        missing = range(len(self.layers), len(self.layer_setting))
-        return tuple(f"layers.{index}." for index in missing)
 
     def published_layout(self) -> KeyLayout:
         """Return torchvision's layout, whose names depend on the size."""

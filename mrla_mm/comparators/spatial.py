@@ -90,11 +90,8 @@ class AA(nn.Module):
         height, width = query.shape[2:]
         if max(height, width) > self.max_grid:
             raise InputError(f"max_grid={self.max_grid} is below {height} x {width}, this map's")
-        heads = (AA_HEADS, -1)
-        query = query.unflatten(1, heads)  # (B, G, D, H, W)
-        query = query / query.shape[2] ** 0.5
-        key = key.unflatten(1, heads)
-        value = value.unflatten(1, heads)
+        query, key, value = (x.unflatten(1, (AA_HEADS, -1)) for x in (query, key, value))
+        query = query / query.shape[2] ** 0.5  # (B, G, D, H, W)
         content = torch.einsum("bgdyx,bgdvu->bgyxvu", query, key)
         by_row = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))
         by_column = torch.einsum("bgdyx,xud->bgyxu", query, self.distances(self.columns, width))

@@ -20,8 +20,8 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
     table = ""
     if results:
         metric = metric or next(iter(results[0]["metrics"]))
-        values = values_by_seed(plan, results, metric)
-        faults += find_lacking(results, values, metric)
+        values, lacking = values_by_seed(plan, results, metric)
+        faults += lacking
         costs = {name: [] for name in plan.names}
         for result in results:
             costs[result["config"]].append(result["costs"])
@@ -36,24 +36,20 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
     return faults
 
 
-def values_by_seed(plan: Plan, results: list[dict], metric: str) -> dict[str, BySeed]:
-    """Return a metric of each config by seed, of the runs where it is finite."""
+def values_by_seed(
+    plan: Plan, results: list[dict], metric: str
+) -> tuple[dict[str, BySeed], list[str]]:
+    """Return a metric of each config by seed, and a fault for each run where it is not finite."""
     values = {name: {} for name in plan.names}
+    faults = []
     for result in results:
         value = result["metrics"].get(metric, math.nan)
         if math.isfinite(value):
             values[result["config"]][result["seed"]] = value
-    return values
-
-
-def find_lacking(results: list[dict], values: dict[str, BySeed], metric: str) -> list[str]:
-    """Return a fault for each run that has no value of the metric."""
-    faults = []
-    for result in results:
-        if result["seed"] not in values[result["config"]]:
+        else:
             run = f"{result['config']}, seed {result['seed']}"
             faults.append(f"{run}: no {metric} in {json.dumps(result['metrics'])}")
-    return faults
+    return values, faults
 
 
 def write_csv(plan: Plan, results: list[dict]) -> None:

@@ -22,7 +22,8 @@ POLYGONS = re.compile(r'"segmentation":\s*\[\s*\[[-+.\deE,\s\[\]]*\]\s*\]')
 
 def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
     """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
-    content = read_json(dataset.ann_file)
+    with open(dataset.ann_file) as file:  # as text, as mmdet does
+        content = json.loads(POLYGONS.sub('"segmentation": true', file.read()))
     classes = dataset.metainfo["classes"]
     annotations = content.get("annotations", [])
     names = {category["id"]: category["name"] for category in content["categories"]}
@@ -45,12 +46,6 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     is_large = boxes.image_size.min(1) >= min_size
     is_learned = boxes.is_kept & is_large & ~boxes.is_crowd
     return Findings(faults, None if faults else int(is_learned.sum()))
-
-
-def read_json(path: str) -> dict:
-    """Read a file as text, as mmdet does, without its polygons."""
-    with open(path) as file:
-        return json.loads(POLYGONS.sub('"segmentation": true', file.read()))
 
 
 def find_repeated(values: Iterable) -> list:

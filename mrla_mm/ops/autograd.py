@@ -27,18 +27,14 @@ ENDS = tuple(accumulate(len(group._fields) for group in (Attention, Coefficients
 class Options(NamedTuple):
     """What a Function is given besides tensors.
 
-    Attributes:
-        form: of the layer.
-        eps: of its norm.
-        training_norm: a batch norm in training, applied to what the passes write; a frozen norm is
-            part of the `Layer` that they compute. Weight, bias and keep of both are parameters.
-        outcome: of the path's self-check, None if it needs none.
+    A batch norm in training is applied to what the passes write; a frozen norm is part of the
+    `Layer` that they compute. Weight, bias and keep of both are parameters.
     """
 
-    form: Form
-    eps: float
+    form: Form  # of the layer
+    eps: float  # of its norm
     training_norm: BatchNorm | None
-    outcome: Outcome | None
+    outcome: Outcome | None  # of the path's self-check, None if it needs none
 
     @classmethod
     def after_self_check(

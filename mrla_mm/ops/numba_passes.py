@@ -28,16 +28,13 @@ Maps = Tensor | Sequence[Tensor] | None  # (B, C, H, W) each
 class Layout(NamedTuple):
     """How the loops see maps of one size and layout.
 
-    Attributes:
-        size: (B, C, H, W).
-        channels_last: whether maps are so, else contiguous.
-        bands: number of parts of a channels-last map that are summed on their own. It depends on
-            the number of threads alone, so sums are the same to the bit in every run.
+    The number of bands depends on that of the threads alone, so sums are the same to the bit in
+    every run.
     """
 
-    size: torch.Size
-    channels_last: bool
-    bands: int
+    size: torch.Size  # (B, C, H, W)
+    channels_last: bool  # else contiguous
+    bands: int  # parts of a channels-last map that are summed on their own
 
     @classmethod
     def of(cls, x: Tensor) -> "Layout":
@@ -87,8 +84,7 @@ class Layout(NamedTuple):
         """One coefficient (B, C), or a default: (B * C,) for contiguous maps, else (B, C)."""
         if tensor is None:
             tensor = torch.full(self.size[:2], default, device="cpu")
-        array = self.coefficients(tensor.unsqueeze(2))
-        return array[:, 0]
+        return self.coefficients(tensor.unsqueeze(2))[:, 0]
 
     def new_sums(self, count: int) -> np.ndarray:
         """Zeros that a loop adds its sums to."""

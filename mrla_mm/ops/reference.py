@@ -109,7 +109,7 @@ def split_heads(pooled: Tensor, heads: int) -> Tensor:
 def expand_heads(per_head: Tensor, value: Tensor) -> Tensor:
     """Repeat a value per head over the channels of a map, in the map's precision.
 
-    Shapes: per_head (B, G), value (B, C, H, W) -> (B, C, 1, 1).
+    Shapes: per_head (B, G), value (B, C, ...) -> (B, C, 1, 1).
     """
     width = value.shape[1] // per_head.shape[1]
     return per_head.to(value.dtype).repeat_interleave(width, dim=1)[:, :, None, None]

@@ -7,7 +7,7 @@ ours and leaves our own names alone.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
+from pkgutil import resolve_name
 
 from torch import Tensor, nn
 
@@ -78,9 +78,8 @@ class ConvertedLayout(KeyLayout):
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
         if self.first not in state:
             return super().renamed(state)
-        module, function = self.converter.split(".")
         # imported here, because mmdet takes seconds to import
-        convert = getattr(import_module(f"mmdet.models.backbones.{module}"), function)
+        convert = resolve_name(f"mmdet.models.backbones.{self.converter}")
         converted = convert({k: v for k, v in state.items() if not k.endswith("attn_mask")})
         head = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
         converted = {key.removeprefix("backbone."): value for key, value in converted.items()}
