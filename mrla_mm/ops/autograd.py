@@ -124,7 +124,8 @@ def batch_norm_backward(
     recompute(out=out)
     if parameters.keep is not None:
         grad = grad * parameters.keep.to(grad.dtype)[:, None, None, None]
-    has_weight, has_bias = parameters.norm_weight is not None, parameters.norm_bias is not None
+    has_weight = parameters.norm_weight is not None
+    has_bias = parameters.norm_bias is not None
     grad_out, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
         grad, out, parameters.norm_weight, None, None, *statistics, train=True, eps=norm.eps,
         output_mask=(True, has_weight, has_bias),

@@ -200,7 +200,8 @@ def project_both_transposed(grads: Tensor, query_weight: Tensor, key_weight: Ten
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
     """Coefficients of MRLA-light for averages (B, C), None without a gate; size is that of x."""
     factor, offset = norm_coefficients(layer.frozen_norm, size[:2])
-    attention, gain = Attention(), factor
+    attention = Attention()
+    gain = factor
     if pooled is not None:
         query, key = project_both(pooled, layer.weights)
         heads = layer.heads

@@ -44,12 +44,14 @@ def add_relu(start, stop, grid, shape, c, shortcut, x, sums):
         sample, first, end = band(unit, grid)
         for row in range(first, end):
             for pixel in range(row * width, (row + 1) * width):
-                z, y, total = c[sample, pixel], x[sample, pixel], of_row[0]
-                other = shortcut[sample, pixel]
-                for i in range(len(y)):
-                    value = z[i] + other[i]
+                c_pixel = c[sample, pixel]
+                shortcut_pixel = shortcut[sample, pixel]
+                x_pixel = x[sample, pixel]
+                total = of_row[0]
+                for i in range(len(total)):
+                    value = c_pixel[i] + shortcut_pixel[i]
                     value = float32(0) if value < 0 else value
-                    y[i] = value
+                    x_pixel[i] = value
                     total[i] += value
             move_sums(sums[unit], of_row)
 

@@ -59,8 +59,9 @@ class TorchFallback(TorchPasses):
 
     def base_coefficients_backward(self, saved, layer, size, sums, value_sums, *grads):
         """For sums (spans, B, n + 2, C) and (spans, B, T + 1, C)."""
+        sums = add_spans(sums, layer)
         total = value_sums.sum(0)
-        sums, value_sums = add_spans(sums, layer), ValueSums(total[:, :-1], total[:, -1])
+        value_sums = ValueSums(total[:, :-1], total[:, -1])
         return super().base_coefficients_backward(saved, layer, size, sums, value_sums, *grads)
 
     def convolve_backward(self, grad, *args, grad_pixel=None, **options) -> None:
