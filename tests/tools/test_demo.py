@@ -26,16 +26,18 @@ def state():
 def demo(tmp_path, run_tool, state):
     """Return `demo(prefix)`, which runs the tool on two images: code, errors and detections."""
     generate_shapes(tmp_path / "shapes", num_train=1, num_val=2, size=96)
+    images = tmp_path / "shapes/val2017"
+    first = min(images.iterdir())
+    first.rename(first.with_suffix(".JPG"))  # as cameras write it
 
     def demo(prefix):
         weights, out_dir = tmp_path / "file.pth", tmp_path / "out"
         torch.save({prefix + key: value for key, value in state.items()}, weights)
-        images = tmp_path / "shapes/val2017"
         arguments = ["--weights", weights, "--out-dir", out_dir, "--device", "cpu"]
         code, errors = run_tool("demo", images, CONFIG, *arguments)
-        names = sorted(path.stem for path in images.iterdir())
-        predictions = [out_dir / f"preds/{name}.json" for name in names]
-        expected = [*predictions, *(out_dir / f"vis/{name}.jpg" for name in names)]
+        paths = sorted(images.iterdir())
+        predictions = [out_dir / f"preds/{path.stem}.json" for path in paths]
+        expected = [*predictions, *(out_dir / f"vis/{path.name}" for path in paths)]
         assert sorted(out_dir.rglob("*.*")) == ([] if code else expected)
         return code, errors, [json.loads(path.read_text()) for path in predictions if not code]
 
