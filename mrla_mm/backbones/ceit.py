@@ -34,15 +34,14 @@ class LocallyEnhancedFeedForward(BaseModule):
         if getattr(ffn, "num_fcs", None) != 2:  # SwiGLU has none
             raise InputError(f"layer_cfgs: {type(ffn).__name__} must be an FFN with num_fcs=2")
         self.extra_tokens = extra_tokens
-        channels = ffn.embed_dims
         hidden = ffn.feedforward_channels
         # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
-        self.conv1 = nn.Conv2d(channels, hidden, 1)
+        self.conv1 = nn.Conv2d(ffn.embed_dims, hidden, 1)
         self.bn1 = build_norm_layer(norm_cfg, hidden)[1]
         self.conv2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
-        self.conv3 = nn.Conv2d(hidden, channels, 1)
-        self.bn3 = build_norm_layer(norm_cfg, channels)[1]
+        self.conv3 = nn.Conv2d(hidden, ffn.embed_dims, 1)
+        self.bn3 = build_norm_layer(norm_cfg, ffn.embed_dims)[1]
         (_, self.act, _), _, self.drop = ffn.layers
         self.gamma2 = ffn.gamma2  # layer scale, as mmcv names it
         self.drop_path = ffn.dropout_layer
