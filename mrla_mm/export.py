@@ -181,7 +181,8 @@ def check_detector(model: nn.Module) -> None:
 
 def predicts_as(part: nn.Module | None, base: type) -> bool:
     """Whether a part of a detector predicts as mmdet's class does, with settings we follow."""
-    methods = [name for name in PREDICTION.split() if hasattr(base, name)]
+    names = ("forward",) if base is SingleRoIExtractor else PREDICTION.split()
+    methods = [name for name in names if hasattr(base, name)]
     settings = {"type": "nms", **(getattr(part, "test_cfg", None) or {}).get("nms", {})}
     return (
         isinstance(part, base)

@@ -43,7 +43,10 @@ def renumbered(target, first, other):
     """Return a first model's target for another, which may have its classes in another order."""
     if not (first.classes and other.classes) or first.classes == other.classes:
         return target
-    return target._replace(label=class_label(first.classes[target.label], other.classes))
+    name = first.classes[target.label]
+    if name not in other.classes:
+        raise InputError(f"{other.name} has no class {name!r}: give --class one that all have")
+    return target._replace(label=other.classes.index(name))
 
 
 def scaled(target, seen, picture):

@@ -25,25 +25,24 @@ class LocallyEnhancedFeedForward(BaseModule):
     """Feed-forward layer with a depthwise convolution over the patches (LeFF, Sec. 3.3 of CeiT).
 
     patches = BN(linear(GELU(BN(depthwise 3x3(GELU(BN(linear(patches)))))))); extra tokens pass
-    through. Drop path and the identity follow. As in CeiT's released code there is no activation
-    after the last norm. Its sizes, GELU or other activation, dropout, layer scale and drop path are
-    those of the layer that it replaces.
+    through. Layer scale, drop path and the identity follow. As in CeiT's released code there is no
+    activation after the last norm. Sizes, activation and dropout are as in the FFN it replaces.
     """
 
     def __init__(self, ffn: FFN, extra_tokens: int, norm_cfg: dict) -> None:
         super().__init__()
+        if getattr(ffn, "num_fcs", None) != 2:  # SwiGLU has none
+            raise InputError(f"layer_cfgs: {type(ffn).__name__} must be an FFN with num_fcs=2")
         self.extra_tokens = extra_tokens
-        channels = ffn.embed_dims
         hidden = ffn.feedforward_channels
         # Each norm follows its convolution, as mmcv's fuse_conv_bn expects.
-        self.conv1 = nn.Conv2d(channels, hidden, 1)
+        self.conv1 = nn.Conv2d(ffn.embed_dims, hidden, 1)
         self.bn1 = build_norm_layer(norm_cfg, hidden)[1]
         self.conv2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden)
         self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
-        self.conv3 = nn.Conv2d(hidden, channels, 1)
-        self.bn3 = build_norm_layer(norm_cfg, channels)[1]
-        hidden_layer, _, self.drop = ffn.layers  # ValueError for another num_fcs than 2
-        self.act = hidden_layer[1]
+        self.conv3 = nn.Conv2d(hidden, ffn.embed_dims, 1)
+        self.bn3 = build_norm_layer(norm_cfg, ffn.embed_dims)[1]
+        (_, self.act, _), _, self.drop = ffn.layers
         self.gamma2 = ffn.gamma2  # layer scale, as mmcv names it
         self.drop_path = ffn.dropout_layer
 

@@ -240,9 +240,7 @@ def test_a_gradient_of_keys_that_is_not_contiguous(path):
 
 @pytest.mark.parametrize(("function", "other"), [(light, "shortcut"), (base_joined, "values0")])
 @pytest.mark.parametrize("path", PATHS)
-def test_maps_of_other_strides_and_precision_are_taken_and_other_shapes_refused(
-    path, function, other
-):
+def test_other_strides_and_precision_are_taken_and_other_shapes_refused(path, function, other):
     depth = 2 * (function is base_joined)
     tensors = draw((2, 20, 4, 5), "branch", depth=depth, history=not depth)
     expected = function(tensors, "branch", "naive")

@@ -19,16 +19,17 @@ DETECTOR = "mrla_mm::quickstart/mask_rcnn_r18_mrla_light_shapes.py"
 BASE = "model.backbone.layer_attention.type=MRLABase"
 
 
-def save_model(path, options):
+def save_model(path, options, **meta):
     torch.manual_seed(0)
     model = build_model(read_config(DETECTOR, options))
-    torch.save(dict(state_dict=model.state_dict()), path)
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), path)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     save_model(folder / "detector.pth", {})
+    save_model(folder / "digits.pth", {}, dataset_meta=dict(classes=tuple("12345")))
     save_model(folder / "base.pth", {"model.backbone.layer_attention.type": "MRLABase"})
     return folder
 
@@ -37,7 +38,7 @@ def models(tmp_path_factory):
 def images(tmp_path):
     rng, folder = np.random.default_rng(0), tmp_path / "images"
     folder.mkdir()
-    for name in ("a.png", "b.jpg"):
+    for name in ("a.jpg", "a.png"):
         cv2.imwrite(str(folder / name), rng.integers(0, 255, (48, 64, 3), dtype=np.uint8))
     return folder
 
@@ -48,9 +49,8 @@ def check_picture(path):
 
 
 def test_layer_attention(run_tool, models, images, tmp_path):
-    arguments = ["--out-dir", tmp_path / "out", "--cfg-options", BASE]
-    checkpoint = models / "base.pth"
-    code, err = run_tool("visualize_layer_attention", DETECTOR, checkpoint, images, *arguments)
+    arguments = [models / "base.pth", images, "--out-dir", tmp_path / "out", "--cfg-options", BASE]
+    code, err = run_tool("visualize_layer_attention", DETECTOR, *arguments)
     assert code == 0, err
     pictures = ["overview.png", *(f"stage{number}.png" for number in (1, 2, 3))]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*pictures, "scores.csv"}
@@ -79,16 +79,17 @@ def test_class_activation_maps(run_tool, models, images, tmp_path):
     weak = ["--cfg-options", "model.test_cfg.rcnn.score_thr=0.0"]  # random weights score low
     arguments = [DETECTOR, models / "detector.pth", images, "--out-dir", tmp_path / "out", *weak]
     compare = ["--compare", DETECTOR, models / "detector.pth"]
-    few = ["--layers", "layer3", "--max-channels", 2, "--max-images", 1]
+    few = ["--layers", "layer3", "--max-channels", 2]
     code, err = run_tool("visualize_cam", *arguments, *compare, *few)
     assert code == 0, err
-    check_picture(tmp_path / "out/a.png")
+    check_picture(tmp_path / "out/a.png.png")
     code, err = run_tool("visualize_cam", *arguments, *few, "--format", "svg")
-    assert code == 0 and "<svg" in (tmp_path / "out/a.svg").read_text()
-    code, err = run_tool("visualize_cam", *arguments, "--class", "unicorn")
-    assert code == 2 and "unicorn" in err
-    code, err = run_tool("visualize_cam", *arguments)
-    assert code == 2 and "layer4" in err, "the quick start's model has three stages"
+    assert code == 0 and "<svg" in (tmp_path / "out/a.jpg.svg").read_text()
+    arguments[1] = models / "digits.pth"  # a class "1" is not the other model's class 1
+    wrong = {"no class": [*few, *compare], "unicorn": ["--class", "unicorn"], "layer4": []}
+    for word, options in wrong.items():  # the quick start's model has no layer4
+        code, err = run_tool("visualize_cam", *arguments, *options)
+        assert code == 2 and word in err
 
 
 def flops(capsys, *argv):

@@ -141,13 +141,14 @@ def test_score_factors_and_points():
 
 def test_detectors_that_predict_differently_are_refused(make):
     model = make("faster_rcnn")
-    head, settings = model.roi_head.bbox_head, model.roi_head.test_cfg.nms
+    rois, settings = model.roi_head, model.roi_head.test_cfg.nms
     for option in (dict(type="soft_nms"), dict(class_agnostic=True)):
-        model.roi_head.test_cfg.nms = {**settings, **option}
+        rois.test_cfg.nms = {**settings, **option}
         with pytest.raises(InputError, match="--backbone"):
             export.make_graph(model)
-    model.roi_head.test_cfg.nms = settings
-    for part, name in ((head, "predict_by_feat"), (model.roi_head, "predict_mask")):
+    rois.test_cfg.nms = settings
+    own = dict(forward=rois.bbox_roi_extractor, predict_by_feat=rois.bbox_head, predict_mask=rois)
+    for name, part in own.items():
         part.__class__ = type(f"Own_{name}", (type(part),), {name: lambda *args: None})
         with pytest.raises(InputError, match=f"Own_{name}"):
             export.make_graph(model)
