@@ -42,7 +42,8 @@ class LocallyEnhancedFeedForward(BaseModule):
         self.bn2 = build_norm_layer(norm_cfg, hidden)[1]
         self.conv3 = nn.Conv2d(hidden, ffn.embed_dims, 1)
         self.bn3 = build_norm_layer(norm_cfg, ffn.embed_dims)[1]
-        (_, self.act, _), _, self.drop = ffn.layers
+        hidden_layer, _, self.drop = ffn.layers
+        self.act = hidden_layer[1]
         self.gamma2 = ffn.gamma2  # layer scale, as mmcv names it
         self.drop_path = ffn.dropout_layer
 
