@@ -100,7 +100,7 @@ class MRLAResLayer(ResLayer):
         memory = ()
         for block in self:
             out = block(x, *memory)
-            x, *memory = (out,) if isinstance(out, Tensor) else out  # a map alone if replaced
+            x, *memory = out if isinstance(out, tuple) else (out,)  # a map alone if replaced
         return x
 
 

@@ -84,7 +84,8 @@ def test_stages_without_layer_attention_are_plain():
     expected = run_by_hand(backbone, load_plain(plain, backbone), image)
     torch.testing.assert_close(list(backbone(image)), expected)
     backbone.layer4[2] = plain.layer4[2]  # which returns a map, not a tuple
-    torch.testing.assert_close(list(backbone(image)), expected)
+    for network in (backbone, torch.fx.symbolic_trace(backbone)):
+        torch.testing.assert_close(list(network(image)), expected)
     for wrong in ("(", ["a"], "layer", "layer5", 3):  # "layer" matches no name entirely
         with pytest.raises(InputError, match="stages="):
             MRLAResNet(50, BASE, stages=wrong, **options)
