@@ -101,8 +101,8 @@ def picture_parser(name: str, description: str, *, compare: bool) -> argparse.Ar
 
 
 def find_images(source: Path, limit: int | None = None) -> list[Path]:
-    """Return an image file alone, or the images in a folder; raises InputError for neither."""
-    found = sorted(path for path in source.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    """Return an image file, or the images in a folder but hidden ones; InputError for neither."""
+    found = sorted(path for path in source.glob("[!.]*") if path.suffix.lower() in IMAGE_SUFFIXES)
     images = [source] if source.is_file() else found[:limit]
     if not images:
         raise InputError(f"{source}: neither an image nor a folder of {', '.join(IMAGE_SUFFIXES)}")

@@ -29,13 +29,14 @@ def demo(tmp_path, run_tool, state):
     images = tmp_path / "shapes/val2017"
     first = min(images.iterdir())
     first.rename(first.with_suffix(".JPG"))  # as cameras write it
+    (images / "._1.jpg").touch()  # as macOS leaves it in archives
 
     def demo(prefix):
         weights, out_dir = tmp_path / "file.pth", tmp_path / "out"
         torch.save({prefix + key: value for key, value in state.items()}, weights)
         arguments = ["--weights", weights, "--out-dir", out_dir, "--device", "cpu"]
         code, errors = run_tool("demo", images, CONFIG, *arguments)
-        paths = sorted(images.iterdir())
+        paths = sorted(images.glob("[!.]*"))
         predictions = [out_dir / f"preds/{path.stem}.json" for path in paths]
         expected = [*predictions, *(out_dir / f"vis/{path.name}" for path in paths)]
         assert sorted(out_dir.rglob("*.*")) == ([] if code else expected)
