@@ -110,7 +110,7 @@ def find_images(source: Path, limit: int | None = None) -> list[Path]:
 
 
 def chosen_images(args: argparse.Namespace) -> list[Path]:
-    """Return the images that the arguments name, and make `out_dir`, which may not hold them."""
+    """Return the images that the arguments name; make `out_dir`, InputError if it holds them."""
     images = find_images(Path(args.input), args.max_images)
     if args.out_dir.resolve() == images[0].parent.resolve():
         raise InputError(f"--out-dir {args.out_dir} holds the input: give another folder")

@@ -125,12 +125,7 @@ def test_the_scale_learns_whatever_the_config_says(kind, norm):
 
 @pytest.mark.parametrize(
     ("variant", "norm"),
-    [
-        ("light", "frozen"),
-        ("base (a)", "frozen"),
-        ("MLA (a)", "frozen"),
-        ("light", "batch statistics"),
-    ],
+    [*[(f, "frozen") for f in ("light", "base (a)", "MLA (a)")], ("light", "batch statistics")],
 )
 def test_compilers_and_function_transforms_see_plain_operators(variant, norm, monkeypatch):
     torch.compiler.reset()
@@ -278,14 +273,21 @@ def test_mla_projects_each_map_by_a_value_that_is_not_linear(change):
     torch.testing.assert_close(out, expected)
 
 
-def test_variants_of_any_registry_and_scope():
+def test_variants_of_any_registry_and_scope_compute_what_they_say():
     MMDET_MODELS.register_module(name="OwnAttention", module=OwnAttention, force=True)
     MODELS.register_module(name="SquaredBase", module=SquaredBase, force=True)
     by_scope = dict(type="OwnAttention", _scope_="mmdet")
-    for cfg in (dict(type="mmdet.OwnAttention"), by_scope, dict(type=OwnAttention)):
-        assert isinstance(make_stage(dict(cfg, head_channels=4))[0].attention, OwnAttention)
-    by_name = make_stage(dict(type="SquaredBase", head_channels=4))
-    assert isinstance(by_name[0].attention, SquaredBase)
+    own = [dict(type="mmdet.OwnAttention"), by_scope, dict(type=OwnAttention)]
+    for cfg in (*own, dict(type="SquaredBase")):
+        stage = make_stage(dict(cfg, head_channels=4))
+        assert isinstance(stage[0].attention, OwnAttention if cfg in own else SquaredBase)
+        x = draw_map()
+        expected, shortcut, memory = x, x, ()
+        for branch in stage:
+            expected = (expected + shortcut).relu()
+            out, memory = branch.attention(expected, shortcut, memory)
+            expected, shortcut = expected + branch.norm(out), shortcut * 0.5
+        torch.testing.assert_close(run(stage, x, x), expected)
     with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
         make_stage(dict(type="MRLAHeavy"))
 

@@ -184,7 +184,8 @@ def test_norm_eval_depths_for_layer_decay_and_outputs_of_ceit():
     norms = [m for m in backbone.modules() if isinstance(m, nn.SyncBatchNorm)]
     assert len(norms) == 1 + 3 * 4 and not any(m.training for m in norms)
     assert backbone.layers[0].training
-    depths = {"stem.0.conv": 0, "pre_norm": 0, "layers.3.mrla.norm": 4, "lca.ln1": 5}
+    depths = {"stem.0.conv": 0, "pre_norm": 0, "layers.0.ffn.bn1": 1}
+    depths |= {"layers.3.mrla.norm": 4, "lca.ln1": 5}
     for name, depth in depths.items():
         assert backbone.get_layer_depth(f"backbone.{name}.weight", "backbone.") == (depth, 6)
     for wrong in (dict(out_indices=(1, 3)), dict(layer_cfgs=dict(num_fcs=3))):
