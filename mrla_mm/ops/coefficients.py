@@ -18,7 +18,8 @@ grad times each shifted x, or times each value, of grad times p, and of grad. Wi
     d A = factor d gain,  d slope = sum grad p,  d lambda = sum_B factor d slope
     d factor = A d gain + lambda d slope,  d offset = sum grad
 
-Everything here is small and at least in single precision.
+Everything here is small and at least in single precision. `passes` has the shapes of averages and
+sums over the grid.
 """
 
 from collections.abc import Sequence
@@ -124,25 +125,6 @@ class Saved(NamedTuple):
     coefficients: Coefficients
 
 
-class GridSums(NamedTuple):
-    """Sums over the grid of a gradient times other maps; None where not needed.
-
-    taps (B, C, n): times x shifted to each of the n taps of the value's kernel; history
-    (B, C): times the history; grad (B, C): of the gradient itself.
-    """
-
-    taps: Tensor
-    history: Tensor | None = None
-    grad: Tensor | None = None
-
-
-class ValueSums(NamedTuple):
-    """Sums over the grid of a gradient times each of T values (B, T, C), and of the gradient."""
-
-    values: Tensor
-    grad: Tensor | None = None
-
-
 def product(*factors: Tensor | None) -> Tensor | None:
     """Product of the factors that are not None, or None."""
     result = None
@@ -198,11 +180,12 @@ def project_both_transposed(grads: Tensor, query_weight: Tensor, key_weight: Ten
 
 
 def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
-    """Coefficients of MRLA-light for averages (B, C), None without a gate; size is that of x."""
+    """Coefficients of MRLA-light for averages, None without a gate; size is that of x."""
     factor, offset = norm_coefficients(layer.frozen_norm, size[:2])
     attention = Attention()
     gain = factor
     if pooled is not None:
+        pooled = pooled.sum(0)  # (B, C)
         query, key = project_both(pooled, layer.weights)
         heads = layer.heads
         scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
@@ -217,7 +200,8 @@ def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) ->
 
 
 def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
-    """Coefficients of MRLA-base and MLA for averages (B, C) and earlier keys (B, T - 1, C)."""
+    """Coefficients of MRLA-base and MLA for averages and earlier keys (B, T - 1, C)."""
+    pooled = pooled.sum(0)  # (B, C)
     heads = layer.heads
     factor, offset = norm_coefficients(layer.frozen_norm, pooled.shape)
     query, key = project_both(pooled, layer.weights)
@@ -226,10 +210,16 @@ def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None)
     return Saved(attention, Coefficients(gain=factor, offset=offset))
 
 
+def split_grid_sums(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of a gradient times x at n taps (B, n, C), times the history, and of it (B, C) each."""
+    total = sums.sum(0)
+    return total[:, :-2], total[:, -2], total[:, -1]
+
+
 def light_coefficients_backward(
-    saved: Saved, layer: Layer, size: torch.Size, sums: GridSums
+    saved: Saved, layer: Layer, size: torch.Size, sums: Tensor
 ) -> tuple[Tensor | None, Parameters]:
-    """Gradients of MRLA-light that follow from the sums of its output's gradient.
+    """Gradients of MRLA-light that follow from the grid sums of its output's gradient.
 
     Returns:
         What the gate adds to the gradient of every pixel of x (B, C), None without a gate; and the
@@ -237,12 +227,13 @@ def light_coefficients_backward(
     """
     weights, scores, gain = layer.weights, saved.attention.scores, saved.coefficients.gain
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
+    of_taps, of_history, of_grad = split_grid_sums(sums)
     grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
-    grad_gain = sums.taps[..., 0]  # (B, C), where there is no convolution and dw(x) is x
+    grad_gain = of_taps[:, 0]  # (B, C), where there is no convolution and dw(x) is x
     if weights.value is not None:
-        grad_gain = (sums.taps * at_least_float32(weights.value).flatten(1)).sum(-1)
-        grad_kernels = sums.taps if gain is None else sums.taps * gain.unsqueeze(-1)
-        grad_value = grad_kernels.sum(0).view_as(weights.value)
+        grad_gain = (of_taps * at_least_float32(weights.value).flatten(1).mT).sum(1)
+        grad_kernels = of_taps if gain is None else of_taps * gain.unsqueeze(1)
+        grad_value = grad_kernels.sum(0).mT.reshape(weights.value.shape)
     grad_factor = grad_gain
     if scores is not None:
         grad_factor = grad_gain * expand_scores(scores, size[1]).squeeze(1)
@@ -251,17 +242,17 @@ def light_coefficients_backward(
         grad_pixel, grad_query, grad_key, _ = logits_backward(
             saved.attention, weights, size, grad_logits, None
         )
-    if sums.history is not None:
+    if layer.has_history:
         history_scale = at_least_float32(weights.history_scale)
-        grad_factor = grad_factor + product(sums.history, history_scale)
+        grad_factor = grad_factor + product(of_history, history_scale)
         if history_scale is not None:
-            grad_history_scale = product(sums.history, factor).sum(0)
+            grad_history_scale = product(of_history, factor).sum(0)
     return grad_pixel, Parameters(
         query=grad_query,
         key=grad_key,
         value=grad_value,
         history_scale=grad_history_scale,
-        **norm_backward(layer.frozen_norm, grad_factor, sums.grad),
+        **norm_backward(layer.frozen_norm, grad_factor, of_grad),
     )
 
 
@@ -269,25 +260,27 @@ def base_coefficients_backward(
     saved: Saved,
     layer: Layer,
     size: torch.Size,
-    sums: GridSums,
-    value_sums: ValueSums,
+    sums: Tensor,
+    value_sums: Tensor,
     grad_keys: Tensor | None,
     grad_averages: Tensor | None = None,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Gradients of MRLA-base and MLA that follow from sums over the grid.
 
-    `sums` are of the gradient of the convolution's output times its input, `value_sums` of the
-    gradient of the weighted sum times each value; `grad_keys` (B, T, C) comes from later layers of
-    base, `grad_averages` (B, C) from those of MLA.
+    `sums` are the grid sums of the gradient of the convolution's output, `value_sums` the value
+    sums of that of the weighted sum; `grad_keys` (B, T, C) comes from later layers of base,
+    `grad_averages` (B, C) from those of MLA.
 
     Returns:
         As `light_coefficients_backward`; and gradients of earlier keys (B, T - 1, C) or None.
     """
     scores = saved.attention.scores
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
-    grad_gain = value_sums.values  # (B, T, C), of factor times score
+    of_taps, _, of_grad = split_grid_sums(sums)
+    of_values = value_sums.sum(0)
+    grad_gain = of_values[:, :-1]  # (B, T, C), of factor times score
     grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
-    grad_offset = sums.grad if layer.is_mla else value_sums.grad
+    grad_offset = of_grad if layer.is_mla else of_values[:, -1]
     if factor is not None:
         grad_gain = grad_gain * factor.unsqueeze(1)
     grad_scores = sum_heads(grad_gain, layer.heads)
@@ -300,7 +293,7 @@ def base_coefficients_backward(
     gradients = Parameters(
         query=grad_query,
         key=grad_key,
-        value=sums.taps.sum(0).view_as(layer.weights.value),
+        value=of_taps.sum(0).mT.reshape(layer.weights.value.shape),
         **norm_backward(layer.frozen_norm, grad_factor, grad_offset),
     )
     return grad_pixel, gradients, grad_earlier_keys

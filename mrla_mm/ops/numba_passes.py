@@ -8,18 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import GridSums, ValueSums, value_weights
-from mrla_mm.ops.loops import (
-    GRAD,
-    HISTORY,
-    PIECES,
-    SUMS,
-    TAPS,
-    channels_last,
-    contiguous,
-    count_threads,
-    share,
-)
+from mrla_mm.ops.coefficients import value_weights
+from mrla_mm.ops.loops import PIECES, SUMS, channels_last, contiguous, count_threads, share
 from mrla_mm.ops.torch_passes import TorchPasses, grid_sum, sample_kernels
 
 Maps = Tensor | Sequence[Tensor] | None  # (B, C, H, W) each
@@ -94,12 +84,12 @@ class Layout(NamedTuple):
         return np.zeros((batch * channels, count), np.float32)
 
     def collect(self, sums: np.ndarray) -> Tensor:
-        """What a loop added up, as a tensor (B, C, K)."""
+        """What a loop added up, as a tensor (S, B, K, C) of a part for each band."""
         batch, channels = self.size[:2]
         sums = torch.from_numpy(sums)
         if self.channels_last:
-            return sums.unflatten(0, (batch, self.bands)).sum(1).transpose(1, 2)
-        return sums.unflatten(0, (batch, channels))
+            return sums.unflatten(0, (batch, self.bands)).transpose(0, 1)
+        return sums.unflatten(0, (1, batch, channels)).mT
 
 
 class NumbaPasses(TorchPasses):
@@ -123,7 +113,7 @@ class NumbaPasses(TorchPasses):
         layout = Layout.of(out)
         sums = layout.new_sums(1)
         layout.run("add_relu", (c, shortcut, out), sums)
-        return layout.collect(sums)[..., 0] / out[0, 0].numel() if pool else None
+        return layout.collect(sums)[:, :, 0] / out[0, 0].numel() if pool else None
 
     def convolve(
         self, x, weight, coefficients, *, history=None, residual=False, relu_output=None, out,
@@ -149,7 +139,7 @@ class NumbaPasses(TorchPasses):
             residual=residual, relu_output=relu_output, out=grad_x, grad_history=grad_history,
         )  # fmt: skip
 
-    def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> GridSums:
+    def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> Tensor:
         """Sum everything in one loop."""
         if not convolved:
             options = dict(history=history, convolved=convolved, sum_grad=sum_grad)
@@ -157,9 +147,7 @@ class NumbaPasses(TorchPasses):
         layout = Layout.of(x)
         sums = layout.new_sums(SUMS)
         layout.run("grid_sums", (grad, x, history), sums)
-        sums = layout.collect(sums)
-        history_sums = None if history is None else sums[..., HISTORY]
-        return GridSums(sums[..., :TAPS], history_sums, sums[..., GRAD] if sum_grad else None)
+        return layout.collect(sums)
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Read all values in one loop."""
@@ -168,13 +156,13 @@ class NumbaPasses(TorchPasses):
         offset = layout.coefficient(coefficients.offset, 0)
         layout.run("weighted_sum", (x, values, out), weights, offset)
 
-    def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, sum_grad
-    ) -> ValueSums:
+    def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
         """Read and write all values in one loop."""
         layout = Layout.of(grad)
         weights = layout.coefficients(value_weights(scores, gain, grad.shape[1]).mT)
-        sums = layout.new_sums(len(values))
+        sums = layout.new_sums(len(values) + 1)
         layout.run("weighted_sum_backward", (grad, values, grad_values), weights, sums)
-        sums = layout.collect(sums).transpose(1, 2)  # (B, T, C)
-        return ValueSums(sums, grid_sum(grad) if sum_grad else None)
+        sums = layout.collect(sums)
+        if sum_grad:
+            sums[0, :, -1] = grid_sum(grad)
+        return sums

@@ -9,6 +9,13 @@ those for coefficients take small tensors.
 
 Coefficients are (B, C), keys (B, T, C); `coefficients` says what its functions compute.
 
+Averages and sums over the grid come in S parts, one or more, which are to be added up:
+
+    averages     (S, B, C)
+    grid sums    (S, B, n + 2, C)  of a gradient times x at each of the kernel's n taps, of it times
+                                   the history, and of it
+    value sums   (S, B, T + 1, C)  of a gradient times each value, and of it
+
 Maps (B, C, H, W) have one dtype and one dense layout. A pass writes every element of the arguments
 out, grad_x and grad_history, which the caller allocates, and adds to grad_values; it only reads the
 other maps. No output shares memory with another argument unless the method says so.
@@ -23,10 +30,6 @@ from torch import Tensor
 
 from mrla_mm.ops import coefficients as torch_coefficients
 from mrla_mm.ops.coefficients import Coefficients
-
-# Averages (B, C) over the grid, `GridSums`, `ValueSums`, or the gradient of the averages (B, C); or
-# whatever else an implementation passes from one of its methods to the next, as Triton's does.
-Reduction = object
 
 
 class Passes(abc.ABC):
@@ -43,8 +46,8 @@ class Passes(abc.ABC):
     @abc.abstractmethod
     def add_relu(
         self, c: Tensor, shortcut: Tensor | None, *, out: Tensor, pool: bool
-    ) -> Reduction | None:
-        """Write x = relu(c + shortcut); return its averages over the grid if `pool`, else None.
+    ) -> Tensor | None:
+        """Write x = relu(c + shortcut); return its averages if `pool`, else None.
 
         The averages are those of x as it is rounded to its dtype. Without a shortcut it only pools:
         x and out are c itself.
@@ -74,7 +77,7 @@ class Passes(abc.ABC):
         weight: Tensor | None,
         coefficients: Coefficients,
         *,
-        grad_pixel: Reduction | None = None,
+        grad_pixel: object = None,
         extra_grad: Tensor | None = None,
         residual: bool = False,
         relu_output: Tensor | None = None,
@@ -86,7 +89,8 @@ class Passes(abc.ABC):
         Args; others are those of `convolve`, whose offset has no part in this:
             grad: gradient of what `convolve` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C), as the methods
-                for coefficients return it. Their gradients of parameters are written by then only.
+                for coefficients return it. Triton's return what `convolve_backward` has to finish,
+                and their gradients of parameters are written by then only.
             extra_grad: map that is added to the gradient of x; not together with grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
                 where x is 0, extra_grad included.
@@ -103,10 +107,10 @@ class Passes(abc.ABC):
         history: Tensor | None = None,
         convolved: bool,
         sum_grad: bool,
-    ) -> Reduction:
-        """Sum grad x, grad history and, with `sum_grad`, grad over the grid, in at least float32.
+    ) -> Tensor:
+        """Return the grid sums in at least float32, of nine taps with `convolved`, else of one.
 
-        With `convolved`, grad x are nine sums: of x shifted to each of the kernel's taps.
+        Those of an absent history and, without `sum_grad`, of grad have no meaning.
         """
 
     @abc.abstractmethod
@@ -134,14 +138,12 @@ class Passes(abc.ABC):
         *,
         grad_values: Sequence[Tensor],
         sum_grad: bool,
-    ) -> Reduction:
-        """Add gain scores_s grad to each of T grad_values; sum as `grid_sums` does.
+    ) -> Tensor:
+        """Add gain scores_s grad to each of T grad_values; return the value sums.
 
-        The sums are of grad times each value and, with `sum_grad`, of grad.
+        That of grad has no meaning without `sum_grad`.
         """
 
-    # Triton overrides these: its averages and sums are partial, and `convolve_backward` finishes
-    # what the last two return.
     light_coefficients = staticmethod(torch_coefficients.light_coefficients)
     base_coefficients = staticmethod(torch_coefficients.base_coefficients)
     light_coefficients_backward = staticmethod(torch_coefficients.light_coefficients_backward)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, GridSums, ValueSums, value_weights
+from mrla_mm.ops.coefficients import Coefficients, value_weights
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import at_least_float32, global_average
 
@@ -20,10 +20,10 @@ class TorchPasses(Passes):
     """Passes for every device and dtype; `Passes` has what each method does."""
 
     def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
-        """Return averages (B, C) in at least single precision."""
+        """Return averages in one part, in at least single precision."""
         if shortcut is not None:
             torch.add(c, shortcut, out=out).relu_()
-        return global_average(out) if pool else None
+        return global_average(out).unsqueeze(0) if pool else None
 
     def convolve(self, x, weight, coefficients, *, history=None, residual=False, out=None):
         """Run one convolution, whose kernel holds gain and residual; return out, else a new map."""
@@ -59,10 +59,9 @@ class TorchPasses(Passes):
         if grad_history is not None:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
 
-    def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> GridSums:
-        """Return the sums of each sample; where it can, by the convolution's own backward pass."""
+    def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> Tensor:
+        """Return sums in one part; where it can, by the convolution's own backward pass."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        history_sums = None if history is None else grid_sum(grad.to(dtype) * history)
         grad_sums = None
         if convolved:
             groups = x.shape[0] * x.shape[1]
@@ -79,9 +78,14 @@ class TorchPasses(Passes):
             grad_sums = grad_sums.view(x.shape[:2]) if with_bias else None
         else:
             tap_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
-        if sum_grad and grad_sums is None:
-            grad_sums = grid_sum(grad)
-        return GridSums(tap_sums, history_sums, grad_sums)
+        taps = tap_sums.shape[2]
+        sums = tap_sums.new_zeros(1, x.shape[0], taps + 2, x.shape[1])
+        sums[0, :, :taps] = tap_sums.mT
+        if history is not None:
+            sums[0, :, taps] = grid_sum(grad.to(dtype) * history)
+        if sum_grad:
+            sums[0, :, taps + 1] = grid_sum(grad) if grad_sums is None else grad_sums
+        return sums
 
     def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
         """Add one value after the other to out."""
@@ -99,18 +103,18 @@ class TorchPasses(Passes):
         if x is not None and not starts_with_x:
             out.add_(x)
 
-    def weighted_sum_backward(
-        self, grad, values, scores, gain, *, grad_values, sum_grad
-    ) -> ValueSums:
-        """Return the sums of each sample."""
+    def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
+        """Return sums in one part."""
         batch, channels = grad.shape[:2]
-        sums = scores.new_empty(batch, len(values), channels)
+        sums = scores.new_zeros(1, batch, len(values) + 1, channels)
         products = torch.empty_like(grad)
         weights = value_weights(scores, gain, channels)  # (B, T, C)
         for index, value in enumerate(values):
-            sums[:, index] = grid_sum(torch.mul(grad, value, out=products))
+            sums[0, :, index] = grid_sum(torch.mul(grad, value, out=products))
             grad_values[index].addcmul_(grad, on_grid(weights[:, index], grad))
-        return ValueSums(sums, grid_sum(grad) if sum_grad else None)
+        if sum_grad:
+            sums[0, :, -1] = grid_sum(grad)
+        return sums
 
 
 def grid_sum(x: Tensor) -> Tensor:

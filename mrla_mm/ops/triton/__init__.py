@@ -16,7 +16,7 @@ import torch
 import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Attention, Coefficients, GridSums, Saved, ValueSums
+from mrla_mm.ops.coefficients import Attention, Coefficients, Saved
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import Outcome, describe, give_up
 from mrla_mm.ops.torch_passes import TorchPasses
@@ -24,48 +24,23 @@ from mrla_mm.ops.triton import gate, launch, reduce, stencil
 
 
 class TorchFallback(TorchPasses):
-    """Torch's passes with the partial sums of kernels: a first dimension of spans, here of one."""
+    """Torch's passes beside kernels."""
 
-    def add_relu(self, c, shortcut, *, out, pool) -> Tensor | None:
-        """Averages (1, B, C)."""
-        averages = super().add_relu(c, shortcut, out=out, pool=pool)
-        return None if averages is None else averages.unsqueeze(0)
-
-    def grid_sums(self, grad, x, **options) -> Tensor:
-        """Sums (1, B, n + 2, C)."""
-        sums = super().grid_sums(grad, x, **options)
-        absent = sums.taps.new_zeros(x.shape[:2])
-        others = [absent if total is None else total for total in (sums.history, sums.grad)]
-        return torch.cat((sums.taps.mT, torch.stack(others, 1)), 1).unsqueeze(0)
-
-    def weighted_sum_backward(self, grad, values, scores, gain, *, first=0, **options) -> Tensor:
-        """Sums (1, B, n + 1, C) of some of the values."""
+    def some_values_backward(self, grad, values, scores, gain, *, first=0, **options) -> Tensor:
+        """See `reduce.some_values_backward`."""
         scores = scores[:, first : first + len(values)]
-        sums = super().weighted_sum_backward(grad, values, scores, gain, sum_grad=True, **options)
-        return torch.cat((sums.values, sums.grad.unsqueeze(1)), 1).unsqueeze(0)
+        return self.weighted_sum_backward(grad, values, scores, gain, sum_grad=True, **options)
 
-    def light_coefficients(self, pooled, layer, size) -> Saved:
-        """For averages (spans, B, C)."""
-        pooled = None if pooled is None else pooled.sum(0)
-        return contiguous(super().light_coefficients(pooled, layer, size))
+    def light_coefficients(self, *args) -> Saved:
+        """Return tensors that kernels can read."""
+        return contiguous(super().light_coefficients(*args))
 
-    def base_coefficients(self, pooled, layer, earlier_keys) -> Saved:
-        """For averages (spans, B, C)."""
-        return contiguous(super().base_coefficients(pooled.sum(0), layer, earlier_keys))
-
-    def light_coefficients_backward(self, saved, layer, size, sums):
-        """For sums (spans, B, n + 2, C)."""
-        return super().light_coefficients_backward(saved, layer, size, add_spans(sums, layer))
-
-    def base_coefficients_backward(self, saved, layer, size, sums, value_sums, *grads):
-        """For sums (spans, B, n + 2, C) and (spans, B, T + 1, C)."""
-        sums = add_spans(sums, layer)
-        total = value_sums.sum(0)
-        value_sums = ValueSums(total[:, :-1], total[:, -1])
-        return super().base_coefficients_backward(saved, layer, size, sums, value_sums, *grads)
+    def base_coefficients(self, *args) -> Saved:
+        """Return tensors that kernels can read."""
+        return contiguous(super().base_coefficients(*args))
 
     def convolve_backward(self, grad, *args, grad_pixel=None, **options) -> None:
-        """For an `AveragesGradient` too."""
+        """Finish an `AveragesGradient` too."""
         if isinstance(grad_pixel, gate.AveragesGradient):
             grad_pixel = grad_pixel.finish(pixels=grad.shape[2] * grad.shape[3])
         super().convolve_backward(grad, *args, grad_pixel=grad_pixel, **options)
@@ -77,13 +52,6 @@ def contiguous(saved: Saved) -> Saved:
         [None if tensor is None else tensor.contiguous() for tensor in tensors] for tensors in saved
     )
     return Saved(Attention(*attention), Coefficients(*coefficients))
-
-
-def add_spans(sums: Tensor, layer) -> GridSums:
-    """What `stencil.grid_sums` returns as the `GridSums` of torch's passes."""
-    total = sums.sum(0)  # (B, n + 2, C)
-    of_history = total[:, -2] if layer.has_history else None
-    return GridSums(total[:, :-2].mT, of_history, total[:, -1])
 
 
 def or_torch(kernel_pass: Callable) -> Callable:
@@ -108,7 +76,7 @@ def or_torch(kernel_pass: Callable) -> Callable:
 
 
 class TritonPasses(Passes):
-    """Passes as kernels; averages and sums are partial ones, of each span of the grid.
+    """Passes as kernels; averages and sums have a part for each span of the grid.
 
     `outcome` is that of the proof of the layer that they are for, None while it is tried.
     """
@@ -121,7 +89,7 @@ class TritonPasses(Passes):
     convolve_backward = or_torch(stencil.convolve_backward)
     grid_sums = or_torch(stencil.grid_sums)
     weighted_sum = or_torch(reduce.weighted_sum)
-    some_values_backward = or_torch(reduce.weighted_sum_backward)
+    some_values_backward = or_torch(reduce.some_values_backward)
     light_coefficients = or_torch(gate.light_coefficients)
     base_coefficients = or_torch(gate.base_coefficients)
     light_coefficients_backward = or_torch(gate.light_coefficients_backward)
@@ -134,10 +102,7 @@ class TritonPasses(Passes):
         return stencil.compile_key(*maps), reduce.compile_key(*maps), gate.compile_key(shape, heads)
 
     def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
-        """Sums are of each span of the grid (spans, B, T + 1, C), the last of them of grad.
-
-        A launch takes a few values, and each is a pass of its own: what it added stays added.
-        """
+        """A launch takes a few values, and each is a pass of its own: what it added stays added."""
         parts = []
         for first in range(0, len(values), reduce.MAX_VALUES):
             some = slice(first, first + reduce.MAX_VALUES)

@@ -306,12 +306,12 @@ def norm_tensors(norm: BatchNorm | None) -> tuple[Sequence[Tensor | None], float
 
 
 def light_coefficients(pooled, layer, size) -> Saved:
-    """See `Passes.light_coefficients`; averages are those of each span (spans, B, C)."""
+    """See `Passes.light_coefficients`."""
     return base_coefficients(pooled, layer, None, softmax=False)
 
 
 def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
-    """See `Passes.base_coefficients`; averages are those of each span (spans, B, C)."""
+    """See `Passes.base_coefficients`."""
     check_support(layer)
     weights, norm, heads = layer.weights, layer.frozen_norm, layer.heads
     spans, batch, channels = pooled.shape
@@ -345,14 +345,14 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
 
 
 def light_coefficients_backward(saved, layer, size, sums) -> tuple[AveragesGradient, Parameters]:
-    """See `Passes.light_coefficients_backward`; the sums are those of each span of the grid."""
+    """See `Passes.light_coefficients_backward`."""
     return base_coefficients_backward(saved, layer, size, sums, None, None)[:2]
 
 
 def base_coefficients_backward(
     saved, layer, size, sums, value_sums, grad_keys, grad_averages=None
 ) -> tuple[AveragesGradient, Parameters, Tensor | None]:
-    """See `Passes.base_coefficients_backward`; the sums are those of each span of the grid."""
+    """See `Passes.base_coefficients_backward`."""
     check_support(layer)
     attention = saved.attention
     batch, depth, channels = attention.keys.shape

@@ -3,7 +3,7 @@
     pool                    read x
     add_relu                read c and the shortcut, write x, pool it on the way
     weighted_sum            read each value and x, write y
-    weighted_sum_backward   read grad and each value, write each value's gradient
+    some_values_backward    read grad and each value, write each value's gradient
 
 BLOCK_C channels by BLOCK_S positions form a tile, with the longer side along the dense dimension.
 The S positions of a map are passed as units of UNIT, which tells the compiler how many elements it
@@ -131,7 +131,7 @@ def weighted_sum_kernel(
 
 
 @triton.jit(do_not_specialize=["B", "units", "first"])
-def weighted_sum_backward_kernel(
+def some_values_backward_kernel(
     grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
     g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units, first, C, D, T, span,
     COUNT: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
@@ -200,7 +200,7 @@ def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
 
 
 def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
-    """See `Passes.add_relu`; averages are what each span of the grid adds to them (spans, B, C)."""
+    """See `Passes.add_relu`; a part for each span of the grid."""
     if shortcut is None and not pool:
         return None
     span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), programs(c.device))
@@ -238,10 +238,10 @@ def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
-def weighted_sum_backward(grad, values, scores, gain, *, grad_values, first=0) -> Tensor:
-    """See `Passes.weighted_sum_backward`; sums are of each span of the grid (spans, B, n + 1, C).
+def some_values_backward(grad, values, scores, gain, *, grad_values, first=0) -> Tensor:
+    """See `Passes.weighted_sum_backward`; a part for each span of the grid, always with grad's sum.
 
-    These are at most MAX_VALUES of the T values, from `first` on. The last sum is always of grad.
+    These are at most MAX_VALUES of the T values, from `first` on.
     """
     span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     batch, channels, height, width = grad.shape
@@ -252,5 +252,5 @@ def weighted_sum_backward(grad, values, scores, gain, *, grad_values, first=0) -
     outputs = (*pad(grad_values), sums)
     sizes = batch, height * width // blocks[0], first
     dims = channels, channels // heads, depth, span, count, *blocks
-    launch(weighted_sum_backward_kernel, grid, inputs, outputs, sizes, *dims)
+    launch(some_values_backward_kernel, grid, inputs, outputs, sizes, *dims)
     return sums

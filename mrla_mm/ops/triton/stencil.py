@@ -355,10 +355,7 @@ def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> N
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
-    """See `Passes.grid_sums`; here of each span of the grid (spans, B, n + 2, C).
-
-    They are of grad times x at each of n taps, of grad times the history, and of grad.
-    """
+    """See `Passes.grid_sums`; a part for each span of the grid."""
     sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     batch, channels = x.shape[:2]
     taps = 9 if convolved else 1
