@@ -165,7 +165,7 @@ def make_projection(channels: int, heads: int, projection: str, reduction: int) 
 
 def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
     """Query or key (B, E) of pooled (B, C), in the weights' precision whatever autocast says."""
-    dtype = next(projection.parameters(), pooled).dtype
+    dtype = [*projection.parameters(), pooled][0].dtype
     with without_autocast(pooled):
         projected = projection(pooled.to(dtype).unsqueeze(1)).squeeze(1)
     return projected.to(pooled.dtype)

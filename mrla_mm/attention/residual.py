@@ -96,7 +96,7 @@ class AttentionResidual(BaseModule):
         if fusion.extent != "nothing":
             return fusion.run(self.attention, FusedCall(fusion.path, x, shortcut, memory))
         out, memory = self.attention(x, shortcut, memory)
-        tensors = Tensor | fx.Proxy  # with which torch.fx traces
+        tensors = Tensor, fx.Proxy  # with which torch.fx traces
         if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
             raise InputError(
                 f"the memory that {type(self.attention).__name__} returns must be a flat tuple of "

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -57,9 +58,15 @@ class BatchNorm(NamedTuple):
     momentum: float | None = None
 
 
+@torch.fx.wrap  # which cannot trace promote_types before torch 2.7
+def dtype_of_sums(x: Tensor) -> torch.dtype:
+    """Precision that elements of x are added up in, at least single."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def global_average(x: Tensor) -> Tensor:
     """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C)."""
-    return x.mean(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.mean(dim=(2, 3), dtype=dtype_of_sums(x))
 
 
 def at_least_float32(tensor: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mrla_mm.ops.coefficients import Coefficients, value_weights
 from mrla_mm.ops.passes import Passes
-from mrla_mm.ops.reference import at_least_float32, global_average
+from mrla_mm.ops.reference import at_least_float32, dtype_of_sums, global_average
 
 # In half precision a residual of 1 in a convolution's weight would swallow a small weight.
 FULL_PRECISION = (torch.float32, torch.float64)
@@ -61,7 +61,7 @@ class TorchPasses(Passes):
 
     def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> Tensor:
         """Return sums in one part; where it can, by the convolution's own backward pass."""
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = dtype_of_sums(x)
         grad_sums = None
         if convolved:
             groups = x.shape[0] * x.shape[1]
@@ -119,7 +119,7 @@ class TorchPasses(Passes):
 
 def grid_sum(x: Tensor) -> Tensor:
     """Sum over the grid in at least single precision: (B, C, H, W) -> (B, C)."""
-    return x.sum(dim=(2, 3), dtype=torch.promote_types(x.dtype, torch.float32))
+    return x.sum(dim=(2, 3), dtype=dtype_of_sums(x))
 
 
 def on_grid(per_channel: Tensor, x: Tensor) -> Tensor:
