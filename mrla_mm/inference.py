@@ -72,7 +72,7 @@ def class_names(meta: Mapping, cfg: Config) -> tuple[str, ...]:
 
 def build_model(cfg: Config) -> nn.Module:
     """Return the model of a config as it starts, without weights from files."""
-    init_default_scope(cfg.get("default_scope") or "mmengine")
+    init_default_scope(cfg.get("default_scope") or "mmdet")
     model = copy.deepcopy(cfg.model)
     if cfg.get("data_preprocessor"):  # where mmpretrain's configs have it
         model.setdefault("data_preprocessor", cfg.data_preprocessor)

@@ -31,7 +31,7 @@ def main(argv=None):
     """Convert with the given command line."""
     args = parse_args(argv)
     cfg = read_config(args.config, args.cfg_options)
-    init_default_scope(cfg.get("default_scope", "mmengine"))
+    init_default_scope(cfg.get("default_scope") or "mmdet")
     path, report, left_out = convert(
         args.weights,
         MODELS.build({**cfg.model.backbone, "init_cfg": None}),
