@@ -66,7 +66,8 @@ def load_model(
 
 def class_names(meta: Mapping, cfg: Config) -> tuple[str, ...]:
     """Return the classes that a checkpoint's `meta` names, or the config's test data set."""
-    facts = meta.get("dataset_meta") or get_test_dataset(cfg).get("metainfo") or {}
+    named = meta if "CLASSES" in meta else get_test_dataset(cfg).get("metainfo")  # by mmdet 2
+    facts = meta.get("dataset_meta") or named or {}
     return tuple(facts.get("classes") or facts.get("CLASSES") or ())
 
 

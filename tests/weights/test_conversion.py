@@ -58,7 +58,7 @@ def training_checkpoint(tmp_path):
     model = torch.nn.ModuleDict({"backbone": scatter(narrow())})
     model["bbox_head"] = torch.nn.Linear(2, 2)
     model["bbox_head"].bias.data = torch.zeros(10**7)[:2]  # a view: torch.save writes all of it
-    meta = {"epoch": 12, "dataset_meta": {"classes": ("cat", "dog")}, "cfg": "x = 1", "seed": 5}
+    meta = dict(epoch=12, dataset_meta={"classes": ("cat", "dog")}, cfg="x = 1", CLASSES="", seed=5)
     content = {
         "meta": meta,
         "state_dict": torch.nn.ModuleDict({"module": model}).state_dict(),
@@ -75,7 +75,7 @@ def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys
     content = torch.load(published, weights_only=True)
     assert set(content) == {"meta", "state_dict"}
     assert content["meta"]["dataset_meta"] == {"classes": ("cat", "dog")}
-    assert set(content["meta"]) == {"epoch", "dataset_meta", "cfg", "mrla_mm_version"}
+    assert set(content["meta"]) == {"epoch", "dataset_meta", "CLASSES", "cfg", "mrla_mm_version"}
     original = torch.load(path, weights_only=True)["state_dict"]
     assert same(prefixed(content["state_dict"], "module."), original)
     assert "left behind: optimizer, ema_state_dict" in capsys.readouterr().out
