@@ -114,8 +114,7 @@ def flops(capsys, *argv):
 
 
 def test_a_detector_and_a_second_one(capsys):
-    no_scope = ["--cfg-options", "default_scope=None"]  # as in mmdet's configs of Python's imports
-    assert flops(capsys, DETECTOR) == flops(capsys, DETECTOR, *no_scope)
+    assert flops(capsys, DETECTOR, "--cfg-options", "default_scope=None") == flops(capsys, DETECTOR)
     one = flops(capsys, DETECTOR, "--shape", "64", "96")
     assert one["roi_head.mask_head"][1] > 0 and one["depthwise convolutions"][1] > 0
     first, second = (f"mrla_mm::imagenet/resnet50{name}_8xb32.py" for name in ("", "_mrla_light"))
