@@ -31,7 +31,6 @@ def read(name, **options):
         ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
         ("train_pipeline", "variable"),  # its value is in the data set already
-        ("custom_imports.imports", "import,"),
     ],
 )
 def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nearest):

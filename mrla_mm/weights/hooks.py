@@ -18,19 +18,16 @@ from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 class CheckpointCheckHook(Hook):
     """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
 
-    What is tested or resumed must match its model entirely. A training that starts from a
-    checkpoint may have other heads, but its backbone must match; plain weights, without layer
-    attention, are accepted too. A training whose backbone starts from random weights and keeps part
-    of them gets a warning.
+    What is tested or resumed must match its model entirely, and its data number the classes alike.
+    A training that starts from a checkpoint may have other heads, but its backbone must match;
+    plain weights, without layer attention, are accepted too. A training whose backbone starts from
+    random weights and keeps part of them gets a warning.
     """
 
     priority = "VERY_HIGH"  # before an EMAHook loads the average from the same file
 
     def before_run(self, runner: Runner) -> None:
-        """Look at the file that mmengine is about to load, which may execute what it holds.
-
-        Before torch 2.6 mmengine always does, and OneDL's where torch refuses to read a file.
-        """
+        """Look at the file that mmengine is about to load, which may execute what it holds."""
         location = runner._load_from
         if runner._resume and not location:
             location = find_latest_checkpoint(runner.work_dir)
@@ -76,6 +73,19 @@ class CheckpointCheckHook(Hook):
         report.check(BACKBONE if starting else "")
         if starting:
             report.log()
+            return
+        check_class_order(runner, checkpoint.get("meta") or {})
+
+
+def check_class_order(runner: Runner, meta: dict) -> None:
+    """Raise InputError if a data set numbers the classes of a checkpoint in another order."""
+    trained = list((meta.get("dataset_meta") or {}).get("classes") or ())
+    for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
+        dataset = loop.dataloader.dataset if isinstance(loop, BaseLoop) else None
+        classes = list((getattr(dataset, "metainfo", None) or {}).get("classes") or ())
+        if classes != trained and set(classes) == set(trained):
+            told = f"the checkpoint was trained with metainfo.classes={trained}"
+            raise InputError(f"{told}, the data set has {classes}: bring both into one order")
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -89,10 +89,9 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     (name,) = plan.names
     assert name == "retinanet_r50_mrla_light_1x"
     assert read_config(str(config_file(plan.out / name)), {}).model.type == "RetinaNet"
-    lines = "from torch.nn import Identity", "model = train_cfg = dict(type=Identity)"
     twins = [str(tmp_path / name) for name in ("one.py", "two.py")]
     for twin in twins:
-        Path(twin).write_text("\n".join(lines))
+        Path(twin).write_text("from torch.nn import Tanh\nmodel = train_cfg = dict(type=Tanh)")
     assert plan_of(twins, tmp_path).remarks == []
 
 

@@ -1,16 +1,14 @@
 """Converted and published files: our names, the same tensors, hashes, and what stays out."""
 
 import hashlib
-import os
 
 import pytest
 import torch
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import Fate, convert, load_weights, read_checkpoint, save_published, stem_of
+from mrla_mm.weights import Fate, convert, load_weights, read_checkpoint, stem_of
 
 from ..conftest import ROOT, load_tool, tiny_options, write_class_folders
-from ..engine.test_checkpointing import full
 from ..test_smoke import scalars
 from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, save, scatter
 
@@ -45,13 +43,6 @@ def test_names_and_hashes(tmp_path):
     second, _, _ = convert(first, narrow(), folder=tmp_path, stem="b")
     assert second.read_bytes() == first.read_bytes()
     assert stem_of(first) == "a" and stem_of("x/y.pth") == "y"
-
-
-def test_nothing_is_published_on_a_full_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match="No space left"):
-        save_published({"state_dict": {"weight": torch.ones(3)}}, tmp_path / "full", "model")
-    assert not list((tmp_path / "full").iterdir())
 
 
 def training_checkpoint(tmp_path):
