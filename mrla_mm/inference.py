@@ -66,13 +66,14 @@ def load_model(
 
 def class_names(meta: Mapping, cfg: Config) -> tuple[str, ...]:
     """Return the classes that a checkpoint's `meta` names, or the config's test data set."""
-    facts = meta.get("dataset_meta") or get_test_dataset(cfg).get("metainfo") or {}
+    named = meta if "CLASSES" in meta else get_test_dataset(cfg).get("metainfo")  # by mmdet 2
+    facts = meta.get("dataset_meta") or named or {}
     return tuple(facts.get("classes") or facts.get("CLASSES") or ())
 
 
 def build_model(cfg: Config) -> nn.Module:
     """Return the model of a config as it starts, without weights from files."""
-    init_default_scope(cfg.get("default_scope") or "mmengine")
+    init_default_scope(cfg.get("default_scope") or "mmdet")
     model = copy.deepcopy(cfg.model)
     if cfg.get("data_preprocessor"):  # where mmpretrain's configs have it
         model.setdefault("data_preprocessor", cfg.data_preprocessor)

@@ -112,8 +112,8 @@ def test_models_to_compare_see_an_image_as_the_test_pipeline_prepares_it(
 ):
     meta = dict(dataset_meta=dict(CLASSES=("a", "b", "c")))
     one = save(dict(state_dict=state, meta=meta), "one.pth")
-    named = dict(dataset_meta=dict(classes=("d", "e", "f")))
-    two = save(dict(state_dict=state, meta=named), "two.pth")
+    of_mmdet_2 = dict(CLASSES=("d", "e", "f"))
+    two = save(dict(state_dict=state, meta=of_mmdet_2), "two.pth")
     plain = save(build_model(Config.fromfile(plain_config)).state_dict(), "plain.pth")
     compared = ["--compare", config, two, "--compare", plain_config, plain]
     models = cli.load_models(parsed(config, one, images, "--device", "cpu", *compared))

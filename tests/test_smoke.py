@@ -85,10 +85,13 @@ def test_train_test_resume(name, root, coco_root, tmp_path, run_tool):
     assert ("masks" in predictions[0]) == name.startswith("mask")
     time.sleep(1)  # mmengine names a run by the second it starts in
     arguments += ["train_cfg.max_epochs=2", "train_cfg.val_interval=9", "--resume"]
+    arguments += ["--cfg-options", "param_scheduler.0.end=3"]
     assert run_tool("train", *arguments)[0] == 0
     assert [line["epoch"] for line in scalars(work_dir) if "loss" in line] == [1, 1, 2, 2]
     resumed = torch.load(work_dir / "epoch_2.pth")
     assert (resumed["meta"]["epoch"], resumed["meta"]["iter"]) == (2, 4)
+    log = max(work_dir.glob("*/*.log")).read_text()
+    assert log.count("KEEPS THE CHECKPOINT'S") == log.count("param_scheduler.0 KEEPS THE") == 1
 
 
 @pytest.mark.slow

@@ -51,8 +51,7 @@ def main(argv=None):
         for remark in plan.remarks:
             print(remark)
         missing = [run for run in plan.runs() if not run.is_finished()]
-        finished = len(plan.runs()) - len(missing)
-        print(f"{finished} runs finished, {len(missing)} to do", flush=True)
+        print(f"{len(missing)} of {len(plan.runs())} runs to do", flush=True)
         failures = []
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as ended:
             for number, (run, fault) in enumerate(ended, 1):

@@ -21,8 +21,7 @@ def parse_args(argv):
     parser.add_argument("--out-dir", help="folder of the result (default: that of the file)")
     parser.add_argument("--name", help="name of the result before its hash (default: the file's)")
     parser.add_argument("--entry", help="entry of the file to take, e.g. model_ema")
-    prefix = "prefix of the backbone's keys in the file (default: found out)"
-    parser.add_argument("--prefix", help=prefix)
+    parser.add_argument("--prefix", help="of the backbone's keys in the file (default: found out)")
     cli.add_option_argument(parser)
     return parser.parse_args(argv)
 
@@ -31,7 +30,7 @@ def main(argv=None):
     """Convert with the given command line."""
     args = parse_args(argv)
     cfg = read_config(args.config, args.cfg_options)
-    init_default_scope(cfg.get("default_scope", "mmengine"))
+    init_default_scope(cfg.get("default_scope") or "mmdet")
     path, report, left_out = convert(
         args.weights,
         MODELS.build({**cfg.model.backbone, "init_cfg": None}),

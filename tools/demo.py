@@ -14,6 +14,7 @@ import cv2
 
 from mrla_mm import cli
 from mrla_mm.config import read_config
+from mrla_mm.datasets.coco_checks import find_repeated
 from mrla_mm.errors import InputError
 from mrla_mm.inference import class_names
 from mrla_mm.weights import load_weights
@@ -31,8 +32,7 @@ def parse_args(argv):
     parser.add_argument("model", nargs="?", default=str(CELLS), help=text)
     parser.add_argument("--weights", help="checkpoint file or URL; needed with a config")
     parser.add_argument("--out-dir", default="outputs", help="folder for vis/ and preds/")
-    device = "cpu, cuda, cuda:1, ...; a GPU if there is one"
-    parser.add_argument("--device", help=device)
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ...; a GPU if there is one")
     parser.add_argument("--pred-score-thr", type=float, default=0.3, help="lowest score to draw")
     parser.add_argument("--batch-size", type=int, default=1, help="images at a time")
     parser.add_argument("--show", action="store_true", help="show each picture in a window")
@@ -49,8 +49,10 @@ def parse_args(argv):
 
 
 def readable_images(source):
-    """Return the paths of an image or of those in a folder; InputError if one is unreadable."""
+    """Return the paths of an image or of those in a folder; InputError if one is no good."""
     paths = cli.find_images(source)
+    if shared := find_repeated(path.stem for path in paths):
+        raise InputError(f"{source}: two images share preds/{shared[0]}.json: rename one of them")
     for path in paths:  # OpenCV's error has no name in it
         if not cv2.haveImageReader(str(path)):
             raise InputError(f"image {path} is empty or cannot be decoded: replace it")

@@ -35,10 +35,10 @@ def count(name, args):
     # Imports mmdet: --help should not wait for it.
     from mrla_mm.analysis.complexity import measure
 
-    cfg = read_config(name, args.cfg_options)
-    default = (800, 1280) if cfg.get("default_scope") == "mmdet" else (224, 224)
+    model = build_model(read_config(name, args.cfg_options))
+    default = (800, 1280) if hasattr(model, "with_bbox") else (224, 224)
     shape = tuple(args.shape or default)
-    found = measure(build_model(cfg), shape, device=args.device)
+    found = measure(model, shape, device=args.device)
     for operator, calls in found.unknown.items():
         message = f"warning: {operator} is not in the rule and not counted ({calls} calls)"
         print(message, file=sys.stderr)

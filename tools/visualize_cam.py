@@ -49,12 +49,12 @@ def renumbered(target, first, other):
     return target._replace(label=other.classes.index(name))
 
 
-def scaled(target, seen, picture):
-    """Return a target whose box lies in another size of the picture than it was seen in."""
+def scaled(target, seen, sample):
+    """Return a target whose box lies in another sample of the image than it was seen in."""
     if target.box is None:
         return target
-    height, width = np.divide(picture.shape[:2], seen.shape[:2])
-    return target._replace(box=target.box * target.box.new_tensor([width, height, width, height]))
+    factors = np.divide(*(each.get("scale_factor", (1, 1)) for each in (sample, seen)))
+    return target._replace(box=target.box * target.box.new_tensor([*factors, *factors]))
 
 
 def draw(row, loaded, prepared, target, args):
@@ -114,7 +114,7 @@ def main(argv=None):
         figure = Figure(figsize=(2.7 * columns, 2.7 * len(models)), layout="compressed")
         rows = figure.subplots(len(models), columns, squeeze=False)
         for row, loaded, image in zip(rows, models, prepared, strict=True):
-            asked = scaled(target, first.picture, image.picture)
+            asked = scaled(target, first.sample, image.sample)
             asked = renumbered(asked, models[0], loaded)
             scale = draw(row, loaded, image, asked, args)
         figure.colorbar(scale, ax=rows, shrink=0.8, label="support (1: most)")

@@ -6,8 +6,6 @@ with
     Grad-CAM   w_k = mean over the grid of ds / dA_k
     ScoreCAM   w_k = softmax_k(s(image * A'_k)),  A'_k = A_k scaled to 0..1 and to the image's size
 
-(The softmax cancels s(image), which ScoreCAM's paper subtracts.)
-
 A classifier's score is the logit of a class. A detector's is the log-odds of its best detection of
 the class whose box overlaps a given one with an IoU of at least 0.5, p = 0.001 if there is none:
 among probabilities, ScoreCAM's softmax would weigh all maps alike.

@@ -6,8 +6,6 @@ say how far it is, and the next call goes on from there:
 * `last_checkpoint`, written by mmengine's checkpoint hook: the training has begun;
 * `trained.json`: the training has ended; what it cost;
 * `result.json`: the test has ended too, so the run is finished; its metrics and costs.
-
-`run.log` has the output of its processes, one attempt after the other.
 """
 
 from mrla_mm.compare.plan import Plan, make_plan, reserve

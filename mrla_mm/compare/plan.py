@@ -82,7 +82,7 @@ def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -
     folder has runs of another config.
     """
     configs = read_configs(names, options)
-    remarks = find_remarks(configs)
+    remarks = find_remarks({name: cfg.to_dict() for name, cfg in configs.items()})
     first, *_ = configs.values()
     share_weights_with = {key: first.get(key) for key in MODEL}
     for name, cfg in configs.items():
@@ -110,8 +110,8 @@ def read_configs(names: Sequence[str], options: Mapping[str, object]) -> dict[st
     return configs
 
 
-def find_remarks(configs: Mapping[str, Config]) -> list[str]:
-    """Say which configs are not trained and tested as the first is."""
+def find_remarks(configs: Mapping[str, dict]) -> list[str]:
+    """Say which configs, as plain values, are not trained and tested as the first is."""
     remarks = []
     first, *others = configs
     for name in others:

@@ -12,8 +12,6 @@ any state to what it returns:
 * numpy makes an array of any memory: of bytes that it takes for pointers to objects, by a dtype
   that claims another size, or of a buffer that it frees while a tensor still reads it. The
   stand-ins know the dtypes of numbers and fill an array once.
-
-They work with numpy's own too: other libraries may allow those under the same names.
 """
 
 from pickle import UnpicklingError

@@ -23,9 +23,6 @@ def install() -> None:
 
     Where pkg_resources is missing, which mmengine needs and setuptools 81 dropped, names of all
     packages are looked up here.
-
-    An entry in mmengine's table of packages would not do: it looks for an installed distribution,
-    which a checkout is not, and gives the configs a ``_scope_`` without registry.
     """
     original = Config._get_cfg_path
     if hasattr(original, "__wrapped__"):

@@ -145,7 +145,7 @@ def inspect_coco_files(dataset: BaseDataset, node: Mapping, evaluators: object) 
     evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
     scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
-    findings = inspect_coco(dataset, masks=masks, crowds=bool(scored))
+    findings = inspect_coco(dataset, masks=masks, scored=bool(scored))
     path = os.path.realpath(dataset.ann_file)
     for other in scored:
         if os.path.realpath(other) != path:

@@ -20,8 +20,8 @@ MARGIN = 1.05  # times the image's size: objects that fill it may be labelled a 
 POLYGONS = re.compile(r'"segmentation":\s*\[\s*\[[-+.\deE,\s\[\]]*\]\s*\]')
 
 
-def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings:
-    """Check a file in COCO's format: `masks` if the pipeline loads them, `crowds` to evaluate."""
+def inspect_coco(dataset: BaseDataset, *, masks: bool, scored: bool) -> Findings:
+    """Check a file in COCO's format: `masks` if the pipeline loads them, `scored` to evaluate."""
     with open(dataset.ann_file) as file:  # as text, as mmdet does
         content = json.loads(POLYGONS.sub('"segmentation": true', file.read()))
     classes = dataset.metainfo["classes"]
@@ -35,8 +35,10 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, crowds: bool) -> Findings
     faults += check_references(annotations, names, images)
     wanted = {number for number, name in names.items() if name in classes}
     learnable = [each for each in annotations if each["category_id"] in wanted]
-    if crowds and any("iscrowd" not in each for each in learnable):
+    if scored and any("iscrowd" not in each for each in learnable):
         faults.append("annotations without iscrowd, which the evaluation needs: add iscrowd=0")
+    if scored and any(each["id"] == 0 for each in learnable):
+        faults.append("COCO's evaluation counts the annotation with id=0 as missed: start at 1")
     boxes = Boxes(annotations, images, wanted)
     faults += boxes.faults()
     kept = [boxes.annotations[index] for index in np.flatnonzero(boxes.is_kept)]

@@ -1,7 +1,4 @@
-"""The generated data of the quick start: shapes on a textured ground, in COCO's format with masks.
-
-Shapes are light and the ground is dark. The outline tells the classes apart, the colour does not.
-"""
+"""The quick start's generated data: shapes on a textured ground, in COCO's format with masks."""
 
 import json
 import shutil

@@ -13,24 +13,24 @@ from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
 from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 
+# What changes in a scheduler as it goes on.
+PROGRESS = "last_step _global_step _last_value best cooldown_counter num_bad_epochs"
+
 
 @HOOKS.register_module()
 class CheckpointCheckHook(Hook):
     """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
 
-    What is tested or resumed must match its model entirely. A training that starts from a
-    checkpoint may have other heads, but its backbone must match; plain weights, without layer
-    attention, are accepted too. A training whose backbone starts from random weights and keeps part
-    of them gets a warning.
+    What is tested or resumed must match its model entirely, and its data number the classes alike.
+    A training that starts from a checkpoint may have other heads, but its backbone must match;
+    plain weights, without layer attention, are accepted too. A training whose backbone starts from
+    random weights and keeps part of them gets a warning.
     """
 
     priority = "VERY_HIGH"  # before an EMAHook loads the average from the same file
 
     def before_run(self, runner: Runner) -> None:
-        """Look at the file that mmengine is about to load, which may execute what it holds.
-
-        Before torch 2.6 mmengine always does, and OneDL's where torch refuses to read a file.
-        """
+        """Look at the file that mmengine is about to load, which may execute what it holds."""
         location = runner._load_from
         if runner._resume and not location:
             location = find_latest_checkpoint(runner.work_dir)
@@ -71,11 +71,38 @@ class CheckpointCheckHook(Hook):
         # called for its renaming in place, such as of keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")
-        starting = isinstance(runner._train_loop, BaseLoop) and not runner._resume
+        training = isinstance(runner._train_loop, BaseLoop)
+        starting = training and not runner._resume
         report = match(model, source, location, exact=not starting)
         report.check(BACKBONE if starting else "")
         if starting:
             report.log()
+            return
+        check_class_order(runner, checkpoint.get("meta") or {})
+        if training:
+            warn_of_schedules(runner, checkpoint.get("param_schedulers"))
+
+
+def check_class_order(runner: Runner, meta: dict) -> None:
+    """Raise InputError if a data set numbers the classes of a checkpoint in another order."""
+    trained = list((meta.get("dataset_meta") or {}).get("classes") or ())
+    for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
+        dataset = loop.dataloader.dataset if isinstance(loop, BaseLoop) else None
+        classes = list((getattr(dataset, "metainfo", None) or {}).get("classes") or ())
+        if classes != trained and set(classes) == set(trained):
+            told = f"the checkpoint was trained with metainfo.classes={trained}"
+            raise InputError(f"{told}, the data set has {classes}: bring both into one order")
+
+
+def warn_of_schedules(runner: Runner, saved: list[dict] | dict | None) -> None:
+    """Warn of schedulers that go on as the checkpoint's run had them, not as the config says."""
+    schedulers = runner.param_schedulers if isinstance(saved, list) else None
+    for number, (scheduler, state) in enumerate(zip(schedulers or (), saved or (), strict=False)):
+        planned = scheduler.state_dict()
+        changed = [key for key, value in planned.items() if value != state.get(key, value)]
+        if keys := ", ".join(key for key in changed if key not in PROGRESS.split()):
+            told = f"RESUMING: param_scheduler.{number} KEEPS THE CHECKPOINT'S {keys}"
+            runner.logger.warning(f"{told}. For the config's, start anew: load_from, no resume")
 
 
 def bare(model: nn.Module) -> nn.Module:

@@ -16,16 +16,13 @@ from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.loading import Fate, LoadReport, load_weights
 from mrla_mm.weights.states import BACKBONE, find_state
 
-KEPT_META = ("epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "cfg")
+KEPT_META = "epoch iter experiment_name mmengine_version dataset_meta CLASSES cfg"
 
 
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
     """Return what others need of a training checkpoint, and the names of the entries left behind.
 
-    Of a model and its average, the one that mmengine evaluates stays.
-
-    Raises:
-        InputError: the checkpoint holds no weights.
+    Of a model and its average, the one that mmengine evaluates stays. Raises InputError for none.
     """
     source = find_state(checkpoint, prefix="")
     others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
@@ -35,7 +32,7 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
 
 def pack(state: Mapping[str, Tensor], meta: Mapping) -> dict:
     """Return a checkpoint of a state dict with the plain metadata of another."""
-    kept = {key: meta[key] for key in KEPT_META if key in meta}
+    kept = {key: meta[key] for key in KEPT_META.split() if key in meta}
     weights = OrderedDict()
     weights._metadata = state._metadata
     for key, tensor in state.items():  # a copy of each: a view would take its whole storage along
@@ -44,11 +41,7 @@ def pack(state: Mapping[str, Tensor], meta: Mapping) -> dict:
 
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
-    """Write `<stem>-<eight digits of its SHA-256>.pth` whole or not at all; return its path.
-
-    Raises:
-        InputError: the folder cannot be written to, or the disk is full.
-    """
+    """Write `<stem>-<eight digits of its SHA-256>.pth`, or raise InputError; return its path."""
     buffer = io.BytesIO()  # torch.save stores a file's name in it, which would change the hash
     torch.save(dict(checkpoint), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()

@@ -8,8 +8,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmdet.structures import DetDataSample
 
 from mrla_mm import cli
+from mrla_mm.analysis.cams import Target
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
 
@@ -92,6 +94,13 @@ def test_class_activation_maps(run_tool, models, images, tmp_path):
         assert code == 2 and word in err
 
 
+def test_a_box_to_compare_is_scaled_as_each_image_was_before_it_was_padded():
+    seen, other = (DetDataSample(metainfo=dict(scale_factor=by)) for by in ((1, 2), (3, 2)))
+    target = Target(0, torch.tensor([1.0, 2, 3, 4]))
+    found = load_tool("visualize_cam").scaled(target, seen, other)
+    assert found.box.tolist() == [3, 2, 9, 4]
+
+
 def flops(capsys, *argv):
     capsys.readouterr()
     assert cli.run(load_tool("get_flops").main, list(argv)) == 0
@@ -105,6 +114,7 @@ def flops(capsys, *argv):
 
 
 def test_a_detector_and_a_second_one(capsys):
+    assert flops(capsys, DETECTOR, "--cfg-options", "default_scope=None") == flops(capsys, DETECTOR)
     one = flops(capsys, DETECTOR, "--shape", "64", "96")
     assert one["roi_head.mask_head"][1] > 0 and one["depthwise convolutions"][1] > 0
     first, second = (f"mrla_mm::imagenet/resnet50{name}_8xb32.py" for name in ("", "_mrla_light"))

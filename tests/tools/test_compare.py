@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +89,10 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     (name,) = plan.names
     assert name == "retinanet_r50_mrla_light_1x"
     assert read_config(str(config_file(plan.out / name)), {}).model.type == "RetinaNet"
+    twins = [str(tmp_path / name) for name in ("one.py", "two.py")]
+    for twin in twins:
+        Path(twin).write_text("from torch.nn import Tanh\nmodel = train_cfg = dict(type=Tanh)")
+    assert plan_of(twins, tmp_path).remarks == []
 
 
 def test_a_config_that_cannot_be_read_ends_the_plan_before_it_writes(configs, tmp_path):
@@ -122,12 +127,9 @@ def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path):
-    with compare.reserve(tmp_path):
-        arguments = ["config.py", "--out", str(tmp_path)]
-        with pytest.raises(InputError, match="in use"):
-            load_tool("compare").main(arguments)
-    with compare.reserve(tmp_path):
-        pass
+    for _ in range(2):
+        with compare.reserve(tmp_path), pytest.raises(InputError, match="in use"):
+            load_tool("compare").main(["config.py", "--out", str(tmp_path)])
 
 
 @pytest.mark.parametrize("option", [("--seeds", "0"), ("--jobs", "-1"), ("--first-seed", "-1")])

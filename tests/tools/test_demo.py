@@ -67,3 +67,6 @@ def test_an_image_that_cannot_be_decoded_is_named(content, tmp_path, run_tool):
     for source in (tmp_path, tmp_path / "one.jpg"):
         code, errors = run_tool("demo", source, CONFIG, "--weights", "none.pth")
         assert code == 2 and "one.jpg" in errors
+    (tmp_path / "one.png").touch()
+    code, errors = run_tool("demo", tmp_path, CONFIG, "--weights", "none.pth")
+    assert code == 2 and "two images share preds/one.json" in errors

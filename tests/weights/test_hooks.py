@@ -1,6 +1,7 @@
 """Whole checkpoints: what tests, resumed runs and trainings take, and what they say of the rest."""
 
 from collections import OrderedDict
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -87,7 +88,6 @@ def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     ("name", "content", "expected"),
     [
         ("gone.pth", None, "not a file"),
-        ("photo.jpg", b"\xff\xd8\xff\xe0\x00\x10JFIF", "damaged"),
         ("w.safetensors", b"", "init_cfg"),
     ],
 )
@@ -151,6 +151,16 @@ def test_a_supervised_detector_starts_teacher_and_student(tmp_path):
     for other, words in zip(others, ("backbone.layer1.2", "student.*=8, .*has 16"), strict=True):
         with pytest.raises(InputError, match=words):
             runner(tmp_path, semi, load_from=save(tmp_path, other.state_dict())).train()
+
+
+def test_classes_in_another_order_than_trained_are_refused(tmp_path):
+    named = type("Named", (list,), dict(metainfo=dict(classes=("a", "b"))))
+    for trained in ("ac", "ab", "ba"):
+        path = save(tmp_path, Detector().state_dict(), dataset_meta=dict(classes=[*trained]))
+        built = runner(tmp_path, Detector(), load_from=path)
+        built._test_dataloader["dataset"] = named(torch.rand(2, 3, 32, 32))
+        with pytest.raises(InputError, match="'b', 'a'") if trained == "ba" else nullcontext():
+            built.test()
 
 
 @pytest.mark.parametrize(("loaded", "norm_eval"), [(False, True), (True, True), (False, False)])

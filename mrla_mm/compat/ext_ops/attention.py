@@ -1,7 +1,4 @@
-"""Multi-scale deformable attention (Zhu et al., ICLR 2021) through mmcv's own PyTorch version.
-
-mmcv uses that version on the CPU and its compiled op on CUDA; here both take the same path.
-"""
+"""Multi-scale deformable attention (Zhu et al., ICLR 2021) through mmcv's own PyTorch version."""
 
 from functools import partial
 

@@ -1,8 +1,6 @@
 """Deformable convolution (Dai et al., ICCV 2017), also modulated (Zhu et al., CVPR 2019).
 
-mmcv and torchvision order offsets alike: y before x, per kernel tap, per group. The buffers that
-mmcv passes for its own kernels are left alone. Gradients are those of torchvision's op, which is
-run again for them.
+mmcv and torchvision order offsets alike: y before x, per kernel tap, per group.
 
 Offset and mask of a modulated convolution may be of a larger grid than the output (DyHead's are).
 As mmcv's kernels index the memory of each sample as if it had the output's grid, its first elements
