@@ -14,7 +14,9 @@ from mrla_mm.weights.loading import match
 from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 
 # What changes in a scheduler as it goes on.
-PROGRESS = "last_step _global_step _last_value best cooldown_counter num_bad_epochs"
+PROGRESS = {
+    "last_step", "_global_step", "_last_value", "best", "cooldown_counter", "num_bad_epochs",
+}  # fmt: skip
 
 
 @HOOKS.register_module()
@@ -99,9 +101,10 @@ def warn_of_schedules(runner: Runner, saved: list[dict] | dict | None) -> None:
     schedulers = runner.param_schedulers if isinstance(saved, list) else None
     for number, (scheduler, state) in enumerate(zip(schedulers or (), saved or (), strict=False)):
         planned = scheduler.state_dict()
-        changed = [key for key, value in planned.items() if value != state.get(key, value)]
-        if keys := ", ".join(key for key in changed if key not in PROGRESS.split()):
-            told = f"RESUMING: param_scheduler.{number} KEEPS THE CHECKPOINT'S {keys}"
+        settings = [key for key in planned if key not in PROGRESS]
+        changed = [key for key in settings if planned[key] != state.get(key, planned[key])]
+        if changed:
+            told = f"RESUMING: param_scheduler.{number} KEEPS THE CHECKPOINT'S {', '.join(changed)}"
             runner.logger.warning(f"{told}. For the config's, start anew: load_from, no resume")
 
 

@@ -16,7 +16,7 @@ from mrla_mm.weights.layouts import ATTENTION
 from mrla_mm.weights.loading import Fate, LoadReport, load_weights
 from mrla_mm.weights.states import BACKBONE, find_state
 
-KEPT_META = "epoch iter experiment_name mmengine_version dataset_meta CLASSES cfg"
+KEPT_META = "epoch", "iter", "experiment_name", "mmengine_version", "dataset_meta", "CLASSES", "cfg"
 
 
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
@@ -32,7 +32,7 @@ def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
 
 def pack(state: Mapping[str, Tensor], meta: Mapping) -> dict:
     """Return a checkpoint of a state dict with the plain metadata of another."""
-    kept = {key: meta[key] for key in KEPT_META.split() if key in meta}
+    kept = {key: meta[key] for key in KEPT_META if key in meta}
     weights = OrderedDict()
     weights._metadata = state._metadata
     for key, tensor in state.items():  # a copy of each: a view would take its whole storage along
