@@ -169,12 +169,12 @@ def scores_and_keys(
 def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     """Sum over layers of score times value, reading each value once and concatenating none.
 
-    Backward needs the values themselves and nothing of their size besides, so memory grows linearly
-    with depth.
+    Backward needs the values and nothing of their size besides: memory is linear in depth. The last
+    value gives the layout: earlier ones may be views whose odd strides a batch norm takes wrongly.
 
     Shapes: scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
     """
-    first, *others = zip(scores.unbind(-1), values, strict=True)
+    *others, first = zip(scores.unbind(-1), values, strict=True)
     out = expand_heads(*first) * first[1]  # (B, C, H, W)
     for score, value in others:
         out = torch.addcmul(out, expand_heads(score, value), value)
