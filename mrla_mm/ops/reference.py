@@ -174,9 +174,9 @@ def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
 
     Shapes: scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
     """
-    *others, first = zip(scores.unbind(-1), values, strict=True)
-    out = expand_heads(*first) * first[1]  # (B, C, H, W)
-    for score, value in others:
+    *earlier, last = zip(scores.unbind(-1), values, strict=True)
+    out = expand_heads(*last) * last[1]  # (B, C, H, W)
+    for score, value in earlier:
         out = torch.addcmul(out, expand_heads(score, value), value)
     return out
 
