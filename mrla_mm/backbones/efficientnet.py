@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from mmcv.cnn.bricks import DropPath
 from mmdet.models.backbones import EfficientNet
-from mmdet.models.backbones.efficientnet import EdgeResidual
-from mmdet.models.layers import InvertedResidual
 from mmengine.model import ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
+from mrla_mm.backbones.branches import add_mixin
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.weights import KeyLayout, PretrainedBackbone
@@ -31,7 +30,7 @@ LIGHT = dict(type="MRLALight", head_channels=8)  # the paper's, App. B.1
 
 
 class MRLAMBConv:
-    """Mixin of mmdet's MBConv, whose layer attention is `mrla`.
+    """Mixin of mmdet's two kinds of MBConv, whose layer attention is `mrla`.
 
     That is None in a block without a shortcut, which starts a stage: it returns no memory.
     """
@@ -57,19 +56,8 @@ class MRLAMBConv:
         return self.mrla(x + out * keep, x, *memory, keep=keep)
 
 
-class MRLAInvertedResidual(MRLAMBConv, InvertedResidual):
-    """MBConv with layer attention."""
-
-
-class MRLAEdgeResidual(MRLAMBConv, EdgeResidual):
-    """Fused MBConv of the EdgeTPU models with layer attention."""
-
-
-BLOCK_CLASSES = {InvertedResidual: MRLAInvertedResidual, EdgeResidual: MRLAEdgeResidual}
-
-
-class MRLAMBConvLayer(Sequential):
-    """Blocks that pass on a memory, empty at first and after a block without a shortcut."""
+class MRLAMBConvLayer:
+    """Mixin of a layer whose blocks pass on a memory, empty after one without a shortcut."""
 
     forward = MRLAResLayer.forward
 
@@ -175,8 +163,8 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
                     first_in_stage=first_in_stage,
                 )
             first_in_stage = block.mrla is None
-            block.__class__ = BLOCK_CLASSES[type(block)]
-        layer.__class__ = MRLAMBConvLayer
+            add_mixin(block, MRLAMBConv)
+        add_mixin(layer, MRLAMBConvLayer)
 
     def published_layout(self) -> KeyLayout:
         """Return torchvision's layout, whose names depend on the size."""
