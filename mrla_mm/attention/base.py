@@ -1,6 +1,7 @@
 """What every layer-attention variant shares: its projections, its heads and its contract."""
 
 import math
+from collections.abc import Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,9 +12,19 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, split_heads, without_autocast
 from mrla_mm.torch_support import is_dynamo_compiling
 
+AttentionConfig = Mapping | str | type | bool | None  # `layer_attention` of a backbone
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
 METHODS = {}  # cache of `methods_of`: Dynamo warns of functools.cache
+
+
+def attention_config(layer_attention: AttentionConfig) -> dict | None:
+    """Return a variant's config, given it or its name or class alone; None for None or False."""
+    if layer_attention is None or layer_attention is False:
+        return None
+    if isinstance(layer_attention, str | type):
+        return dict(type=layer_attention)
+    return dict(layer_attention)
 
 
 def eca_kernel_size(channels: int) -> int:

@@ -1,5 +1,6 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -8,8 +9,7 @@ from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.attention.arguments import AttentionConfig, attention_config, stage_pattern
+from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
 from mrla_mm.backbones.branches import make_class
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
@@ -170,7 +170,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.layer_attention = attention_config(layer_attention)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        self.stages = stage_pattern(stages)
+        self.stages = re.compile(stages)
         self.contract_dilation = contract_dilation
         super().__init__(depth, **kwargs)
         is_matched = any(map(self.stages.fullmatch, self.res_layers))

@@ -343,8 +343,6 @@ FAULTS = {
     "package": (dict(backbone="mmyolo.YOLOv5CSPDarknet"), "mmyolo.*install its package"),
     "stages": (dict(backbone="mmdet.CSPNeXt", stages="layer1", **CSP), "stem, stage2.1.blocks"),
     "start of a name": (dict(backbone="mmdet.CSPNeXt", stages="stage2", **CSP), "stage2.1.blocks"),
-    "pattern": (dict(backbone="mmdet.CSPNeXt", stages="(", **CSP), "stages='\\('"),
-    "list": (dict(backbone="mmdet.CSPNeXt", stages=["a"], **CSP), "stages=\\['a'\\]"),
     "memory": (dict(MLA, stages="last.0"), "MLA.*Network.* that calls last"),
     "one by one": (dict(MLA, stages="one_by_one"), "Network.* that calls one_by_one"),
     "own forward": (dict(MLA, stages="own"), "Reversed.* that calls own"),
