@@ -134,10 +134,7 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     try:
         main(argv)
     except InputError as error:
-        message = str(error)
-        if message.startswith("Caught InputError in DataLoader worker"):  # with its traceback
-            message = message.rpartition("errors.InputError: ")[2]
-        print(f"error: {message.strip()}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
         return 2
     except KeyboardInterrupt as stop:
         print(f"interrupted: {stop}".removesuffix(": "), file=sys.stderr, flush=True)  # noqa: T201
