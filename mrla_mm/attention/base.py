@@ -95,8 +95,8 @@ class LayerAttention(nn.Module):
         self.channels = channels
         self.heads = channels // head_channels
         self.first_in_stage = first_in_stage
-        self.query = make_projection(channels, self.heads, projection, reduction)
-        self.key = make_projection(channels, self.heads, projection, reduction)
+        self.query = make_projection(channels, projection, reduction)
+        self.key = make_projection(channels, projection, reduction)
         self.value = None
         if value != "identity":
             self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
@@ -157,20 +157,14 @@ class LayerAttention(nn.Module):
             error_msgs = args[-1]
             error_msgs.append(f"{prefix[:-1]}: {changed}")
 
-    def extra_repr(self) -> str:
-        """Show the heads, which no submodule shows."""
-        return f"channels={self.channels}, heads={self.heads}"
 
-
-def make_projection(channels: int, heads: int, projection: str, reduction: int) -> nn.Module:
+def make_projection(channels: int, projection: str, reduction: int) -> nn.Module:
     """Make a query or key projection; see `LayerAttention` for the arguments."""
     if projection == "conv1d":
         if reduction != 1:
             raise InputError(f"reduction={reduction} needs projection='linear'")
         size = eca_kernel_size(channels)
         return nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
-    if reduction < 1 or channels % (reduction * heads):
-        raise InputError(f"reduction={reduction} must divide head_channels={channels // heads}")
     return nn.Linear(channels, channels // reduction, bias=False)
 
 
