@@ -59,10 +59,8 @@ class BranchRecorder(ExitStack):
     """Context manager that records what `on_forward` returns for each layer attention of a model.
 
     A subclass has `supports(attention)`, whether it can record a layer attention, and
-    `on_forward(name, x, out)`, what to record of one that took the map x (B, C, H, W).
-
-    Raises:
-        InputError: the model has no layer attention, or one that cannot be recorded.
+    `on_forward(name, x, out)`, what to record of one that took the map x (B, C, H, W). A model
+    without layer attention, or with one that cannot be recorded, raises InputError.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -188,11 +186,7 @@ def light_weights(
 
 
 def norm_scale(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return what a norm multiplies x by after it subtracts the mean, broadcastable to x.
-
-    Raises:
-        InputError: neither LayerNorm nor a batch norm in eval mode.
-    """
+    """Return what a norm multiplies x by after it subtracts the mean, broadcastable to x."""
     if isinstance(norm, nn.LayerNorm):  # tokens (B, N, C)
         return torch.rsqrt(x.var(-1, keepdim=True, correction=0) + norm.eps) * norm.weight
     if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.training:

@@ -63,9 +63,6 @@ class LayerAttention(nn.Module):
         uses_shortcut: whether the shortcut is used; on tokens it is None otherwise.
         has_memory: whether it leaves a memory, which what calls the blocks must pass on.
         activation: class of the activation between the branch's norm and its drop path, or None.
-
-    Raises:
-        InputError: for a value that cannot work, naming it.
     """
 
     token_defaults = dict(head_channels=16)  # of arguments, in `TokenAttentionResidual`

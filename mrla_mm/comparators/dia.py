@@ -33,10 +33,8 @@ def shared_weights(*layers: nn.Module) -> Memory:
     """Return copies of weight and bias of layers that a stage shares, which are not called.
 
     Reentrant checkpointing of the stage's first block would make the parameters themselves its
-    results, and no leaves any more.
-
-    Raises:
-        InputError: a layer was replaced, or makes its weight when it is called, as pruning does.
+    results, and no leaves any more. Raises InputError if a layer was replaced, or makes its weight
+    when it is called, as pruning does.
     """
     found = []
     for layer in layers:

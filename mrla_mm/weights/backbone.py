@@ -34,11 +34,7 @@ class PretrainedBackbone(WeightDeclarations):
         super().init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as mmengine does, then load the weight files that `init_cfg` names, once.
-
-        Raises:
-            InputError: a file cannot be used or does not fit; see `load_weights`.
-        """
+        """Initialise as mmengine does, then `load_weights` from the files of `init_cfg`, once."""
         if self.is_init:
             return
         files = pretrained_entries(self)
