@@ -102,24 +102,16 @@ class MRLAResLayer(ResLayer):
         return x
 
 
-def selected_blocks(plugin: dict, depth: int) -> list[int]:
-    """Return the indices of the blocks that get a plugin; InputError if the stage lacks one."""
-    blocks = plugin.get("blocks", range(depth))
-    for index in blocks:
-        if not -depth <= index < depth:
-            raise InputError(f"blocks={blocks}: a stage of {depth} blocks has no block {index}")
-    return [index % depth for index in blocks]
-
-
 def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
     """Remove plugins from the blocks that their entry does not name."""
-    depth = len(stage)
+    every = range(len(stage))
     for number in (1, 2, 3):
         entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
         for index, block in enumerate(stage):
             names = getattr(block, f"after_conv{number}_plugin_names")
             for name, plugin in zip(tuple(names), entries, strict=True):
-                if index not in selected_blocks(plugin, depth):
+                chosen = [every[place] for place in plugin.get("blocks", every)]  # from either end
+                if index not in chosen:
                     names.remove(name)
                     delattr(block, name)
 
