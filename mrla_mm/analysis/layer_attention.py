@@ -60,7 +60,7 @@ class BranchRecorder(ExitStack):
 
     A subclass has `supports(attention)`, whether it can record a layer attention, and
     `on_forward(name, x, out)`, what to record of one that took the map x (B, C, H, W). A model
-    without layer attention, or with one that cannot be recorded, is an InputError.
+    without layer attention, or with one that cannot be recorded, raises InputError.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -1,6 +1,7 @@
 """What every layer-attention variant shares: its projections, its heads and its contract."""
 
 import math
+from collections.abc import Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,9 +12,19 @@ from mrla_mm.errors import InputError
 from mrla_mm.ops import global_average, split_heads, without_autocast
 from mrla_mm.torch_support import is_dynamo_compiling
 
+AttentionConfig = Mapping | str | type | bool | None  # `layer_attention` of a backbone
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
 METHODS = {}  # cache of `methods_of`: Dynamo warns of functools.cache
+
+
+def attention_config(layer_attention: AttentionConfig) -> dict | None:
+    """Return a variant's config, given it or its name or class alone; None for None or False."""
+    if layer_attention is None or layer_attention is False:
+        return None
+    if isinstance(layer_attention, str | type):
+        return dict(type=layer_attention)
+    return dict(layer_attention)
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -52,9 +63,6 @@ class LayerAttention(nn.Module):
         uses_shortcut: whether the shortcut is used; on tokens it is None otherwise.
         has_memory: whether it leaves a memory, which what calls the blocks must pass on.
         activation: class of the activation between the branch's norm and its drop path, or None.
-
-    Raises:
-        InputError: for a value that cannot work, naming it.
     """
 
     token_defaults = dict(head_channels=16)  # of arguments, in `TokenAttentionResidual`
@@ -84,8 +92,8 @@ class LayerAttention(nn.Module):
         self.channels = channels
         self.heads = channels // head_channels
         self.first_in_stage = first_in_stage
-        self.query = make_projection(channels, self.heads, projection, reduction)
-        self.key = make_projection(channels, self.heads, projection, reduction)
+        self.query = make_projection(channels, projection, reduction)
+        self.key = make_projection(channels, projection, reduction)
         self.value = None
         if value != "identity":
             self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
@@ -146,20 +154,14 @@ class LayerAttention(nn.Module):
             error_msgs = args[-1]
             error_msgs.append(f"{prefix[:-1]}: {changed}")
 
-    def extra_repr(self) -> str:
-        """Show the heads, which no submodule shows."""
-        return f"channels={self.channels}, heads={self.heads}"
 
-
-def make_projection(channels: int, heads: int, projection: str, reduction: int) -> nn.Module:
+def make_projection(channels: int, projection: str, reduction: int) -> nn.Module:
     """Make a query or key projection; see `LayerAttention` for the arguments."""
     if projection == "conv1d":
         if reduction != 1:
             raise InputError(f"reduction={reduction} needs projection='linear'")
         size = eca_kernel_size(channels)
         return nn.Conv1d(1, 1, size, padding=size // 2, bias=False)
-    if reduction < 1 or channels % (reduction * heads):
-        raise InputError(f"reduction={reduction} must divide head_channels={channels // heads}")
     return nn.Linear(channels, channels // reduction, bias=False)
 
 

@@ -83,13 +83,8 @@ class BlockWithMemory:
     """Mixin of a block whose variant has a memory, which its caller passes on."""
 
     # All is positional, since mmengine's activation_checkpointing passes no keywords.
-    def forward(self, x: Tensor, args: object = None, *memory: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, args: tuple, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run the block with x and a tuple of others, then the branch; return y and memory."""
-        if not isinstance(args, tuple):
-            raise InputError(
-                f"a {type(self).__name__} was called without a memory: call its container as a "
-                "whole, or take an MRLALight that has none"
-            )
         return run_branch(self, super().forward(x, *args), x, args, *memory)
 
 

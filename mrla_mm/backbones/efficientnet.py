@@ -1,37 +1,30 @@
 """EfficientNet with layer attention, on mmdet's EfficientNet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 
 import torch
 from mmcv.cnn.bricks import DropPath
 from mmdet.models.backbones import EfficientNet
-from mmdet.models.backbones.efficientnet import EdgeResidual
-from mmdet.models.layers import InvertedResidual
 from mmengine.model import ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
+from torchvision import models
 
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
+from mrla_mm.backbones.branches import add_mixin
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.weights import KeyLayout, PretrainedBackbone
+from mrla_mm.weights.layouts import ATTENTION
 
-# Parts of a block of torchvision's EfficientNet by mmdet's names, in their order.
-CONVOLUTION = {"0.": "conv.", "1.": "bn."}
-SQUEEZE = {"fc1.": "conv1.conv.", "fc2.": "conv2.conv."}
-BLOCK = {
-    "expand_conv": CONVOLUTION,
-    "depthwise_conv": CONVOLUTION,
-    "se": SQUEEZE,
-    "linear_conv": CONVOLUTION,
-}
 # Of mmdet's blocks, which have some of them each, in the order in which they run.
 STEPS = ("expand_conv", "conv1", "depthwise_conv", "se", "linear_conv", "conv2")
 LIGHT = dict(type="MRLALight", head_channels=8)  # the paper's, App. B.1
 
 
 class MRLAMBConv:
-    """Mixin of mmdet's MBConv, whose layer attention is `mrla`.
+    """Mixin of mmdet's two kinds of MBConv, whose layer attention is `mrla`.
 
     That is None in a block without a shortcut, which starts a stage: it returns no memory.
     """
@@ -57,19 +50,8 @@ class MRLAMBConv:
         return self.mrla(x + out * keep, x, *memory, keep=keep)
 
 
-class MRLAInvertedResidual(MRLAMBConv, InvertedResidual):
-    """MBConv with layer attention."""
-
-
-class MRLAEdgeResidual(MRLAMBConv, EdgeResidual):
-    """Fused MBConv of the EdgeTPU models with layer attention."""
-
-
-BLOCK_CLASSES = {InvertedResidual: MRLAInvertedResidual, EdgeResidual: MRLAEdgeResidual}
-
-
-class MRLAMBConvLayer(Sequential):
-    """Blocks that pass on a memory, empty at first and after a block without a shortcut."""
+class MRLAMBConvLayer:
+    """Mixin of a layer whose blocks pass on a memory, empty after one without a shortcut."""
 
     forward = MRLAResLayer.forward
 
@@ -90,33 +72,14 @@ class TorchvisionLayout(KeyLayout):
         return found
 
 
-def torchvision_names(layer_setting: Sequence[Sequence[Sequence[int]]]) -> dict[str, str]:
-    """Return torchvision's key prefixes with mmdet's.
-
-    torchvision has a stage of `features` for each width, mmdet a layer for each resolution, which
-    holds two stages where the width changes within it. A row of mmdet's `layer_setting` is a
-    block's kernel size, channels, squeeze ratio, stride, expansion and kind.
-    """
-    names = prefixed("features.0.", "layers.0.", CONVOLUTION)
-    stage = 0
-    for layer, rows in enumerate(layer_setting[1:-1], start=1):
-        for index, (_, channels, _, _, expansion, _) in enumerate(rows):
-            if index == 0 or channels != rows[index - 1][1]:
-                stage += 1
-                block = 0
-            else:
-                block += 1
-            parts = [part for part in BLOCK if expansion > 1 or part != "expand_conv"]
-            for place, part in enumerate(parts):
-                theirs = f"features.{stage}.{block}.block.{place}."
-                names |= prefixed(theirs, f"layers.{layer}.{index}.{part}.", BLOCK[part])
-    last = f"layers.{len(layer_setting) - 1}."
-    return names | prefixed(f"features.{stage + 1}.", last, CONVOLUTION)
-
-
-def prefixed(theirs: str, ours: str, names: dict[str, str]) -> dict[str, str]:
-    """Return a table of names with their prefix and ours before them."""
-    return {f"{theirs}{left}": f"{ours}{right}" for left, right in names.items()}
+@cache
+def torchvision_keys(arch: str) -> list[str]:
+    """Return the keys of torchvision's EfficientNet, whose layers have the order of mmdet's."""
+    build = getattr(models, f"efficientnet_{arch}", None)  # it lacks b8 and the EdgeTPU models
+    if build is None:
+        return []
+    with torch.device("meta"):
+        return [*build().features.state_dict(prefix="features.")]
 
 
 @MODELS.register_module(force=True)
@@ -175,10 +138,14 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
                     first_in_stage=first_in_stage,
                 )
             first_in_stage = block.mrla is None
-            block.__class__ = BLOCK_CLASSES[type(block)]
-        layer.__class__ = MRLAMBConvLayer
+            add_mixin(block, MRLAMBConv)
+        add_mixin(layer, MRLAMBConvLayer)
 
     def published_layout(self) -> KeyLayout:
         """Return torchvision's layout, whose names depend on the size."""
-        prefixes = torchvision_names(self.layer_setting)
+        theirs = torchvision_keys(self.arch)
+        ours = [key for key in self.state_dict() if ATTENTION not in key]
+        unbuilt = theirs[len(ours) :]
+        ours += [f"layers.{len(self.layers)}.{key}" for key in unbuilt]
+        prefixes = dict(zip(theirs, ours, strict=False))
         return TorchvisionLayout(prefixes, classifier={"classifier.1.": "head.fc."})

@@ -1,22 +1,23 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
+from mmdet.models.backbones.resnet import ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import LayerAttentionResidual
-from mrla_mm.attention.arguments import AttentionConfig, attention_config, stage_pattern
+from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
+from mrla_mm.backbones.branches import add_mixin
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
-class _MRLABlock:
+class MRLABlock:
     """Mixin that turns a residual block of mmdet into one with layer attention.
 
     The stage sets `mrla`, the layer attention's residual branch or None.
@@ -40,9 +41,10 @@ class _MRLABlock:
     def run_convs(self, x: Tensor, *context: Tensor) -> Tensor:
         """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W); see `run_conv`."""
         maps = []
-        for step in range(1, self.num_convs + 1):
+        num_convs = 3 if hasattr(self, "conv3") else 2
+        for step in range(1, num_convs + 1):
             x = self.run_conv(step, x, *context)
-            if step < self.num_convs:
+            if step < num_convs:
                 x = self.relu(x)
             x = self.run_plugins(step, x, maps)
         return x
@@ -55,18 +57,6 @@ class _MRLABlock:
         """Run the plugins of a step; a subclass may collect the outputs of the steps in `maps`."""
         names = getattr(self, f"after_conv{step}_plugin_names", ())
         return self.forward_plugin(x, names) if names else x
-
-
-class MRLABasicBlock(_MRLABlock, BasicBlock):
-    """Basic block of ResNet-18 and -34 with layer attention; like mmdet's it takes no plugins."""
-
-    num_convs = 2
-
-
-class MRLABottleneck(_MRLABlock, Bottleneck):
-    """Bottleneck of ResNet-50, -101 and -152 with layer attention."""
-
-    num_convs = 3
 
 
 def build_contracted(block: type[nn.Module], *, dilation: int, **kwargs: object) -> nn.Module:
@@ -84,15 +74,23 @@ class MRLAResLayer(ResLayer):
     Args:
         make_branch: builds the residual branch of a block, given its channels and `first_in_stage`;
             None for a plain stage.
-        **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
+        mixin: of the blocks, which calls layer attention.
+        **kwargs: those of mmdet's ``ResLayer``.
     """
 
-    def __init__(self, *, make_branch: Callable[..., nn.Module] | None, **kwargs: object) -> None:
+    def __init__(
+        self,
+        *,
+        make_branch: Callable[..., nn.Module] | None,
+        mixin: type = MRLABlock,
+        **kwargs: object,
+    ) -> None:
         super().__init__(**kwargs)
         if kwargs["plugins"]:
             remove_unselected_plugins(self, kwargs["plugins"])
         channels = kwargs["planes"] * self.block.expansion
         for index, block in enumerate(self):
+            add_mixin(block, mixin)
             block.mrla = make_branch(channels, first_in_stage=index == 0) if make_branch else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,24 +102,16 @@ class MRLAResLayer(ResLayer):
         return x
 
 
-def selected_blocks(plugin: dict, depth: int) -> list[int]:
-    """Return the indices of the blocks that get a plugin; InputError if the stage lacks one."""
-    blocks = plugin.get("blocks", range(depth))
-    for index in blocks:
-        if not -depth <= index < depth:
-            raise InputError(f"blocks={blocks}: a stage of {depth} blocks has no block {index}")
-    return [index % depth for index in blocks]
-
-
 def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
     """Remove plugins from the blocks that their entry does not name."""
-    depth = len(stage)
+    every = range(len(stage))
     for number in (1, 2, 3):
         entries = [plugin for plugin in plugins if plugin["position"] == f"after_conv{number}"]
         for index, block in enumerate(stage):
             names = getattr(block, f"after_conv{number}_plugin_names")
             for name, plugin in zip(tuple(names), entries, strict=True):
-                if index not in selected_blocks(plugin, depth):
+                chosen = [every[place] for place in plugin.get("blocks", every)]  # from either end
+                if index not in chosen:
                     names.remove(name)
                     delattr(block, name)
 
@@ -164,7 +154,6 @@ class MRLAResNet(PretrainedBackbone, ResNet):
     """
 
     key_layout = "resnet"  # the layout of published weight files, see mrla_mm.weights
-    block_classes = {BasicBlock: MRLABasicBlock, Bottleneck: MRLABottleneck}
 
     def __init__(
         self,
@@ -181,7 +170,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.layer_attention = attention_config(layer_attention)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        self.stages = stage_pattern(stages)
+        self.stages = re.compile(stages)
         self.contract_dilation = contract_dilation
         super().__init__(depth, **kwargs)
         is_matched = any(map(self.stages.fullmatch, self.res_layers))
@@ -200,9 +189,8 @@ class MRLAResNet(PretrainedBackbone, ResNet):
                 drop_path=self.attention_drop_path,
                 zero_init=self.zero_init_attention,
             )
-        block = self.block_classes[kwargs["block"]]
         if self.contract_dilation:
-            expansion = block.expansion
-            block = partial(build_contracted, block)
-            block.expansion = expansion  # which ResLayer reads
-        return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})
+            block = kwargs["block"]
+            kwargs["block"] = partial(build_contracted, block)
+            kwargs["block"].expansion = block.expansion  # which ResLayer reads
+        return MRLAResLayer(make_branch=make_branch, **kwargs)

@@ -65,10 +65,8 @@ class Run(NamedTuple):
 def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = None) -> list[Run]:
     """Find the runs of a backbone, of nested ones the outermost.
 
-    `size` is the height and width of images that it takes; by default some are tried.
-
-    Raises:
-        InputError: the backbone fails with all of them.
+    `size` is the height and width of images that it takes; by default some are tried. Raises
+    InputError if the backbone fails with all of them.
     """
     calls = call_with_zeros(backbone, in_channels, size)
     found = [as_block(name, backbone.get_submodule(name), calls[name]) for name in calls]

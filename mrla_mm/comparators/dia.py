@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
 SHARED = (nn.Linear, nn.Conv2d, nn.ReLU)  # kinds of layers that a stage shares
@@ -18,7 +17,7 @@ class SharedCell(nn.Module):
 
     def __init__(self, channels: int, reduction: int, gates: int) -> None:
         super().__init__()
-        inner = reduced(channels, reduction)
+        inner = channels // reduction
         self.from_input, self.from_hidden = (
             nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, gates * channels))
             for _ in range(2)
@@ -33,10 +32,8 @@ def shared_weights(*layers: nn.Module) -> Memory:
     """Return copies of weight and bias of layers that a stage shares, which are not called.
 
     Reentrant checkpointing of the stage's first block would make the parameters themselves its
-    results, and no leaves any more.
-
-    Raises:
-        InputError: a layer was replaced, or makes its weight when it is called, as pruning does.
+    results, and no leaves any more. Raises InputError if a layer was replaced, or makes its weight
+    when it is called, as pruning does.
     """
     found = []
     for layer in layers:

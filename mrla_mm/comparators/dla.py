@@ -21,9 +21,8 @@ class DLALight(MRLALight):
 
     with DSU(p; h, c) = s(c'), c' where c' = s(f) c + s(i) tanh(g), and E a depthwise 3x3
     convolution. The memory is h and c (B, C), both zero at first, and the weights of E and of the
-    cell, which the stage's first layer holds. Each image has a state of its own: the authors' code
-    refreshes a batch by its first image's, its detector ends in a NameError, and its ImageNet
-    weights do not fit that detector.
+    cell, which the stage's first layer holds. Each image has a state of its own, where the authors'
+    code refreshes a batch by that of its first image.
 
     Args:
         reduction: see `SharedCell`; 16 on ImageNet, 20 in the authors' detector.

@@ -7,12 +7,12 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.backbones.resnet import MRLAResLayer
-from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
+from mrla_mm.comparators.resnet import ComparatorResNet, GatedBlock
 from mrla_mm.errors import InputError
 
 
-class RLABottleneck(GatedBottleneck):
-    """Bottleneck that reads the hidden state."""
+class RLABlock(GatedBlock):
+    """Mixin of a bottleneck that reads the hidden state."""
 
     def _forward(self, x: Tensor, hidden: Tensor) -> Tensor:
         return self.relu(self.run_convs(x, hidden) + self.run_shortcut(x))
@@ -56,7 +56,7 @@ class RLAResLayer(MRLAResLayer):
     """
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
-        super().__init__(make_branch=None, **{**kwargs, "block": RLABottleneck})
+        super().__init__(make_branch=None, mixin=RLABlock, **kwargs)
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None

@@ -3,15 +3,12 @@
 mmengine 0.10 also stores its log history (``HistoryBuffer``, numpy arrays) and numpy scalars, so
 with torch >= 2.6 it cannot read its own checkpoints back. Exactly those names are allowed here,
 each by a stricter stand-in, since an unpickler calls what is allowed with any arguments and gives
-any state to what it returns:
+any state to what it returns. ``HistoryBuffer`` pickles a registry of functions, as
+``getattr(HistoryBuffer, 'mean')``, and merges it into the class for the whole process; numpy makes
+an array of any memory: of bytes that it takes for pointers to objects, by a dtype that claims
+another size, or of a buffer that it frees while a tensor still reads it.
 
-* ``HistoryBuffer`` pickles a registry of functions, which its ``__setstate__`` merges into the
-  class for the whole process. The stand-in restores the numbers alone.
-* That registry is pickled as ``getattr(HistoryBuffer, 'mean')``. The stand-in for ``getattr`` knows
-  those four methods and nothing else.
-* numpy makes an array of any memory: of bytes that it takes for pointers to objects, by a dtype
-  that claims another size, or of a buffer that it frees while a tensor still reads it. The
-  stand-ins know the dtypes of numbers and fill an array once.
+The stand-ins work with numpy's own too: other libraries may allow those under the same names.
 """
 
 from pickle import UnpicklingError

@@ -11,8 +11,6 @@ import sys
 import types
 from collections.abc import Callable
 
-from mrla_mm.compat.ext_ops import OPS
-
 NAME = "mmcv._ext"
 REMEDY = (
     "install an mmcv with compiled ops that matches your torch (in place of mmcv-lite), "
@@ -26,12 +24,15 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> Callable:
         if name.startswith("__"):  # Python's own look-ups must not find an op
             raise AttributeError(f"module {NAME!r} has no attribute {name!r}")
+        from mrla_mm.compat.ext_ops import OPS  # which takes torchvision and SciPy a second
 
         def missing(*args, **kwargs):
             problem = f"the mmcv op {name!r} exists only in compiled mmcv"
             raise NotImplementedError(f"{problem}: {REMEDY}")
 
-        return missing
+        op = OPS.get(name, missing)
+        setattr(self, name, op)
+        return op
 
 
 def is_stand_in() -> bool:
@@ -47,6 +48,5 @@ def install() -> None:
     module = StandIn(NAME, "Stand-in of mrla_mm for mmcv's compiled ops.")
     # no loader: mmcv and mmengine ask for one to learn whether compiled ops are installed
     module.__spec__ = importlib.machinery.ModuleSpec(NAME, loader=None, origin=__name__)
-    module.__dict__.update(OPS)
     sys.modules[NAME] = module
     sys.modules["mmcv"]._ext = module

@@ -34,7 +34,7 @@ class PretrainedBackbone(WeightDeclarations):
         super().init_weights()
 
     def init_weights(self) -> None:
-        """Initialise as mmengine does, then `load_weights` of files that `init_cfg` names, once."""
+        """Initialise as mmengine does, then `load_weights` from the files of `init_cfg`, once."""
         if self.is_init:
             return
         files = pretrained_entries(self)

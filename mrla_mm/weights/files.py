@@ -56,9 +56,7 @@ def locate(location: str | Path) -> Path | None:
     scheme, separator, name = str(location).partition("://")
     url = str(location)
     if separator and scheme in CATALOGUES:
-        url = CATALOGUES[scheme]().get(name)
-        if url is None:
-            raise InputError(f"{scheme}:// has no weights {name!r}")
+        url = CATALOGUES[scheme]()[name]
     if url.startswith(("http://", "https://")):
         return fetch(url)
     return None if "://" in url else Path(url).expanduser()

@@ -22,7 +22,8 @@ KEPT_META = "epoch", "iter", "experiment_name", "mmengine_version", "dataset_met
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
     """Return what others need of a training checkpoint, and the names of the entries left behind.
 
-    Of a model and its average, the one that mmengine evaluates stays. Raises InputError for none.
+    Of a model and its average, the one that mmengine evaluates stays. Raises InputError if the
+    checkpoint holds no weights.
     """
     source = find_state(checkpoint, prefix="")
     others = [str(key) for key, value in checkpoint.items() if not isinstance(value, Tensor)]
@@ -41,7 +42,7 @@ def pack(state: Mapping[str, Tensor], meta: Mapping) -> dict:
 
 
 def save_published(checkpoint: Mapping, folder: str | Path, stem: str) -> Path:
-    """Write `<stem>-<eight digits of its SHA-256>.pth`, or raise InputError; return its path."""
+    """Write `<stem>-<eight digits of its SHA-256>.pth` by `write_atomically`; return its path."""
     buffer = io.BytesIO()  # torch.save stores a file's name in it, which would change the hash
     torch.save(dict(checkpoint), buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
@@ -70,10 +71,7 @@ def convert(
     A classifier's head goes along; other parts of a model are left out. `location`, `prefix` and
     `entry` are those of `load_weights`, the backbone is freshly built, and `stem` is the new file's
     name before its hash. Returned are the new file, how the old one loaded, and the keys that were
-    left out.
-
-    Raises:
-        InputError: the file does not fit the backbone, or the new one cannot be written.
+    left out. Raises as `load_weights` and `write_atomically` do.
     """
     report = load_weights(backbone, location, prefix=prefix, entry=entry)
     head = {key: value for key, value in report.outside.items() if key.startswith("head.")}

@@ -87,7 +87,6 @@ BAD = [
     (dict(value="conv"), "value='conv'"),
     (dict(projection="mlp"), "projection='mlp'"),
     (dict(reduction=2), "reduction=2"),  # the 1D convolution keeps every channel
-    (dict(projection="linear", reduction=3), "reduction=3"),  # 24 / 3 is whole, 8 / 3 is not
     (dict(previous="earlier"), "earlier"),
     (dict(previous="none", learnable_lambda=False), "learnable_lambda=False"),
     (dict(gated=False, projection="linear", reduction=2), "gated=False"),

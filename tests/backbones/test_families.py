@@ -1,6 +1,7 @@
 """What all families of backbones have in common, against their plain hosts."""
 
 import collections
+import pickle
 from functools import partial
 from types import SimpleNamespace
 
@@ -16,7 +17,6 @@ from measure import saved_bytes
 from mrla_mm.attention import AttentionResidual
 from mrla_mm.backbones import MRLAPVTv2, WithLayerAttention
 from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
-from mrla_mm.errors import InputError
 from mrla_mm.ops import dispatch, proof
 
 from .common import (
@@ -82,11 +82,8 @@ def test_none_and_false_mean_plain_and_a_name_alone_is_a_variant(family, off):
         assert_same_levels(backbone, load_plain(plain, backbone), image)
     with pytest.raises(RuntimeError, match="mrla.attention.query"):
         backbone.load_state_dict(family.mrla().state_dict())
-    named = family.build(layer_attention="MRLABase")
+    named = pickle.loads(pickle.dumps(family.build(layer_attention="MRLABase")))
     assert {type(branch.attention).__name__ for branch in branches(named)} == {"MRLABase"}
-    for wrong in (True, dict(head_channels=8), 3):
-        with pytest.raises(InputError, match="layer_attention=.*None for a plain"):
-            family.build(layer_attention=wrong)
 
 
 def test_fresh_branches_leave_plain_weights_their_outputs(family, variant):

@@ -24,6 +24,3 @@ OPS = {
         attention.ms_deform_attn_backward,
     )
 }
-# What mmengine prints as mmcv's compiler and CUDA version at the start of a run.
-for name in ("get_compiler_version", "get_compiling_cuda_version"):
-    OPS[name] = lambda: "none (stand-in ops of mrla_mm)"

@@ -30,10 +30,3 @@ def write_gradients(
     for grad, buffer in zip(grads, buffers, strict=True):
         if buffer is not None:
             buffer.copy_(grad)
-
-
-def torchvision_ops():
-    """Return ``torchvision.ops``, imported when an op first needs it."""
-    import torchvision.ops
-
-    return torchvision.ops

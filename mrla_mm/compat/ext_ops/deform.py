@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torchvision.ops import deform_conv2d
 
-from mrla_mm.compat.ext_ops.common import compute, torchvision_ops, write_gradients
+from mrla_mm.compat.ext_ops.common import compute, write_gradients
 
 
 def deform_conv_forward(input, weight, offset, output, *buffers, **geometry) -> None:
@@ -85,6 +86,6 @@ def _convolution(output: Tensor, *geometry: tuple[int, int]) -> Callable[..., Te
         if mask is not None:
             offset = to_grid(offset)
             mask = to_grid(mask)
-        return torchvision_ops().deform_conv2d(input, offset, weight, bias, *geometry, mask=mask)
+        return deform_conv2d(input, offset, weight, bias, *geometry, mask=mask)
 
     return convolve

@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
+import torchvision.ops
 from torch import Tensor
 
-from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
+from mrla_mm.compat.ext_ops.common import compute_dtype
 
 NAIVE, LINEAR, GAUSSIAN = range(3)  # mmcv's numbering
 
@@ -17,7 +18,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, offset: int) -> Ten
     """
     boxes = boxes.to(compute_dtype(boxes))
     boxes = boxes + boxes.new_tensor([0, 0, offset, offset])
-    return torchvision_ops().nms(boxes, scores.to(boxes.dtype), iou_threshold)
+    return torchvision.ops.nms(boxes, scores.to(boxes.dtype), iou_threshold)
 
 
 def softnms(boxes, scores, dets, iou_threshold, sigma, min_score, method, offset) -> Tensor:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torchvision.ops  # noqa: F401  torch.ops.torchvision
+from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
 
-from mrla_mm.compat.ext_ops.common import compute_dtype, torchvision_ops
+from mrla_mm.compat.ext_ops.common import compute_dtype
 
 AVG = 1  # mmcv's number of the average
 # A sparse product is faster if map and output have at least this many elements, and the map at most
@@ -64,7 +66,6 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
         pooled = _product(_matrix(rois, input, geometry), cells)  # (K * PH * PW, C)
         output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
     else:
-        torchvision_ops()
         output.copy_(torch.ops.torchvision.roi_align(input.to(rois.dtype), rois, *geometry))
 
 
@@ -111,7 +112,6 @@ def _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry: Geometry
 
 def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
     """Return the gradient of the maps by torchvision's operator."""
-    torchvision_ops()
     scale, height, width, *sampling = geometry
     backward = torch.ops.torchvision._roi_align_backward
     return backward(grad, rois, scale, height, width, *maps.shape, *sampling)
@@ -119,7 +119,6 @@ def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geomet
 
 def _sample_grids(rois: Tensor, channels: int, geometry: Geometry) -> Iterator[tuple]:
     """Yield RoIs with equal grids of samples in a bin, the grid, and a geometry of them as bins."""
-    torchvision_ops()
     grids = Bins.of(rois, geometry).samples.int().clamp(min=0)  # (K, 2)
     for grid in grids[grids.all(1)].unique(dim=0):
         rows, columns = grid.tolist()
@@ -144,7 +143,7 @@ def _sparse_is_faster(rois: Tensor, maps: Tensor, limits: tuple, geometry: Geome
     return bool((samples <= samples.new_tensor([height, width])).all())
 
 
-def _product(matrix, dense: Tensor) -> Tensor:
+def _product(matrix: csr_matrix, dense: Tensor) -> Tensor:
     """Multiply a SciPy CSR matrix and a dense one: a bag of weighted rows per row of the first."""
     columns, ends, weights = map(torch.from_numpy, (matrix.indices, matrix.indptr, matrix.data))
     return embedding_bag(
@@ -152,10 +151,8 @@ def _product(matrix, dense: Tensor) -> Tensor:
     )
 
 
-def _matrix(rois: Tensor, maps: Tensor, geometry: Geometry):
+def _matrix(rois: Tensor, maps: Tensor, geometry: Geometry) -> csr_matrix:
     """Return the averages of the bins as a SciPy CSR matrix (K * PH * PW, B * H * W)."""
-    from scipy.sparse import csr_matrix  # mmdet requires and imports it
-
     bins = Bins.of(rois, geometry)
     batch, _, height, width = maps.shape
     rows, columns = geometry.aligned_height, geometry.aligned_width
@@ -175,10 +172,8 @@ def _matrix(rois: Tensor, maps: Tensor, geometry: Geometry):
     return csr_matrix((weights, cells, ends), (len(roi), batch * height * width))
 
 
-def _axis_weights(bins: Bins, axis: int, count: int, size: int):
+def _axis_weights(bins: Bins, axis: int, count: int, size: int) -> csr_matrix:
     """Return what `count` bins a RoI take along an axis of `size` cells: CSR (K * count, size)."""
-    from scipy.sparse import csr_matrix
-
     start, bin_size, samples = (each[:, axis, None, None] for each in bins)  # (K, 1, 1)
     index = torch.arange(max(int(samples.max()), 1))[:, None]
     divisor = samples.clamp(min=1)
