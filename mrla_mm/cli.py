@@ -22,9 +22,22 @@ from mrla_mm.version import __version__
 IMAGE_SUFFIXES = [".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"]
 
 
+class OptionAction(DictAction):
+    """mmengine's DictAction, but that a text keeps its spaces."""
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        """Add options to the namespace."""
+        super().__call__(parser, namespace, values, option_string)
+        options = getattr(namespace, self.dest)
+        for option in values:
+            key, _, text = option.partition("=")
+            if key == "data_root" or isinstance(options[key], str):
+                options[key] = text.strip("'\"")
+
+
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
     """Add --cfg-options."""
-    options = dict(nargs="+", action=DictAction, default={}, metavar="KEY=VALUE")
+    options = dict(nargs="+", action=OptionAction, default={}, metavar="KEY=VALUE")
     purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
     parser.add_argument("--cfg-options", **options, help=purpose)
 

@@ -61,8 +61,10 @@ def test_options_reach_the_config(plan):
     assert cfg.model.backbone.init_cfg is None and cfg.model.neck.in_channels == [1, 2]
     assert cfg.work_dir == "w"
     assert os.environ["LOCAL_RANK"] == "3"
-    cfg = plan("train", "--local_rank", 1, "--cfg-options", "data_root=/data", "work_dir=v")
-    assert cfg.train_dataloader.dataset.data_root == "/data/" and cfg.work_dir == "v"
+    options = ["data_root=/my data/a,b", "work_dir='of one word'", "model.neck.in_channels=[1, 2]"]
+    cfg = plan("train", "--local_rank", 1, "--cfg-options", *options)
+    assert cfg.train_dataloader.dataset.data_root == "/my data/a,b/"
+    assert cfg.work_dir == "of one word" and cfg.model.neck.in_channels == [1, 2]
     assert os.environ["LOCAL_RANK"] == "3"
 
 
