@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
-from mrla_mm.backbones.branches import add_mixin
+from mrla_mm.backbones.branches import make_class
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
@@ -74,23 +74,15 @@ class MRLAResLayer(ResLayer):
     Args:
         make_branch: builds the residual branch of a block, given its channels and `first_in_stage`;
             None for a plain stage.
-        mixin: of the blocks, which calls layer attention.
-        **kwargs: those of mmdet's ``ResLayer``.
+        **kwargs: those of mmdet's ``ResLayer``, with a block class that calls layer attention.
     """
 
-    def __init__(
-        self,
-        *,
-        make_branch: Callable[..., nn.Module] | None,
-        mixin: type = MRLABlock,
-        **kwargs: object,
-    ) -> None:
+    def __init__(self, *, make_branch: Callable[..., nn.Module] | None, **kwargs: object) -> None:
         super().__init__(**kwargs)
         if kwargs["plugins"]:
             remove_unselected_plugins(self, kwargs["plugins"])
         channels = kwargs["planes"] * self.block.expansion
         for index, block in enumerate(self):
-            add_mixin(block, mixin)
             block.mrla = make_branch(channels, first_in_stage=index == 0) if make_branch else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,8 +181,9 @@ class MRLAResNet(PretrainedBackbone, ResNet):
                 drop_path=self.attention_drop_path,
                 zero_init=self.zero_init_attention,
             )
+        block = make_class(MRLABlock, kwargs["block"])
         if self.contract_dilation:
-            block = kwargs["block"]
-            kwargs["block"] = partial(build_contracted, block)
-            kwargs["block"].expansion = block.expansion  # which ResLayer reads
-        return MRLAResLayer(make_branch=make_branch, **kwargs)
+            expansion = block.expansion
+            block = partial(build_contracted, block)
+            block.expansion = expansion  # which ResLayer reads
+        return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})

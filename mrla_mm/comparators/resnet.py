@@ -5,6 +5,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, attention_config
+from mrla_mm.backbones.branches import make_class
 from mrla_mm.backbones.resnet import MRLABlock, MRLAResLayer
 from mrla_mm.comparators.channel import BA
 from mrla_mm.errors import InputError
@@ -52,8 +53,9 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
+        block = make_class(GatedBlock, kwargs["block"])
         make_gate = self.make_gate if self.layer_attention else None
-        return MRLAResLayer(make_branch=make_gate, mixin=GatedBlock, **kwargs)
+        return MRLAResLayer(make_branch=make_gate, **{**kwargs, "block": block})
 
     def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module:
         """Build the gate of a block."""

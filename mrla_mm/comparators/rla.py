@@ -3,9 +3,11 @@
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
+from mmdet.models.backbones.resnet import Bottleneck
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.backbones.branches import make_class
 from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBlock
 from mrla_mm.errors import InputError
@@ -56,7 +58,7 @@ class RLAResLayer(MRLAResLayer):
     """
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
-        super().__init__(make_branch=None, mixin=RLABlock, **kwargs)
+        super().__init__(make_branch=None, **{**kwargs, "block": make_class(RLABlock, Bottleneck)})
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
