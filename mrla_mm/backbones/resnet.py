@@ -4,20 +4,19 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from mmdet.models.backbones.resnet import ResNet
+from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
-from mrla_mm.backbones.branches import make_class
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
-class MRLABlock:
+class _MRLABlock:
     """Mixin that turns a residual block of mmdet into one with layer attention.
 
     The stage sets `mrla`, the layer attention's residual branch or None.
@@ -41,10 +40,9 @@ class MRLABlock:
     def run_convs(self, x: Tensor, *context: Tensor) -> Tensor:
         """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W); see `run_conv`."""
         maps = []
-        num_convs = 3 if hasattr(self, "conv3") else 2
-        for step in range(1, num_convs + 1):
+        for step in range(1, self.num_convs + 1):
             x = self.run_conv(step, x, *context)
-            if step < num_convs:
+            if step < self.num_convs:
                 x = self.relu(x)
             x = self.run_plugins(step, x, maps)
         return x
@@ -57,6 +55,18 @@ class MRLABlock:
         """Run the plugins of a step; a subclass may collect the outputs of the steps in `maps`."""
         names = getattr(self, f"after_conv{step}_plugin_names", ())
         return self.forward_plugin(x, names) if names else x
+
+
+class MRLABasicBlock(_MRLABlock, BasicBlock):
+    """Basic block of ResNet-18 and -34 with layer attention; like mmdet's it takes no plugins."""
+
+    num_convs = 2
+
+
+class MRLABottleneck(_MRLABlock, Bottleneck):
+    """Bottleneck of ResNet-50, -101 and -152 with layer attention."""
+
+    num_convs = 3
 
 
 def build_contracted(block: type[nn.Module], *, dilation: int, **kwargs: object) -> nn.Module:
@@ -146,6 +156,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
     """
 
     key_layout = "resnet"  # the layout of published weight files, see mrla_mm.weights
+    block_classes = {BasicBlock: MRLABasicBlock, Bottleneck: MRLABottleneck}
 
     def __init__(
         self,
@@ -181,7 +192,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
                 drop_path=self.attention_drop_path,
                 zero_init=self.zero_init_attention,
             )
-        block = make_class(MRLABlock, kwargs["block"])
+        block = self.block_classes[kwargs["block"]]
         if self.contract_dilation:
             expansion = block.expansion
             block = partial(build_contracted, block)

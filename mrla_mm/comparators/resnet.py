@@ -1,18 +1,17 @@
 """ResNet for the comparators: plugins, gates by the contract of layer attention, strict weights."""
 
-from mmdet.models.backbones.resnet import ResNet
+from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, attention_config
-from mrla_mm.backbones.branches import make_class
-from mrla_mm.backbones.resnet import MRLABlock, MRLAResLayer
+from mrla_mm.backbones.resnet import MRLABasicBlock, MRLABottleneck, MRLAResLayer
 from mrla_mm.comparators.channel import BA
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
 
-class GatedBlock(MRLABlock):
+class _Gated:
     """Mixin of a block whose layer attention, if any, acts before the shortcut is added."""
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
@@ -31,6 +30,14 @@ class GatedBlock(MRLABlock):
         return x
 
 
+class GatedBasicBlock(_Gated, MRLABasicBlock):
+    """Basic block with a gate."""
+
+
+class GatedBottleneck(_Gated, MRLABottleneck):
+    """Bottleneck with a gate and plugins."""
+
+
 @MODELS.register_module(force=True)
 class ComparatorResNet(PretrainedBackbone, ResNet):
     """mmdet's ResNet, as fast and as strict as MRLAResNet, for other attention.
@@ -43,6 +50,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     """
 
     key_layout = "resnet"
+    block_classes = {BasicBlock: GatedBasicBlock, Bottleneck: GatedBottleneck}
 
     def __init__(
         self, depth: int, layer_attention: AttentionConfig = None, **kwargs: object
@@ -53,7 +61,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
 
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
-        block = make_class(GatedBlock, kwargs["block"])
+        block = self.block_classes[kwargs["block"]]
         make_gate = self.make_gate if self.layer_attention else None
         return MRLAResLayer(make_branch=make_gate, **{**kwargs, "block": block})
 

@@ -3,18 +3,16 @@
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmdet.models.backbones.resnet import Bottleneck
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.backbones.branches import make_class
 from mrla_mm.backbones.resnet import MRLAResLayer
-from mrla_mm.comparators.resnet import ComparatorResNet, GatedBlock
+from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 from mrla_mm.errors import InputError
 
 
-class RLABlock(GatedBlock):
-    """Mixin of a bottleneck that reads the hidden state."""
+class RLABottleneck(GatedBottleneck):
+    """Bottleneck that reads the hidden state."""
 
     def _forward(self, x: Tensor, hidden: Tensor) -> Tensor:
         return self.relu(self.run_convs(x, hidden) + self.run_shortcut(x))
@@ -58,7 +56,7 @@ class RLAResLayer(MRLAResLayer):
     """
 
     def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
-        super().__init__(make_branch=None, **{**kwargs, "block": make_class(RLABlock, Bottleneck)})
+        super().__init__(make_branch=None, **{**kwargs, "block": RLABottleneck})
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
             norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
