@@ -12,6 +12,14 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention.base import eca_kernel_size
+from mrla_mm.errors import InputError
+
+
+def reduced(channels: int, reduction: int) -> int:
+    """Channels of a bottleneck, channels // reduction."""
+    if not 1 <= reduction <= channels:
+        raise InputError(f"reduction={reduction} must be from 1 to the map's {channels} channels")
+    return channels // reduction
 
 
 def gate(x: Tensor, logits: Tensor) -> Tensor:
@@ -29,7 +37,7 @@ class SE(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        hidden = in_channels // reduction
+        hidden = reduced(in_channels, reduction)
         self.squeeze = nn.Linear(in_channels, hidden, bias=False)
         self.excite = nn.Linear(hidden, in_channels, bias=False)
 
@@ -65,7 +73,7 @@ class CBAM(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        hidden = in_channels // reduction
+        hidden = reduced(in_channels, reduction)
         self.mlp = nn.Sequential(
             nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, in_channels)
         )
@@ -92,7 +100,7 @@ class BA(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        hidden = in_channels // reduction
+        hidden = reduced(in_channels, reduction)
         widths = (in_channels // 4, in_channels // 4, in_channels)  # of a bottleneck's convolutions
         self.squeeze = nn.ModuleList(
             nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mrla_mm.attention.base import Attended, Memory
+from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
 SHARED = (nn.Linear, nn.Conv2d, nn.ReLU)  # kinds of layers that a stage shares
@@ -17,7 +18,7 @@ class SharedCell(nn.Module):
 
     def __init__(self, channels: int, reduction: int, gates: int) -> None:
         super().__init__()
-        inner = channels // reduction
+        inner = reduced(channels, reduction)
         self.from_input, self.from_hidden = (
             nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, gates * channels))
             for _ in range(2)

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
 
 AA_HEADS = 8
@@ -24,7 +25,7 @@ class A2(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 2) -> None:
         super().__init__()
-        inner = in_channels // reduction
+        inner = reduced(in_channels, reduction)
         self.features, self.gather, self.distribute = (
             nn.Conv2d(in_channels, inner, 1) for _ in range(3)
         )

@@ -1,6 +1,7 @@
 """What all families of backbones have in common, against their plain hosts."""
 
 import collections
+import pickle
 from functools import partial
 from types import SimpleNamespace
 
@@ -81,7 +82,7 @@ def test_none_and_false_mean_plain_and_a_name_alone_is_a_variant(family, off):
         assert_same_levels(backbone, load_plain(plain, backbone), image)
     with pytest.raises(RuntimeError, match="mrla.attention.query"):
         backbone.load_state_dict(family.mrla().state_dict())
-    named = family.build(layer_attention="MRLABase")
+    named = pickle.loads(pickle.dumps(family.build(layer_attention="MRLABase")))
     assert {type(branch.attention).__name__ for branch in branches(named)} == {"MRLABase"}
 
 

@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
-from mrla_mm.comparators import A2, AA, BA, CBAM, DIA, ECA, SE
+from mrla_mm.comparators import A2, AA, BA, CBAM, DIA, ECA, SE, DLALight
 from mrla_mm.errors import InputError
 
 from ..attention.stages import assert_same
@@ -131,9 +131,17 @@ def test_an_activation_needs_a_norm_that_does_not_start_at_zero(kind):
     assert ((branch(*args)[0] - x) >= 0).all()
 
 
-def test_a_map_that_is_too_large_is_refused():
-    with pytest.raises(InputError, match="max_grid=4"):
-        AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5))
+WRONG = {
+    "reduction=65": lambda: DLALight(64, reduction=65, first_in_stage=True),
+    "reduction=9": lambda: SE(8, reduction=9),
+    "max_grid=4": lambda: AA(8, 64, 3, padding=1, max_grid=4)(torch.rand(1, 8, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("named", WRONG)
+def test_wrong_arguments_name_themselves(named):
+    with pytest.raises(InputError, match=named):
+        WRONG[named]()
 
 
 FROZEN = pytest.mark.parametrize("frozen", [False, True], ids=["train", "frozen"])
