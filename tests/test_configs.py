@@ -255,9 +255,9 @@ def efficientnet_recipe(cfg, name, model):
         passed = sum(milestone <= epoch for milestone in decay.milestones)
         assert passed == math.floor(epoch / 2.4 + 1e-9)
     assert cfg.model.backbone.drop_path_rate == 0.2 and cfg.model.neck.drop_rate == 0.2
-    modules = model.backbone.modules()
-    norms = [module for module in modules if isinstance(module, torch.nn.BatchNorm2d)]
-    assert {(norm.momentum, norm.eps) for norm in norms} == {(0.01, 1e-3)}
+    norms = [each for each in model.backbone.modules() if isinstance(each, torch.nn.BatchNorm2d)]
+    assert {(norm.momentum, norm.eps) for norm in norms} == {(0.01, 1e-5)}
+    assert cfg.model.backbone.conv_cfg.type == "Conv2d"  # with this eps, as in the detectors
     pixels, steps = (240 if "b1" in name else 224), steps_of(cfg.train_dataloader)
     assert steps["RandomResizedCrop"].scale == pixels
     assert steps["AutoAugment"].policies == "imagenet"

@@ -1,7 +1,7 @@
 # EfficientNet in place of a detector's backbone, strides 4 to 32, from torchvision's ImageNet
-# weights, with the padding and the eps that they were trained with; those of the ImageNet recipes
-# here are mmpretrain's. The name has the version in it because mmengine's own entry leads to a file
-# whose name has an outdated hash. B1 is what differs from B0.
+# weights, with the padding and the eps that they were trained with, as the ImageNet recipes here
+# have them. The name has the version in it because mmengine's own entry leads to a file whose name
+# has an outdated hash. B1 is what differs from B0.
 efficientnet_b0 = dict(
     backbone=dict(
         _delete_=True,

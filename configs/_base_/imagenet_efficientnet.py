@@ -1,6 +1,7 @@
 # ImageNet-1K recipe of EfficientNet (App. B.1): 350 epochs of RMSProp on batches of 768, 0.97 of
 # the rate every 2.4 epochs, AutoAugment, drop path and dropout of 0.2. The paper does not speak of
-# the five epochs of warm-up and of the label smoothing; they are EfficientNet's.
+# the five epochs of warm-up and of the label smoothing; they are EfficientNet's. Padding and eps
+# are those of timm, with which the paper trains, and of the detectors that start from this.
 _base_ = [
     "mmpretrain::_base_/models/efficientnet_b0.py",
     "mmpretrain::_base_/datasets/imagenet_bs64_autoaug.py",
@@ -10,7 +11,11 @@ _base_ = [
 ]
 data_root = "data/imagenet"
 model = dict(
-    backbone=dict(drop_path_rate=0.2, norm_cfg=dict(type="BN", eps=1e-3, momentum=0.01)),
+    backbone=dict(
+        drop_path_rate=0.2,
+        conv_cfg=dict(type="Conv2d"),
+        norm_cfg=dict(type="BN", eps=1e-5, momentum=0.01),
+    ),
     neck=dict(type="DroppedAveragePooling", drop_rate=0.2),
     head=dict(
         loss=dict(_delete_=True, type="LabelSmoothLoss", label_smooth_val=0.1, mode="original")
