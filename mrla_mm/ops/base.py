@@ -195,38 +195,34 @@ def base_fused(
     c: Tensor,
     shortcut: Tensor | None,
     weights: Weights,
-    earlier: tuple[Tensor | None, Sequence[Tensor]],
+    memory: Sequence[Tensor],
     *,
     heads: int,
     add_relu: bool = False,
     norm: BatchNorm | None = None,
     is_mla: bool = False,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
 
-    Arguments are those of `light_fused`, and `earlier`: the keys (B, T - 1, C) of the stage's
-    earlier layers, None at T = 1, and their values, T - 1 maps (B, C, H, W). Keys of MLA are by
-    this layer's f_K.
-
-    Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, C) and values
-    (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
+    Arguments are those of `light_fused`, and the memory of the stage's earlier layers: their keys
+    (B, T - 1, C) and their T - 1 values (B, C, H, W), nothing at T = 1. Keys of MLA are by this
+    layer's f_K. Returned are y (B, C, H, W) and the memory with this layer's key and value; of MLA
+    with the average of x (B, C) in place of the keys.
     """
     c = c.contiguous(memory_format=autograd.dense_format(c))
     shortcut = autograd.match_layout(shortcut, c) if add_relu else None
-    earlier_keys, earlier_values = earlier
-    values = [autograd.match_layout(value, c) for value in earlier_values]
+    keys, *values = memory or (None,)
+    memory = (keys, *[autograd.match_layout(value, c) for value in values])
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, add_relu=add_relu)
     options = autograd.Options.after_self_check(
-        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(values) + 1
+        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(memory)
     )
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
-        return layer(c, shortcut, weights, (earlier_keys, values), **settings, norm=norm)
-    y, keys_or_averages, *values = BaseFunction.apply(
-        options, c, shortcut, *parameters, earlier_keys, *values
-    )
-    return y, keys_or_averages, tuple(values)
+        return layer(c, shortcut, weights, memory, **settings, norm=norm)
+    y, *memory = BaseFunction.apply(options, c, shortcut, *parameters, *memory)
+    return y, tuple(memory)
 
 
 mla_fused = partial(base_fused, is_mla=True)
