@@ -52,31 +52,27 @@ class BaseFunction(torch.autograd.Function):
         with autograd.DisableAutocast():
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:
-                passes.convolve(x, parameters.value, Coefficients(), out=own_value)
+                passes.convolve(x, layer.weights.value, Coefficients(), out=own_value)
             saved = passes.base_coefficients(pooled, layer, earlier_keys)
             STEPS[is_mla](passes, layer, saved, x, values).write_output(out=y)
-            y, *statistics = autograd.batch_norm_residual(
-                y, parameters, options.training_norm, residual=x
-            )
-        autograd.save_for_backward(ctx, saved, parameters, (x, *statistics, *values))
+            norm = options.training_norm
+            y, *statistics = autograd.batch_norm_residual(y, norm, residual=x)
+        autograd.save_for_backward(ctx, options, parameters, saved, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
-        ctx.options = options
         return y, saved.attention.pooled if is_mla else saved.attention.keys, *values
 
     @staticmethod
     def backward(ctx, grad, grad_keys_or_averages, *grad_values):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         autograd.refuse_second_derivative()
-        options = ctx.options
-        saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
-        layer = options.layer(parameters)
-        norm = options.training_norm
-        steps = STEPS[layer.is_mla](options.passes(), layer, saved, x, values)
+        layer, saved, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
+        norm = ctx.options.training_norm
+        steps = STEPS[layer.is_mla](ctx.options.passes(), layer, saved, x, values)
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
         with autograd.DisableAutocast():
             grad_out, norm_grads = autograd.batch_norm_backward(
-                grad, x, parameters, norm, (mean, inverse_deviation), steps.write_output
+                grad, x, norm, (mean, inverse_deviation), steps.write_output
             )
             grad_x, gradients, grad_earlier_keys = steps.backward(
                 grad_out, grad_keys_or_averages, grad_values
