@@ -42,8 +42,8 @@ class BaseFunction(torch.autograd.Function):
         count = len(Parameters._fields)
         parameters = Parameters(*tensors[:count])
         earlier_keys, *earlier_values = tensors[count:]
-        is_mla = options.form.is_mla
         layer = options.layer(parameters)
+        is_mla = layer.is_mla
         passes = options.passes()
         x = torch.empty_like(c) if layer.add_relu else c
         own_value = x if is_mla else torch.empty_like(c)

@@ -207,9 +207,9 @@ def norm_residual(x: Tensor, out: Tensor, norm: BatchNorm) -> Tensor:
     else:
         scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
         branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
-    return x + (
-        branch if norm.keep is None else norm.keep.to(x.dtype)[:, None, None, None] * branch
-    )
+    if norm.keep is not None:
+        branch = norm.keep.to(x.dtype)[:, None, None, None] * branch
+    return x + branch
 
 
 def query_and_key(x: Tensor, weights: Weights, heads: int) -> Sequence[Tensor]:
