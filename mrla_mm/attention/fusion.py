@@ -10,22 +10,26 @@ class builds; a subclass may compute anything else, and so may a convolution tha
 changed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from mmcv.cnn.bricks import DropPath
 from torch import Tensor, nn
 
-from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
+from mrla_mm.attention.base import Attended, LayerAttention, is_patched
 from mrla_mm.attention.light import MRLALight
 from mrla_mm.attention.softmax import MLA, MRLABase
-from mrla_mm.ops import BatchNorm, Weights, base_fused, choose_path, light_fused, mla_fused
+from mrla_mm.ops import Weights, base_fused, choose_path, light_fused, mla_fused
 from mrla_mm.torch_support import is_autocast_enabled
 
 
 class Fusion(NamedTuple):
-    """How much is fused (see above), by which path of `mrla_mm.ops`, and why."""
+    """How much is fused (see above), by which path of `mrla_mm.ops`, and why.
+
+    `run` is that of the `FusedVariant`, for this attention and path.
+    """
 
     extent: Literal["all", "branch", "attention", "nothing"]
     path: str
@@ -33,33 +37,26 @@ class Fusion(NamedTuple):
     run: Callable[..., Attended] | None = None
 
 
-class FusedCall(NamedTuple):
-    """What a variant's fused path is called with, beside the attention itself.
+class FusedVariant(NamedTuple):
+    """A variant's fused path.
 
-    With norm and drop path of the branch it is to return x + keep norm(o), else o.
+    `run(attention, path, c, shortcut, memory, add_relu=False, norm=None)` returns out and the new
+    memory, as the attention does. The path is one of `mrla_mm.ops`. c is x itself or, with
+    add_relu, the block's output before the sum: x = relu(c + shortcut). With a norm, which stands
+    for norm and drop path of the branch, out is x + keep norm(o), else o.
     """
 
-    path: str  # of `mrla_mm.ops`
-    c: Tensor  # x or, with add_relu, the block's output before the sum (B, C, H, W)
-    shortcut: Tensor | None  # map (B, C, H, W); with add_relu, what the sum adds
-    memory: Memory  # what the earlier layers of the stage left
-    add_relu: bool = False  # x is relu(c + shortcut)
-    norm: BatchNorm | None = None  # norm and drop path, to be fused with the residual
-
-
-class FusedVariant(NamedTuple):
-    """A variant's fused path."""
-
-    # called with the attention and a `FusedCall`, returns out and the new memory
     run: Callable[..., Attended]
     obstacle: Callable[[LayerAttention], str]  # why an instance has no fused path, or ""
     # whether the norm and residual behind an instance can be fused too
     supports_branch: Callable[[LayerAttention], bool] = lambda attention: True
 
 
-def run_light(attention: MRLALight, call: FusedCall) -> Attended:
+def run_light(
+    attention: MRLALight, path, c, shortcut, memory, *, add_relu=False, norm=None
+) -> Attended:
     """Run MRLA-light fused."""
-    history = attention.choose_history(call.shortcut, call.memory)
+    history = attention.choose_history(shortcut, memory)
     weights = Weights(
         query=attention.query.weight if attention.gated else None,
         key=attention.key.weight if attention.gated else None,
@@ -67,43 +64,39 @@ def run_light(attention: MRLALight, call: FusedCall) -> Attended:
         history_scale=attention.history_scale,
     )
     out = light_fused(
-        call.path,
-        call.c,
-        call.shortcut if call.add_relu else history,
+        path,
+        c,
+        shortcut if add_relu else history,
         weights,
         heads=attention.heads,
         has_history=history is not None,
-        add_relu=call.add_relu,
-        norm=call.norm,
+        add_relu=add_relu,
+        norm=norm,
     )
     return out, attention.new_memory(out)
 
 
-def run_base(attention: MRLABase, call: FusedCall) -> Attended:
+def run_base(attention: MRLABase, path, c, shortcut, memory, **options) -> Attended:
     """Run MRLA-base fused."""
-    keys, *values = call.memory or (None,)
-    out, keys, values = run_softmax(base_fused, attention, call, (keys, values))
-    return out, (keys, *values)
+    weights = softmax_weights(attention)
+    return base_fused(path, c, shortcut, weights, memory, heads=attention.heads, **options)
 
 
-def run_mla(attention: MLA, call: FusedCall) -> Attended:
+def run_mla(attention: MLA, path, c, shortcut, memory, **options) -> Attended:
     """Run MLA fused."""
-    averages, *values = call.memory or (None,)
-    keys = attention.project_keys(averages).flatten(2) if call.memory else None
-    out, average, values = run_softmax(mla_fused, attention, call, (keys, values))
-    return out, (attention.averages(average, call.memory), *values)
+    weights = softmax_weights(attention)
+    options["heads"] = attention.heads
+    earlier = ()
+    if memory:
+        averages, *maps = memory
+        earlier = (attention.project_keys(averages).flatten(2), *maps)
+    out, (average, *maps) = mla_fused(path, c, shortcut, weights, earlier, **options)
+    return out, (attention.averages(average, memory), *maps)
 
 
-def run_softmax(
-    function: Callable[..., tuple],
-    attention: MRLABase | MLA,
-    call: FusedCall,
-    earlier: tuple[Tensor | None, Sequence[Tensor]],
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Run `base_fused` or `mla_fused`; the first describes `earlier` and the results of both."""
-    weights = Weights(attention.query.weight, attention.key.weight, attention.value.weight)
-    options = dict(heads=attention.heads, add_relu=call.add_relu, norm=call.norm)
-    return function(call.path, call.c, call.shortcut, weights, earlier, **options)
+def softmax_weights(attention: MRLABase | MLA) -> Weights:
+    """The weights of an MRLA-base or MLA."""
+    return Weights(attention.query.weight, attention.key.weight, attention.value.weight)
 
 
 def light_obstacle(attention: MRLALight) -> str:
@@ -152,11 +145,12 @@ def choose_fusion(
     obstacle = obstacle or why_not_maps(attention, x, shortcut)
     if obstacle:
         return Fusion("nothing", "naive", obstacle)
+    run = partial(variant.run, attention, path)
     if obstacle := why_not_branch(branch, variant, x):
-        return Fusion("attention", path, obstacle, variant.run)
+        return Fusion("attention", path, obstacle, run)
     if obstacle := why_not_sum(branch, x, shortcut, relu):
-        return Fusion("branch", path, obstacle, variant.run)
-    return Fusion("all", path, "nothing stands in the way", variant.run)
+        return Fusion("branch", path, obstacle, run)
+    return Fusion("all", path, "nothing stands in the way", run)
 
 
 def why_not_as_built(attention: LayerAttention) -> str:

@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.attention.fusion import FusedCall, Fusion, choose_fusion
+from mrla_mm.attention.fusion import Fusion, choose_fusion
 from mrla_mm.errors import InputError
 from mrla_mm.ops import BatchNorm
 
@@ -94,7 +94,7 @@ class AttentionResidual(BaseModule):
     ) -> Attended:
         """Run the attention alone, fused or as its class is written."""
         if fusion.extent != "nothing":
-            return fusion.run(self.attention, FusedCall(fusion.path, x, shortcut, memory))
+            return fusion.run(x, shortcut, memory)
         out, memory = self.attention(x, shortcut, memory)
         tensors = Tensor, fx.Proxy  # with which torch.fx traces
         if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
@@ -133,8 +133,7 @@ class LayerAttentionResidual(AttentionResidual):
         fusion = choose_fusion(self, x, shortcut)
         if fusion.extent == "branch":
             norm = self.prepare_fused_norm(x, keep)
-            call = FusedCall(fusion.path, x, shortcut, memory, norm=norm)
-            y, memory = fusion.run(self.attention, call)
+            y, memory = fusion.run(x, shortcut, memory, norm=norm)
             return (y, *memory)
         out, memory = self.attend(fusion, x, shortcut, memory)
         branch = self.activate(self.norm(out))
@@ -153,8 +152,7 @@ class LayerAttentionResidual(AttentionResidual):
         if fusion.extent != "all":
             return self(relu(c + shortcut), shortcut, *memory)
         norm = self.prepare_fused_norm(c)
-        call = FusedCall(fusion.path, c, shortcut, memory, add_relu=True, norm=norm)
-        y, memory = fusion.run(self.attention, call)
+        y, memory = fusion.run(c, shortcut, memory, add_relu=True, norm=norm)
         return (y, *memory)
 
     def prepare_fused_norm(self, x: Tensor, keep: Tensor | None = None) -> BatchNorm:

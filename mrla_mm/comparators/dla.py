@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mrla_mm.attention import MRLALight
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.attention.fusion import FUSED, FusedCall, FusedVariant, light_obstacle, run_light
+from mrla_mm.attention.fusion import FUSED, FusedVariant, light_obstacle, run_light
 from mrla_mm.comparators.dia import SharedCell, cell_gates, shared_weights
 from mrla_mm.errors import InputError
 
@@ -81,11 +81,13 @@ def update_state(
     return cell.sigmoid(), cell
 
 
-def run_dla(attention: DLALight, call: FusedCall) -> Attended:
+def run_dla(
+    attention: DLALight, path, c, shortcut, memory, *, add_relu=False, norm=None
+) -> Attended:
     """Run DLA-light, all but the refresh fused."""
-    x = (call.c + call.shortcut).relu() if call.add_relu else call.c
-    refreshed, memory = attention.refresh(x, call.shortcut, call.memory)
-    out, _ = run_light(attention, FusedCall(call.path, x, refreshed, (), norm=call.norm))
+    x = (c + shortcut).relu() if add_relu else c
+    refreshed, memory = attention.refresh(x, shortcut, memory)
+    out, _ = run_light(attention, path, x, refreshed, (), norm=norm)
     return out, memory
 
 

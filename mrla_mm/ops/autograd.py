@@ -21,7 +21,7 @@ from mrla_mm.ops.reference import BatchNorm
 # Does what `without_autocast` does at a tenth of its cost.
 DisableAutocast = torch._C._DisableAutocast
 # Where each group of what `save_for_backward` saves ends.
-ENDS = tuple(accumulate(len(group._fields) for group in (Attention, Coefficients, Parameters)))
+ENDS = tuple(accumulate(len(group._fields) for group in (Parameters, Attention, Coefficients)))
 
 
 class Options(NamedTuple):
@@ -71,24 +71,25 @@ class Options(NamedTuple):
 
 
 def save_for_backward(
-    ctx, saved: Saved, parameters: Parameters, maps: Sequence[Tensor | None]
+    ctx, options: Options, parameters: Parameters, saved: Saved, maps: Sequence[Tensor | None]
 ) -> None:
     """Save what `load_saved` returns; autograd takes one flat sequence of tensors."""
-    ctx.save_for_backward(*saved.attention, *saved.coefficients, *parameters, *maps)
+    ctx.options = options
+    ctx.save_for_backward(*parameters, *saved.attention, *saved.coefficients, *maps)
 
 
-def load_saved(ctx) -> tuple[Saved, Parameters, Sequence[Tensor | None]]:
-    """What `save_for_backward` was given."""
+def load_saved(ctx) -> tuple[Layer, Saved, Sequence[Tensor | None]]:
+    """The layer of the saved options and parameters, and what else was saved."""
     tensors = ctx.saved_tensors
     first, second, third = ENDS
-    attention = Attention._make(tensors[:first])
-    coefficients = Coefficients._make(tensors[first:second])
-    parameters = Parameters._make(tensors[second:third])
-    return Saved(attention, coefficients), parameters, tensors[third:]
+    layer = ctx.options.layer(Parameters._make(tensors[:first]))
+    attention = Attention._make(tensors[first:second])
+    coefficients = Coefficients._make(tensors[second:third])
+    return layer, Saved(attention, coefficients), tensors[third:]
 
 
 def batch_norm_residual(
-    out: Tensor, parameters: Parameters, norm: BatchNorm | None, *, residual: Tensor
+    out: Tensor, norm: BatchNorm | None, *, residual: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return residual + keep norm(out), and mean and inverse deviation of out (C,).
 
@@ -97,18 +98,17 @@ def batch_norm_residual(
     if norm is None:
         return out, None, None
     y, mean, inverse_deviation = torch.native_batch_norm(
-        out, parameters.norm_weight, parameters.norm_bias, norm.mean, norm.variance,
+        out, norm.weight, norm.bias, norm.mean, norm.variance,
         training=True, momentum=norm.momentum, eps=norm.eps,
     )  # fmt: skip
-    if parameters.keep is not None:
-        y.mul_(parameters.keep.to(y.dtype)[:, None, None, None])
+    if norm.keep is not None:
+        y.mul_(norm.keep.to(y.dtype)[:, None, None, None])
     return y.add_(residual), mean, inverse_deviation
 
 
 def batch_norm_backward(
     grad: Tensor,
     x: Tensor,
-    parameters: Parameters,
     norm: BatchNorm | None,
     statistics: Sequence[Tensor | None],
     recompute: Callable[..., object],
@@ -122,13 +122,11 @@ def batch_norm_backward(
         return grad, {}
     out = torch.empty_like(x)
     recompute(out=out)
-    if parameters.keep is not None:
-        grad = grad * parameters.keep.to(grad.dtype)[:, None, None, None]
-    has_weight = parameters.norm_weight is not None
-    has_bias = parameters.norm_bias is not None
+    if norm.keep is not None:
+        grad = grad * norm.keep.to(grad.dtype)[:, None, None, None]
     grad_out, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
-        grad, out, parameters.norm_weight, None, None, *statistics, train=True, eps=norm.eps,
-        output_mask=(True, has_weight, has_bias),
+        grad, out, norm.weight, None, None, *statistics, train=True, eps=norm.eps,
+        output_mask=(True, norm.weight is not None, norm.bias is not None),
     )  # fmt: skip
     # torch returns another layout if x has odd strides in a dimension of size 1
     return match_layout(grad_out, x), dict(norm_weight=grad_weight, norm_bias=grad_bias)

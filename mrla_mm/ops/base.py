@@ -42,8 +42,8 @@ class BaseFunction(torch.autograd.Function):
         count = len(Parameters._fields)
         parameters = Parameters(*tensors[:count])
         earlier_keys, *earlier_values = tensors[count:]
-        is_mla = options.form.is_mla
         layer = options.layer(parameters)
+        is_mla = layer.is_mla
         passes = options.passes()
         x = torch.empty_like(c) if layer.add_relu else c
         own_value = x if is_mla else torch.empty_like(c)
@@ -52,31 +52,27 @@ class BaseFunction(torch.autograd.Function):
         with autograd.DisableAutocast():
             pooled = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:
-                passes.convolve(x, parameters.value, Coefficients(), out=own_value)
+                passes.convolve(x, layer.weights.value, Coefficients(), out=own_value)
             saved = passes.base_coefficients(pooled, layer, earlier_keys)
             STEPS[is_mla](passes, layer, saved, x, values).write_output(out=y)
-            y, *statistics = autograd.batch_norm_residual(
-                y, parameters, options.training_norm, residual=x
-            )
-        autograd.save_for_backward(ctx, saved, parameters, (x, *statistics, *values))
+            norm = options.training_norm
+            y, *statistics = autograd.batch_norm_residual(y, norm, residual=x)
+        autograd.save_for_backward(ctx, options, parameters, saved, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
-        ctx.options = options
         return y, saved.attention.pooled if is_mla else saved.attention.keys, *values
 
     @staticmethod
     def backward(ctx, grad, grad_keys_or_averages, *grad_values):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         autograd.refuse_second_derivative()
-        options = ctx.options
-        saved, parameters, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
-        layer = options.layer(parameters)
-        norm = options.training_norm
-        steps = STEPS[layer.is_mla](options.passes(), layer, saved, x, values)
+        layer, saved, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
+        norm = ctx.options.training_norm
+        steps = STEPS[layer.is_mla](ctx.options.passes(), layer, saved, x, values)
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
         with autograd.DisableAutocast():
             grad_out, norm_grads = autograd.batch_norm_backward(
-                grad, x, parameters, norm, (mean, inverse_deviation), steps.write_output
+                grad, x, norm, (mean, inverse_deviation), steps.write_output
             )
             grad_x, gradients, grad_earlier_keys = steps.backward(
                 grad_out, grad_keys_or_averages, grad_values
@@ -195,38 +191,34 @@ def base_fused(
     c: Tensor,
     shortcut: Tensor | None,
     weights: Weights,
-    earlier: tuple[Tensor | None, Sequence[Tensor]],
+    memory: Sequence[Tensor],
     *,
     heads: int,
     add_relu: bool = False,
     norm: BatchNorm | None = None,
     is_mla: bool = False,
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """MRLA-base by a fused path; see the module for the equations.
 
-    Arguments are those of `light_fused`, and `earlier`: the keys (B, T - 1, C) of the stage's
-    earlier layers, None at T = 1, and their values, T - 1 maps (B, C, H, W). Keys of MLA are by
-    this layer's f_K.
-
-    Shapes: c and shortcut (B, C, H, W) -> y (B, C, H, W), and all layers' keys (B, T, C) and values
-    (B, C, H, W); of MLA the average of x (B, C) in place of the keys.
+    Arguments are those of `light_fused`, and the memory of the stage's earlier layers: their keys
+    (B, T - 1, C) and their T - 1 values (B, C, H, W), nothing at T = 1. Keys of MLA are by this
+    layer's f_K. Returned are y (B, C, H, W) and the memory with this layer's key and value; of MLA
+    with the average of x (B, C) in place of the keys.
     """
     c = c.contiguous(memory_format=autograd.dense_format(c))
     shortcut = autograd.match_layout(shortcut, c) if add_relu else None
-    earlier_keys, earlier_values = earlier
-    values = [autograd.match_layout(value, c) for value in earlier_values]
+    keys, *values = memory or (None,)
+    memory = (keys, *[autograd.match_layout(value, c) for value in values])
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, add_relu=add_relu)
     options = autograd.Options.after_self_check(
-        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(values) + 1
+        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(memory)
     )
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
-        return layer(c, shortcut, weights, (earlier_keys, values), **settings, norm=norm)
-    y, keys_or_averages, *values = BaseFunction.apply(
-        options, c, shortcut, *parameters, earlier_keys, *values
-    )
-    return y, keys_or_averages, tuple(values)
+        return layer(c, shortcut, weights, memory, **settings, norm=norm)
+    y, *memory = BaseFunction.apply(options, c, shortcut, *parameters, *memory)
+    return y, tuple(memory)
 
 
 mla_fused = partial(base_fused, is_mla=True)

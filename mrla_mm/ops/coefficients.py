@@ -125,13 +125,11 @@ class Saved(NamedTuple):
     coefficients: Coefficients
 
 
-def product(*factors: Tensor | None) -> Tensor | None:
-    """Product of the factors that are not None, or None."""
-    result = None
-    for factor in factors:
-        if factor is not None:
-            result = factor if result is None else result * factor
-    return result
+def product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Product of two factors, of which None stands for 1."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a * b
 
 
 def norm_coefficients(
@@ -190,7 +188,7 @@ def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) ->
         heads = layer.heads
         scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
         attention = Attention(pooled, query, key.unsqueeze(1), scores)
-        gain = product(expand_scores(scores, size[1]).squeeze(1), factor)
+        gain = value_weights(scores, factor, size[1]).squeeze(1)
     slope = None
     if layer.has_history:
         slope = product(at_least_float32(layer.weights.history_scale), factor)
@@ -329,7 +327,7 @@ def logits_backward(
 
 
 def norm_backward(
-    norm: BatchNorm | None, grad_factor: Tensor, grad_offset: Tensor | None
+    norm: BatchNorm | None, grad_factor: Tensor, grad_offset: Tensor
 ) -> dict[str, Tensor | None]:
     """Gradients (C,) of a norm's parameters by name, given those of factor and offset (B, C)."""
     if norm is None:

@@ -39,34 +39,31 @@ class LightFunction(torch.autograd.Function):
             saved = passes.light_coefficients(pooled, layer, x.shape)
             passes.convolve(
                 x,
-                parameters.value,
+                layer.weights.value,
                 saved.coefficients,
                 history=history,
                 residual=layer.fuses_norm,
                 out=y,
             )
-            y, *statistics = autograd.batch_norm_residual(
-                y, parameters, options.training_norm, residual=x
-            )
-        autograd.save_for_backward(ctx, saved, parameters, (x, history, *statistics))
-        ctx.options = options
+            norm = options.training_norm
+            y, *statistics = autograd.batch_norm_residual(y, norm, residual=x)
+        autograd.save_for_backward(ctx, options, parameters, saved, (x, history, *statistics))
         return y
 
     @staticmethod
     def backward(ctx, grad):
         """Compute the gradients of c, the shortcut, and the parameters."""
         autograd.refuse_second_derivative()
-        saved, parameters, (x, history, *statistics) = autograd.load_saved(ctx)
-        layer = ctx.options.layer(parameters)
+        layer, saved, (x, history, *statistics) = autograd.load_saved(ctx)
         passes = ctx.options.passes()
         norm = ctx.options.training_norm
         grad = autograd.match_layout(grad, x)
         recompute = partial(
-            passes.convolve, x, parameters.value, saved.coefficients, history=history
+            passes.convolve, x, layer.weights.value, saved.coefficients, history=history
         )
         with autograd.DisableAutocast():
             grad_out, norm_grads = autograd.batch_norm_backward(
-                grad, x, parameters, norm, statistics, recompute
+                grad, x, norm, statistics, recompute
             )
             grad_x, grad_history, gradients = layer_backward(
                 passes, grad_out, x, history, layer, saved

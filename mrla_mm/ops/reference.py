@@ -207,9 +207,9 @@ def norm_residual(x: Tensor, out: Tensor, norm: BatchNorm) -> Tensor:
     else:
         scale, offset = frozen_bn_affine(norm.mean, norm.variance, norm.weight, norm.bias, norm.eps)
         branch = scale.to(x.dtype)[:, None, None] * out + offset.to(x.dtype)[:, None, None]
-    return x + (
-        branch if norm.keep is None else norm.keep.to(x.dtype)[:, None, None, None] * branch
-    )
+    if norm.keep is not None:
+        branch = norm.keep.to(x.dtype)[:, None, None, None] * branch
+    return x + branch
 
 
 def query_and_key(x: Tensor, weights: Weights, heads: int) -> Sequence[Tensor]:
@@ -232,25 +232,27 @@ def light_layer(c, shortcut, weights, *, heads, has_history, add_relu=False, nor
 
 
 def base_layer(
-    c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    c, shortcut, weights, memory, *, heads, add_relu=False, norm=None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """MRLA-base with what is around it; arguments and shapes are those of `base_fused`."""
     x = (c + shortcut).relu() if add_relu else c
-    scores, keys = scores_and_keys(*query_and_key(x, weights, heads), earlier[0])
-    values = (*earlier[1], depthwise_value(x, weights.value))
+    earlier_keys, *earlier_values = memory or (None,)
+    scores, keys = scores_and_keys(*query_and_key(x, weights, heads), earlier_keys)
+    values = (*earlier_values, depthwise_value(x, weights.value))
     out = weighted_sum(scores, values)
-    return out if norm is None else norm_residual(x, out, norm), keys, values
+    return out if norm is None else norm_residual(x, out, norm), (keys, *values)
 
 
 def mla_layer(
-    c, shortcut, weights, earlier, *, heads, add_relu=False, norm=None
-) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    c, shortcut, weights, memory, *, heads, add_relu=False, norm=None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """MLA with what is around it; arguments and shapes are those of `mla_fused`."""
     x = (c + shortcut).relu() if add_relu else c
-    scores, _ = scores_and_keys(*query_and_key(x, weights, heads), earlier[0])
-    values = (*earlier[1], x)
-    out = depthwise_value(weighted_sum(scores, values), weights.value)
-    return out if norm is None else norm_residual(x, out, norm), global_average(x), values
+    earlier_keys, *earlier_maps = memory or (None,)
+    scores, _ = scores_and_keys(*query_and_key(x, weights, heads), earlier_keys)
+    maps = (*earlier_maps, x)
+    out = depthwise_value(weighted_sum(scores, maps), weights.value)
+    return out if norm is None else norm_residual(x, out, norm), (global_average(x), *maps)
 
 
 def feature_map(pooled: Tensor) -> Tensor:

@@ -174,6 +174,6 @@ def run_layer(form: Form, inputs: dict[str, Tensor], is_naive: bool) -> Sequence
         return [light(*arguments, **options)]
     naive, fused = (mla_layer, mla_fused) if form.is_mla else (base_layer, base_fused)
     layer = naive if is_naive else partial(fused, form.path)
-    values = [inputs[f"value {index}"] for index in range(form.depth - 1)]
-    y, keys_or_averages, values = layer(*arguments, (inputs.get("keys"), values), **options)
-    return [y, keys_or_averages, *values]
+    memory = [inputs[name] for name in inputs if name == "keys" or name.startswith("value ")]
+    y, memory = layer(*arguments, memory, **options)
+    return [y, *memory]

@@ -64,8 +64,8 @@ def parts(t):
         norm = BatchNorm(*(t.get(name) for name in BatchNorm._fields[:-2]), eps=0.1)
     elif "bias" in t:
         norm = BatchNorm(t["weight"], t["bias"], None, None, t.get("keep"), 0.1, momentum=0.1)
-    values = [t[name] for name in t if name.startswith("values")]
-    return weights, norm, (t.get("keys"), values), t["c"].shape[1] // HEAD_CHANNELS
+    memory = [t[name] for name in t if name == "keys" or name.startswith("values")]
+    return weights, norm, memory, t["c"].shape[1] // HEAD_CHANNELS
 
 
 def light(t, extent, path, history=True):
@@ -78,10 +78,10 @@ def light(t, extent, path, history=True):
 
 def base(t, extent, path, functions=(base_layer, base_fused)):
     naive, fused = functions
-    weights, norm, earlier, heads = parts(t)
+    weights, norm, memory, heads = parts(t)
     function = naive if path == "naive" else functools.partial(fused, path)
     options = dict(heads=heads, add_relu=extent == "block end", norm=norm)
-    return function(t["c"], t.get("shortcut"), weights, earlier, **options)
+    return function(t["c"], t.get("shortcut"), weights, memory, **options)
 
 
 # MLA has averages (B, C) and maps in place of keys and values
@@ -90,7 +90,7 @@ mla = functools.partial(base, functions=(mla_layer, mla_fused))
 
 def base_joined(t, extent, path, variant=base):
     """One map that output, keys and values all enter, so that backward gets a gradient of each."""
-    out, keys, values = variant(t, extent, path)
+    out, (keys, *values) = variant(t, extent, path)
     keys = keys.view(len(keys), -1, keys.shape[-1])
     ramp = torch.arange(1, keys[0].numel() + 1).to(keys).view(keys.shape[1:]) / keys[0].numel()
     weighted = sum(0.5 * (s + 1) * value for s, value in enumerate(values))

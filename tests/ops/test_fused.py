@@ -231,7 +231,7 @@ def test_a_gradient_of_keys_that_is_not_contiguous(path):
     tensors = draw((2, 12, 3, 4), "branch", depth=2, history=False)
 
     def joined(t, path):
-        out, keys, _ = base(t, "branch", path)
+        out, (keys, *_) = base(t, "branch", path)
         ramp = torch.arange(keys[0].numel()).to(keys).view(12, 3)
         return out + (keys.mT * ramp).sum((1, 2))[:, None, None, None].to(out.dtype)
 
@@ -281,7 +281,7 @@ def test_maps_that_are_saved():
     assert len(saved) == 2 and shortcut in saved and c not in saved
     for variant, count in ((base, 3), (mla, 2)):
         tensors = draw((2, 20, 9, 8), "block end", depth=1, history=False)
-        (_, _, (earlier, own)), saved = saved_maps(variant, tensors, "block end")
+        (_, (_, earlier, own)), saved = saved_maps(variant, tensors, "block end")
         assert len(saved) == count and {earlier.data_ptr(), own.data_ptr()} <= saved
         assert not {tensors["c"].data_ptr(), tensors["shortcut"].data_ptr()} & saved
 
@@ -295,12 +295,12 @@ def test_gradients_of_others_are_not_written_to(path):
     for way in ("naive", path):
         leaves = {name: t.clone().requires_grad_(name not in CONSTANT) for name, t in given.items()}
         for _ in range(2):  # a stage of two layers
-            out, *memory = base(leaves, "branch", way)
-            leaves["keys"] = memory[0]
-            leaves |= {f"values{s}": value for s, value in enumerate(memory[1])}
+            out, (keys, *values) = base(leaves, "branch", way)
+            leaves["keys"] = keys
+            leaves |= {f"values{s}": value for s, value in enumerate(values)}
         upstream = torch.ones_like(out)
         for _ in range(2):
-            (out + memory[1][0] + memory[1][-1]).backward(upstream, retain_graph=True)
+            (out + values[0] + values[-1]).backward(upstream, retain_graph=True)
         assert (upstream == 1).all()
         names = ("c", "query", "key", "value", "weight", "bias")
         gradients.append([leaves[name].grad for name in names])
@@ -431,10 +431,10 @@ def test_maps_that_a_backward_pass_allocates_grow_linearly_with_depth():
     counts = []
     for depth in (2, 4, 8):
         tensors = draw((2, 12, 3, 4), "attention", history=False)
-        weights, _, (keys, values), heads = parts(tensors)
+        weights, _, memory, heads = parts(tensors)
         c = tensors["c"].requires_grad_()
         for _ in range(depth):
-            y, keys, values = base_fused("fused", c, None, weights, (keys, values), heads=heads)
+            y, memory = base_fused("fused", c, None, weights, memory, heads=heads)
             c = c + y
         with CountMaps() as mode:
             c.sum().backward()

@@ -266,7 +266,7 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
         return torch.empty(shape, device="meta", dtype=dtype).requires_grad_()
 
     c, shortcut = (leaf(*shape, dtype=dtype).to(memory_format=layout) for _ in range(2))
-    channels, memory = shape[1], (None, ())
+    channels, memory = shape[1], ()
     for _ in range(3):
         query, key = leaf(1, 1, 3), leaf(1, 1, 3)
         value, scale = leaf(channels, 1, 3, 3), leaf(channels)
@@ -278,10 +278,10 @@ def train_step(variant, shape, dtype, layout=torch.contiguous_format):
         else:
             function = mla_fused if variant == "MLA" else base_fused
             weights = Weights(query, key, value)
-            shortcut, keys, values = function("triton", c, shortcut, weights, memory, **options)
+            shortcut, memory = function("triton", c, shortcut, weights, memory, **options)
             if variant == "MLA":  # averages (B, C), of which each layer makes keys
-                keys = keys[:, None].expand(-1, len(values), -1)
-            memory = keys, values
+                averages, *maps = memory
+                memory = (averages[:, None].expand(-1, len(maps), -1), *maps)
     assert shortcut.is_contiguous(memory_format=layout)
     shortcut.float().square().mean().backward()
 
