@@ -210,7 +210,7 @@ class LayoutChanges(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in COPIES:
             source = args[COPIES[func.overloadpacket]]
-            is_map = source.dim() == 4 and min(out.shape[1:]) > 1
+            is_map = source.dim() == 4 and len(source) == 2 and min(out.shape[1:]) > 1  # no weight
             if is_map and (out.stride(1) == 1) != (source.stride(1) == 1):
                 self.found.append(tuple(out.shape))
         return out
