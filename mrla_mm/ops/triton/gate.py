@@ -12,7 +12,6 @@ each span of the grid; here the spans are added up on the way. Everything is in 
 sum has one order: results are the same to the bit in every run.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,9 +28,10 @@ from mrla_mm.ops.coefficients import (
     project_both_transposed,
 )
 from mrla_mm.ops.reference import BatchNorm
-from mrla_mm.ops.triton.launch import Unsupported, launch, next_power_of_2
+from mrla_mm.ops.triton.launch import SIZES, Unsupported, launch, next_power_of_2
 
 MAX_KERNEL_SIZE = 16  # weights of the query or key convolution that the kernels can hold
+NO_NORM = BatchNorm(weight=None, bias=None, mean=None, variance=None)
 
 
 @triton.jit
@@ -73,7 +73,7 @@ def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["B", "spans"])
+@triton.jit(do_not_specialize=SIZES)
 def coefficients_kernel(
     partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr,
     weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
@@ -130,7 +130,7 @@ def coefficients_kernel(
         tl.store(offset_ptr + place, offset, mask=inside)
 
 
-@triton.jit(do_not_specialize=["B", "value_spans", "spans"])
+@triton.jit(do_not_specialize=SIZES)
 def coefficients_backward_kernel(
     sums_ptr, value_sums_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, value_ptr,
     lambda_ptr, weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_keys_ptr,
@@ -298,13 +298,6 @@ def check_support(layer: Layer) -> None:
         raise Unsupported
 
 
-def norm_tensors(norm: BatchNorm | None) -> tuple[Sequence[Tensor | None], float]:
-    """The five tensors of a norm, each None without one, and its eps."""
-    if norm is None:
-        return (None,) * 5, 0.0
-    return (norm.weight, norm.bias, norm.mean, norm.variance, norm.keep), norm.eps
-
-
 def light_coefficients(pooled, layer, size) -> Saved:
     """See `Passes.light_coefficients`."""
     return base_coefficients(pooled, layer, None, softmax=False)
@@ -313,7 +306,7 @@ def light_coefficients(pooled, layer, size) -> Saved:
 def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     """See `Passes.base_coefficients`."""
     check_support(layer)
-    weights, norm, heads = layer.weights, layer.frozen_norm, layer.heads
+    weights, norm, heads = layer.weights, layer.frozen_norm or NO_NORM, layer.heads
     spans, batch, channels = pooled.shape
     head_channels = channels // heads
     depth = 1
@@ -328,19 +321,27 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
         scores=new(batch, depth, heads),
     )
     coefficients = Coefficients(
-        gain=None if softmax and norm is None else new(batch, channels),
+        gain=None if softmax and not layer.fuses_norm else new(batch, channels),
         slope=new(batch, channels) if layer.has_history else None,
-        offset=None if norm is None else new(batch, channels),
+        offset=new(batch, channels) if layer.fuses_norm else None,
     )
-    of_norm, eps = norm_tensors(norm)
-    launch(
-        coefficients_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys),
-        (attention.pooled, attention.query, attention.keys, attention.scores,
-         coefficients.gain, coefficients.slope, coefficients.offset),
-        (batch, spans, head_channels**-0.5, eps), channels, head_channels, depth,
-        weights.query.shape[-1], softmax, next_power_of_2(head_channels), next_power_of_2(depth),
+    inputs = dict(
+        partial_ptr=pooled, query_weight_ptr=weights.query, key_weight_ptr=weights.key,
+        lambda_ptr=weights.history_scale, weight_ptr=norm.weight, bias_ptr=norm.bias,
+        mean_ptr=norm.mean, variance_ptr=norm.variance, keep_ptr=norm.keep,
+        earlier_ptr=earlier_keys,
     )  # fmt: skip
+    outputs = dict(
+        pooled_ptr=attention.pooled, query_ptr=attention.query, keys_ptr=attention.keys,
+        scores_ptr=attention.scores, gain_ptr=coefficients.gain, slope_ptr=coefficients.slope,
+        offset_ptr=coefficients.offset,
+    )  # fmt: skip
+    numbers = dict(
+        B=batch, spans=spans, logit_scale=head_channels**-0.5, eps=norm.eps,
+        C=channels, D=head_channels, T=depth, K=weights.query.shape[-1], SOFTMAX=softmax,
+        BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
+    )  # fmt: skip
+    launch(coefficients_kernel, (batch, heads, 1), inputs, outputs, numbers)
     return Saved(attention, coefficients)
 
 
@@ -359,7 +360,7 @@ def base_coefficients_backward(
     heads, taps = layer.heads, sums.shape[2] - 2
     head_channels = channels // heads
     query, key, value, history_scale = layer.weights
-    (weight, bias, mean, variance, keep), eps = norm_tensors(layer.frozen_norm)
+    norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
     if grad_keys is not None:
         grad_keys = grad_keys.contiguous()
@@ -368,16 +369,25 @@ def base_coefficients_backward(
     grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
     grad_projections = new(batch, heads, 2, query.shape[-1])
     gradients = new(batch, (taps + 3) * channels)
-    launch(
-        coefficients_backward_kernel, (batch, heads, 1),
-        (sums, value_sums, attention.pooled, attention.query, attention.keys, attention.scores,
-         saved.coefficients.gain if is_light else None, value,
-         history_scale, weight, mean, variance, keep, grad_keys),
-        (grads, grad_earlier, grad_projections, gradients),
-        (batch, 0 if is_light else len(value_sums), len(sums), head_channels**-0.5, eps),
-        channels, head_channels, depth, query.shape[-1], taps, layer.has_history, layer.is_mla,
-        next_power_of_2(head_channels), next_power_of_2(depth),
+    inputs = dict(
+        sums_ptr=sums, value_sums_ptr=value_sums, pooled_ptr=attention.pooled,
+        query_ptr=attention.query, keys_ptr=attention.keys, scores_ptr=attention.scores,
+        gain_ptr=saved.coefficients.gain if is_light else None,  # base's is of the weighted sum
+        value_ptr=value, lambda_ptr=history_scale, weight_ptr=norm.weight, mean_ptr=norm.mean,
+        variance_ptr=norm.variance, keep_ptr=norm.keep, grad_keys_ptr=grad_keys,
     )  # fmt: skip
+    outputs = dict(
+        grads_ptr=grads, grad_earlier_ptr=grad_earlier, grad_projections_ptr=grad_projections,
+        gradients_ptr=gradients,
+    )  # fmt: skip
+    numbers = dict(
+        B=batch, value_spans=0 if is_light else len(value_sums), spans=len(sums),
+        logit_scale=head_channels**-0.5, eps=norm.eps,
+        C=channels, D=head_channels, T=depth, K=query.shape[-1], TAPS=taps,
+        HISTORY=layer.has_history, MLA=layer.is_mla,
+        BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
+    )  # fmt: skip
+    launch(coefficients_backward_kernel, (batch, heads, 1), inputs, outputs, numbers)
     offset = None if grad_averages is None else grad_averages.contiguous() / (size[2] * size[3])
     pending = AveragesGradient(
         offset=offset,
@@ -400,7 +410,7 @@ def base_coefficients_backward(
         key=grad_key,
         value=None if value is None else grad_value.view(value.shape),
         history_scale=grad_scale if history_scale is not None and layer.has_history else None,
-        norm_weight=None if weight is None else grad_weight,
-        norm_bias=None if bias is None else grad_bias,
+        norm_weight=None if norm.weight is None else grad_weight,
+        norm_bias=None if norm.bias is None else grad_bias,
     )
     return pending, parameters, grad_earlier

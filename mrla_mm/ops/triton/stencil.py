@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from mrla_mm.ops.triton.gate import AveragesGradient, add_up_parameters, project_transposed
-from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
+from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 THREADS = 128  # of a program
@@ -106,14 +106,14 @@ def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
     return (gain * weight)[:, None]
 
 
-@triton.jit(do_not_specialize=["H", "units", "tiles", "rows", "heads", "gradients_size"])
+@triton.jit(do_not_specialize=SIZES)
 def convolve_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr,
     grads_ptr, query_weight_ptr, key_weight_ptr, gradients_ptr, grad_projections_ptr,
     out_ptr, grad_history_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
-    H, units, tiles, rows, heads, gradients_size, C,
-    K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    H, units, tiles, rows, C, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    heads, gradients_size, K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
@@ -233,11 +233,12 @@ def convolve_kernel(
                 )
 
 
-@triton.jit(do_not_specialize=["B", "H", "units", "tiles", "rows"])
+@triton.jit(do_not_specialize=SIZES)
 def sums_kernel(
-    grad_ptr, x_ptr, history_ptr, sums_ptr, B, H, units, tiles, rows, C,
-    TAPS: tl.constexpr, SUM_GRAD: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    grad_ptr, x_ptr, history_ptr, sums_ptr,
+    H, units, tiles, rows, C, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    B, TAPS: tl.constexpr, SUM_GRAD: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
@@ -306,8 +307,8 @@ def sums_kernel(
 
 
 @cache
-def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple[int, ...], ...]:
-    """Arguments of a launch that follow from a map's shape and layout, and its grid."""
+def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple, dict]:
+    """Grid of a launch that shares a map out, and the arguments that say how."""
     batch, channels, height, width = shape
     if channels_last:
         block_c = min(64, next_power_of_2(channels))
@@ -321,48 +322,60 @@ def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tupl
     spans = max(1, count // (batch * groups * tiles))
     rows = min(height, max(SHORTEST, 2 * ceil_div(height, 2 * spans)))
     unit = 1 if channels_last else math.gcd(width, max(1, block_c * block_w // THREADS))
-    grid = batch, groups, tiles * ceil_div(height, rows)
-    return (height, width // unit, tiles, rows), (channels_last, unit, block_c, block_w), grid
+    sizes = dict(H=height, units=width // unit, tiles=tiles, rows=rows)
+    sides = dict(CHANNELS_LAST=channels_last, UNIT=unit, BLOCK_C=block_c, BLOCK_W=block_w)
+    return (batch, groups, tiles * ceil_div(height, rows)), dict(**sizes, C=channels, **sides)
 
 
 def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
-    _, (_, unit, block_c, block_w), _ = row_tiling(shape, channels_last, 1)
+    _, tiling = row_tiling(shape, channels_last, 1)
     _, channels, height, width = shape
+    block_c, block_w = tiling["BLOCK_C"], tiling["BLOCK_W"]
     sides = (channels, block_c), (width, block_w), (height, SHORTEST)
-    return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
+    return tiling["UNIT"], block_c, block_w, *[min(2, ceil_div(*side)) for side in sides]
 
 
 def launch_convolve(
     x, weight, gain, slope, offset, *, flip, residual, history, out,
     relu_output=None, grad_history=None, pending=NOTHING_PENDING,
 ) -> None:  # fmt: skip
-    """Launch `convolve_kernel`, with the argument names that it has."""
-    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
-    inputs = (x, history, weight, gain, slope, offset, relu_output,
-              pending.grads, pending.query_weight, pending.key_weight,
-              pending.gradients, pending.grad_projections)  # fmt: skip
-    outputs = (out, grad_history, pending.gradients_sum, pending.grad_projections_sum)
-    sizes = *sizes, pending.heads, pending.gradients_size
-    rest = x.shape[1], pending.kernel_size, flip, residual, *blocks
-    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
+    """Launch `convolve_kernel`."""
+    grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    inputs = dict(
+        x_ptr=x, history_ptr=history, weight_ptr=weight,
+        gain_ptr=gain, slope_ptr=slope, offset_ptr=offset, relu_output_ptr=relu_output,
+        grads_ptr=pending.grads,
+        query_weight_ptr=pending.query_weight, key_weight_ptr=pending.key_weight,
+        gradients_ptr=pending.gradients, grad_projections_ptr=pending.grad_projections,
+    )  # fmt: skip
+    outputs = dict(
+        out_ptr=out, grad_history_ptr=grad_history, gradients_sum_ptr=pending.gradients_sum,
+        grad_projections_sum_ptr=pending.grad_projections_sum,
+    )  # fmt: skip
+    numbers = dict(
+        tiling, heads=pending.heads, gradients_size=pending.gradients_size,
+        K=pending.kernel_size, FLIP=flip, RESIDUAL=residual,
+    )  # fmt: skip
+    launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
 def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
     """See `Passes.convolve`."""
-    options = dict(flip=False, residual=residual, history=history, out=out)
-    launch_convolve(x, weight, *coefficients, **options)
+    launch_convolve(
+        x, weight, *coefficients, flip=False, residual=residual, history=history, out=out
+    )
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     """See `Passes.grid_sums`; a part for each span of the grid."""
-    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     batch, channels = x.shape[:2]
     taps = 9 if convolved else 1
     sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
-    sizes = batch, *sizes
-    inputs = (grad, x, history)
-    launch(sums_kernel, grid, inputs, (sums,), sizes, channels, taps, sum_grad, *blocks)
+    inputs = dict(grad_ptr=grad, x_ptr=x, history_ptr=history)
+    numbers = dict(tiling, B=batch, TAPS=taps, SUM_GRAD=sum_grad)
+    launch(sums_kernel, grid, inputs, dict(sums_ptr=sums), numbers)
     return sums
 
 
