@@ -14,7 +14,7 @@ PROGRAMS_PER_PROCESSOR = 16  # of 128 threads: they fill a GPU, where a map is l
 MANY = True  # whether to use them; see `Passes.few_programs`
 # Numbers for all values of which a kernel is compiled once; all kernels call them by these names.
 SIZES = frozenset({
-    "B", "H", "units", "tiles", "rows", "heads", "gradients_size", "value_spans", "spans", "first",
+    "B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first",
     "logit_scale", "eps",
 })  # fmt: skip
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for

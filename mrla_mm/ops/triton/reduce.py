@@ -214,9 +214,8 @@ def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     averages = None
     if pool:
         averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device)
-    inputs = dict(x_ptr=c, shortcut_ptr=shortcut)
     outputs = dict(out_ptr=out, pooled_ptr=averages)
-    launch(pool_kernel, grid, inputs, outputs, spans)
+    launch(pool_kernel, grid, dict(x_ptr=c, shortcut_ptr=shortcut), outputs, spans)
     return averages
 
 

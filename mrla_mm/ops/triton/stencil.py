@@ -20,13 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.triton.gate import AveragesGradient, add_up_parameters, project_transposed
+from mrla_mm.ops.triton.gate import PendingGradients, finish_gradients
 from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 THREADS = 128  # of a program
 TILE = 4 * THREADS  # elements of a tile
-NOTHING_PENDING = AveragesGradient(offset=None)
+NOTHING_PENDING = PendingGradients(offset=None)
 
 
 @triton.jit
@@ -37,9 +37,9 @@ def tile_of(
 ):  # fmt: skip
     """Place of a program's tile.
 
-    Returns its channels and which of them exist; which of its elements are in the map, have a left
-    neighbour in another unit, have a right one; their offsets in the sample's first row; the sample
-    and its offset; the first row, and the one after the last.
+    Returns channels, and which of them exist; which elements are inside the map, have a left
+    neighbour in another unit, have a right one; elements as offsets in the sample's first row;
+    sample, and the offset of its start; begin and end of the rows.
     """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -109,16 +109,16 @@ def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
 @triton.jit(do_not_specialize=SIZES)
 def convolve_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr,
-    grads_ptr, query_weight_ptr, key_weight_ptr, gradients_ptr, grad_projections_ptr,
-    out_ptr, grad_history_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
+    grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
+    out_ptr, grad_history_ptr, grad_params_sum_ptr, grad_qk_weights_sum_ptr,
     H, units, tiles, rows, C, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
-    heads, gradients_size, K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr,
+    heads, params_size, K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
     If asked, also grad_history = slope x. With `relu_output`, out is 0 where that is 0 or less, not
-    at NaN, and is added to grad_history. With grads it finishes an `AveragesGradient` too.
+    at NaN, and is added to grad_history. With grad_qk it finishes `PendingGradients` too.
     """
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
@@ -127,20 +127,15 @@ def convolve_kernel(
         C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
-    of_pixel = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    offset = tl.zeros((BLOCK_C,), dtype=tl.float32)
     if offset_ptr is not None:
-        of_pixel += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)
-    if grads_ptr is not None:
-        grads = grads_ptr + sample * 2 * C
-        grad_pooled = project_transposed(grads, query_weight_ptr, channels, exists, C, K)
-        grad_pooled += project_transposed(grads + C, key_weight_ptr, channels, exists, C, K)
-        of_pixel += grad_pooled / (H * W)
-        if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
-            add_up_parameters(
-                gradients_ptr, grad_projections_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
-                tl.program_id(1), tl.num_programs(1), tl.num_programs(0), heads, gradients_size,
-                K, BLOCK_C,
-            )  # fmt: skip
+        offset += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)
+    if grad_qk_ptr is not None:
+        offset += finish_gradients(
+            grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
+            grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size,
+            channels, exists, C, H * W, K,
+        )  # fmt: skip
     gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
     if gain_ptr is not None:
         gain = tl.load(gain_ptr + of_sample, mask=exists, other=0.0)
@@ -158,21 +153,18 @@ def convolve_kernel(
         w6 = load_weight(kernel, gain, exists, 6, FLIP)
         w7 = load_weight(kernel, gain, exists, 7, FLIP)
         w8 = load_weight(kernel, gain, exists, 8, FLIP)
-        above_row, below_row = begin - 1, begin + 1
-        pointers = x + (elements + above_row * row_stride)
-        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, above_row, H)
+        pointers = x + (elements + (begin - 1) * row_stride)
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin - 1, H)
         above_left, above, above_right = neighbours(next_left, next_at, next_right, UNIT)
         pointers = x + (elements + begin * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin, H)
         at_left, at, at_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (elements + below_row * row_stride)
-        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, below_row, H)
+        pointers = x + (elements + (begin + 1) * row_stride)
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin + 1, H)
     slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
     if slope_ptr is not None:
         slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
-    total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    total += of_pixel[:, None]
-    offset = total
+    offset = tl.broadcast_to(offset[:, None], (BLOCK_C, BLOCK_W))
     place = elements + begin * row_stride
     if history_ptr is not None:
         history = load(history_ptr + start + place, inside, begin, begin, end)
@@ -226,11 +218,8 @@ def convolve_kernel(
                 scaled = slope * centre
                 if relu_output_ptr is not None:
                     scaled += total
-                tl.store(
-                    grad_history_ptr + start + place,
-                    scaled.to(out_ptr.dtype.element_ty),
-                    mask=exists_here,
-                )
+                scaled = scaled.to(out_ptr.dtype.element_ty)
+                tl.store(grad_history_ptr + start + place, scaled, mask=exists_here)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -343,20 +332,16 @@ def launch_convolve(
     """Launch `convolve_kernel`."""
     grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     inputs = dict(
-        x_ptr=x, history_ptr=history, weight_ptr=weight,
-        gain_ptr=gain, slope_ptr=slope, offset_ptr=offset, relu_output_ptr=relu_output,
-        grads_ptr=pending.grads,
+        x_ptr=x, history_ptr=history, weight_ptr=weight, gain_ptr=gain, slope_ptr=slope,
+        offset_ptr=offset, relu_output_ptr=relu_output, grad_qk_ptr=pending.grad_qk,
         query_weight_ptr=pending.query_weight, key_weight_ptr=pending.key_weight,
-        gradients_ptr=pending.gradients, grad_projections_ptr=pending.grad_projections,
+        grad_params_ptr=pending.grad_params, grad_qk_weights_ptr=pending.grad_qk_weights,
     )  # fmt: skip
     outputs = dict(
-        out_ptr=out, grad_history_ptr=grad_history, gradients_sum_ptr=pending.gradients_sum,
-        grad_projections_sum_ptr=pending.grad_projections_sum,
+        out_ptr=out, grad_history_ptr=grad_history, grad_params_sum_ptr=pending.grad_params_sum,
+        grad_qk_weights_sum_ptr=pending.grad_qk_weights_sum,
     )  # fmt: skip
-    numbers = dict(
-        tiling, heads=pending.heads, gradients_size=pending.gradients_size,
-        K=pending.kernel_size, FLIP=flip, RESIDUAL=residual,
-    )  # fmt: skip
+    numbers = tiling | pending.sizes | dict(FLIP=flip, RESIDUAL=residual)
     launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
@@ -383,18 +368,13 @@ def convolve_backward(
     grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.convolve_backward`; grad_pixel may be an `AveragesGradient`."""
+    """See `Passes.convolve_backward`; grad_pixel may be an `PendingGradients`."""
     pending = grad_pixel
-    if not isinstance(pending, AveragesGradient):
-        pending = AveragesGradient(offset=grad_pixel)
+    if not isinstance(pending, PendingGradients):
+        pending = PendingGradients(offset=grad_pixel)
     gain, slope, _ = coefficients
     launch_convolve(
-        grad, weight, gain, slope, pending.offset,
-        flip=True,
-        residual=residual,
-        history=extra_grad,
-        out=grad_x,
-        relu_output=relu_output,
-        grad_history=grad_history,
+        grad, weight, gain, slope, pending.offset, flip=True, residual=residual,
+        history=extra_grad, relu_output=relu_output, out=grad_x, grad_history=grad_history,
         pending=pending,
     )  # fmt: skip
