@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.triton.gate import PendingGradients, finish_gradients
+from mrla_mm.ops.triton.gate import PendingGradients, finish_gradients, load_or
 from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
@@ -99,11 +99,10 @@ def neighbours(left, at, right, UNIT: tl.constexpr):
 
 
 @triton.jit
-def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
+def load_weight(weight_ptr, gain, channels, exists, tap: tl.constexpr, FLIP: tl.constexpr):
     """Weight of one of nine taps by channel, in the transposed convolution of the opposite one."""
-    weight = tl.load(kernel + (8 - tap if FLIP else tap), mask=exists, other=0.0)
-    weight = weight.to(tl.float32)
-    return (gain * weight)[:, None]
+    places = channels * 9 + (8 - tap if FLIP else tap)
+    return (gain * load_or(weight_ptr, places, exists, 1.0))[:, None]
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -127,32 +126,27 @@ def convolve_kernel(
         C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
-    offset = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    if offset_ptr is not None:
-        offset += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)
+    offset = load_or(offset_ptr, of_sample, exists, 0.0)
     if grad_qk_ptr is not None:
         offset += finish_gradients(
             grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
             grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size,
             channels, exists, C, H * W, K,
         )  # fmt: skip
-    gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
-    if gain_ptr is not None:
-        gain = tl.load(gain_ptr + of_sample, mask=exists, other=0.0)
-    kernel = weight_ptr + channels * 9 if weight_ptr is not None else None
-    w4 = gain[:, None] if weight_ptr is None else load_weight(kernel, gain, exists, 4, FLIP)
+    gain = load_or(gain_ptr, of_sample, exists, 1.0)
+    w4 = load_weight(weight_ptr, gain, channels, exists, 4, FLIP)  # the gain without a weight
     if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
         w4 += 1.0
     x, out = x_ptr + start, out_ptr + start
     if weight_ptr is not None:
-        w0 = load_weight(kernel, gain, exists, 0, FLIP)
-        w1 = load_weight(kernel, gain, exists, 1, FLIP)
-        w2 = load_weight(kernel, gain, exists, 2, FLIP)
-        w3 = load_weight(kernel, gain, exists, 3, FLIP)
-        w5 = load_weight(kernel, gain, exists, 5, FLIP)
-        w6 = load_weight(kernel, gain, exists, 6, FLIP)
-        w7 = load_weight(kernel, gain, exists, 7, FLIP)
-        w8 = load_weight(kernel, gain, exists, 8, FLIP)
+        w0 = load_weight(weight_ptr, gain, channels, exists, 0, FLIP)
+        w1 = load_weight(weight_ptr, gain, channels, exists, 1, FLIP)
+        w2 = load_weight(weight_ptr, gain, channels, exists, 2, FLIP)
+        w3 = load_weight(weight_ptr, gain, channels, exists, 3, FLIP)
+        w5 = load_weight(weight_ptr, gain, channels, exists, 5, FLIP)
+        w6 = load_weight(weight_ptr, gain, channels, exists, 6, FLIP)
+        w7 = load_weight(weight_ptr, gain, channels, exists, 7, FLIP)
+        w8 = load_weight(weight_ptr, gain, channels, exists, 8, FLIP)
         pointers = x + (elements + (begin - 1) * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin - 1, H)
         above_left, above, above_right = neighbours(next_left, next_at, next_right, UNIT)
@@ -161,9 +155,7 @@ def convolve_kernel(
         at_left, at, at_right = neighbours(next_left, next_at, next_right, UNIT)
         pointers = x + (elements + (begin + 1) * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin + 1, H)
-    slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
-    if slope_ptr is not None:
-        slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
+    slope = load_or(slope_ptr, of_sample, exists, 1.0)[:, None]
     offset = tl.broadcast_to(offset[:, None], (BLOCK_C, BLOCK_W))
     place = elements + begin * row_stride
     if history_ptr is not None:
