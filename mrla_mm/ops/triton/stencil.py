@@ -37,9 +37,9 @@ def tile_of(
 ):  # fmt: skip
     """Place of a program's tile.
 
-    Returns channels, and which of them exist; which elements are inside the map, have a left
-    neighbour in another unit, have a right one; elements as offsets in the sample's first row;
-    sample, and the offset of its start; begin and end of the rows.
+    Returns channels, and which of them exist; which columns are inside the map, have a left
+    neighbour in another unit, have a right one; where the elements of the first row lie in their
+    sample; the sample, and where it starts; the first row of the span, and the one after its last.
     """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -48,18 +48,18 @@ def tile_of(
     left = inside & ((columns > 0) & (columns % UNIT == 0))[None, :]
     right = inside & ((columns + 1 < W) & (columns % UNIT == UNIT - 1))[None, :]
     if CHANNELS_LAST:
-        elements = channels[:, None] + columns[None, :] * C
+        first_row = channels[:, None] + columns[None, :] * C
     else:
-        elements = channels[:, None] * (H * W) + columns[None, :]
+        first_row = channels[:, None] * (H * W) + columns[None, :]
     sample = tl.program_id(0).to(tl.int64)
     start = sample * C * H * W
     begin = tl.program_id(2) // tiles * rows
     end = tl.minimum(begin + rows, H)
-    return channels, exists, inside, left, right, elements, sample, start, begin, end
+    return channels, exists, inside, left, right, first_row, sample, start, begin, end
 
 
 @triton.jit
-def load(pointers, inside, row, first, last):
+def load_within(pointers, inside, row, first, last):
     """Elements of one row, 0 where not inside and if the row is not from first to before last."""
     mask = (inside & (row >= first) & (row < last)) != 0  # Triton 3.9 interprets & as an integer
     return tl.load(pointers, mask=mask, other=0.0)
@@ -69,9 +69,9 @@ def load(pointers, inside, row, first, last):
 def load_row(pointers, step, left, inside, right, row, H):
     """One row of the map, and beside it the neighbours of each element in other units, else 0."""
     return (
-        load(pointers - step, left, row, 0, H),
-        load(pointers, inside, row, 0, H),
-        load(pointers + step, right, row, 0, H),
+        load_within(pointers - step, left, row, 0, H),
+        load_within(pointers, inside, row, 0, H),
+        load_within(pointers + step, right, row, 0, H),
     )
 
 
@@ -122,7 +122,7 @@ def convolve_kernel(
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
+    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
@@ -147,34 +147,34 @@ def convolve_kernel(
         w6 = load_weight(weight_ptr, gain, channels, exists, 6, FLIP)
         w7 = load_weight(weight_ptr, gain, channels, exists, 7, FLIP)
         w8 = load_weight(weight_ptr, gain, channels, exists, 8, FLIP)
-        pointers = x + (elements + (begin - 1) * row_stride)
+        pointers = x + (first_row + (begin - 1) * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin - 1, H)
         above_left, above, above_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (elements + begin * row_stride)
+        pointers = x + (first_row + begin * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin, H)
         at_left, at, at_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (elements + (begin + 1) * row_stride)
+        pointers = x + (first_row + (begin + 1) * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin + 1, H)
     slope = load_or(slope_ptr, of_sample, exists, 1.0)[:, None]
     offset = tl.broadcast_to(offset[:, None], (BLOCK_C, BLOCK_W))
-    place = elements + begin * row_stride
+    elements = first_row + begin * row_stride
     if history_ptr is not None:
-        history = load(history_ptr + start + place, inside, begin, begin, end)
+        history = load_within(history_ptr + start + elements, inside, begin, begin, end)
     if relu_output_ptr is not None:
-        relu_output = load(relu_output_ptr + start + place, inside, begin, begin, end)
+        relu_output = load_within(relu_output_ptr + start + elements, inside, begin, begin, end)
     for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
         for second in tl.static_range(2):
             row = pair + second
-            place = elements + row * row_stride
+            elements = first_row + row * row_stride
             total = offset
             if relu_output_ptr is not None:
                 is_blocked = relu_output <= 0
-                relu_output = load(
-                    relu_output_ptr + start + place + row_stride, inside, row + 1, begin, end
+                relu_output = load_within(
+                    relu_output_ptr + start + elements + row_stride, inside, row + 1, begin, end
                 )
             if weight_ptr is not None:
                 below_left, below, below_right = neighbours(next_left, next_at, next_right, UNIT)
-                pointers = x + (place + 2 * row_stride)
+                pointers = x + (elements + 2 * row_stride)
                 next_left, next_at, next_right = load_row(
                     pointers, step, left, inside, right, row + 2, H
                 )
@@ -195,23 +195,23 @@ def convolve_kernel(
                 at = below
                 at_right = below_right
             else:
-                centre = load(x + place, inside, row, begin, end).to(tl.float32)
+                centre = load_within(x + elements, inside, row, begin, end).to(tl.float32)
                 total += w4 * centre
             if history_ptr is not None:
                 total += slope * history.to(tl.float32)
-                history = load(
-                    history_ptr + start + place + row_stride, inside, row + 1, begin, end
+                history = load_within(
+                    history_ptr + start + elements + row_stride, inside, row + 1, begin, end
                 )
             if relu_output_ptr is not None:
                 total = tl.where(is_blocked, 0.0, total)
             exists_here = (inside & (row < end)) != 0
-            tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
+            tl.store(out + elements, total.to(out_ptr.dtype.element_ty), mask=exists_here)
             if grad_history_ptr is not None:
                 scaled = slope * centre
                 if relu_output_ptr is not None:
                     scaled += total
                 scaled = scaled.to(out_ptr.dtype.element_ty)
-                tl.store(grad_history_ptr + start + place, scaled, mask=exists_here)
+                tl.store(grad_history_ptr + start + elements, scaled, mask=exists_here)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -225,7 +225,7 @@ def sums_kernel(
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
+    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     x, grad = x_ptr + start, grad_ptr + start
@@ -238,10 +238,10 @@ def sums_kernel(
         for pair in range(begin - 1, end + 1, 2):
             for second in tl.static_range(2):
                 row = pair + second
-                place = elements + row * row_stride
-                below = load(grad + (place + row_stride), inside, row + 1, begin, end)
+                elements = first_row + row * row_stride
+                below = load_within(grad + (elements + row_stride), inside, row + 1, begin, end)
                 below = below.to(tl.float32)
-                x_left, x_at, x_right = load_row(x + place, step, left, inside, right, row, H)
+                x_left, x_at, x_right = load_row(x + elements, step, left, inside, right, row, H)
                 x_left, x_at, x_right = neighbours(x_left, x_at, x_right, UNIT)
                 s0 += below * x_left
                 s1 += below * x_at
@@ -253,7 +253,7 @@ def sums_kernel(
                 s7 += above * x_at
                 s8 += above * x_right
                 if history_ptr is not None:
-                    history = load(history_ptr + start + place, inside, row, begin, end)
+                    history = load_within(history_ptr + start + elements, inside, row, begin, end)
                     history_total += at * history.to(tl.float32)
                 if SUM_GRAD:
                     grad_total += at
@@ -261,11 +261,11 @@ def sums_kernel(
                 at = below
     else:
         for row in range(begin, end):
-            place = elements + row * row_stride
-            at = load(grad + place, inside, row, begin, end).to(tl.float32)
-            s4 += at * load(x + place, inside, row, begin, end).to(tl.float32)
+            elements = first_row + row * row_stride
+            at = load_within(grad + elements, inside, row, begin, end).to(tl.float32)
+            s4 += at * load_within(x + elements, inside, row, begin, end).to(tl.float32)
             if history_ptr is not None:
-                history = load(history_ptr + start + place, inside, row, begin, end)
+                history = load_within(history_ptr + start + elements, inside, row, begin, end)
                 history_total += at * history.to(tl.float32)
             if SUM_GRAD:
                 grad_total += at
