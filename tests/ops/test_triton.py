@@ -367,9 +367,9 @@ def test_a_second_launch_passes_what_triton_passes(monkeypatch):
     monkeypatch.setattr(kernel, "device_caches", caches)
     x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
     inputs, outputs = dict(x_ptr=x, shortcut_ptr=None), dict(out_ptr=None, pooled_ptr=averages)
-    tiling = dict(units=30, C=4, UNIT=1, CHANNELS_LAST=False, BLOCK_C=4, BLOCK_S=32)
+    tiling = dict(B=2, units=30, UNIT=1, CHANNELS_LAST=False, BLOCK_C=4, BLOCK_S=32)
     for span in (32, 32, 16):
-        launch.launch(kernel, (2, 1, 1), inputs, outputs, dict(tiling, B=2, span=span))
+        launch.launch(kernel, (2, 1, 1), inputs, outputs, dict(tiling, C=4, span=span))
     through_triton, cached = ([*args[:6], *args[7:]] for args in launched[:2])  # without metadata
     assert through_triton[:3] == [2, 1, 1]
     for first, second in zip(through_triton, cached, strict=True):

@@ -59,15 +59,6 @@ def load_root(variance_ptr, eps, channels, exists):
 
 
 @triton.jit
-def load_keep(keep_ptr, sample):
-    """Factor that drop path puts on a sample, 1 without one."""
-    if keep_ptr is None:
-        return 1.0
-    else:
-        return tl.load(keep_ptr + sample).to(tl.float32)
-
-
-@triton.jit
 def sum_spans(pointer, places, exists, spans, stride):
     """Sum of what the programs of each span of the grid left, always in the same order."""
     BLOCK: tl.constexpr = places.shape[0]
@@ -114,7 +105,9 @@ def coefficients_kernel(
             key = load(earlier_keys_ptr + (sample * (T - 1) + s) * C + channels, inside)
             tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
             scores = tl.where(layers == s, tl.sum(query * key, axis=0) * logit_scale, scores)
-    keep = load_keep(keep_ptr, sample)
+    keep = 1.0
+    if keep_ptr is not None:
+        keep = tl.load(keep_ptr + sample).to(tl.float32)
     norm_scale = load_or(norm_weight_ptr, channels, inside, 1.0)
     norm_scale *= load_root(variance_ptr, eps, channels, inside)
     factor = norm_scale * keep
@@ -141,7 +134,7 @@ def coefficients_kernel(
 def coefficients_backward_kernel(
     sums_ptr, value_sums_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr,
     value_weight_ptr, history_scale_ptr, norm_weight_ptr, mean_ptr, variance_ptr, keep_ptr,
-    grad_keys_ptr, grad_qk_ptr, grad_qk_weights_ptr, grad_params_ptr, grad_earlier_keys_ptr,
+    grad_keys_ptr, grad_qk_ptr, grad_earlier_keys_ptr, grad_qk_weights_ptr, grad_params_ptr,
     B, value_spans, spans, logit_scale, eps, C, D, T,
     K: tl.constexpr, TAPS: tl.constexpr, HISTORY: tl.constexpr, MLA: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr,
@@ -156,7 +149,9 @@ def coefficients_backward_kernel(
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     inside = inner < D
-    keep = load_keep(keep_ptr, sample)
+    keep = 1.0
+    if keep_ptr is not None:
+        keep = tl.load(keep_ptr + sample).to(tl.float32)
     root = load_root(variance_ptr, eps, channels, inside)
     factor = keep * root * load_or(norm_weight_ptr, channels, inside, 1.0)
     query = load(query_ptr + sample * C + channels, inside)
@@ -170,8 +165,6 @@ def coefficients_backward_kernel(
     history_sums = tap_sums + TAPS * C
     grad_sums = history_sums + C
     stride = B * (TAPS + 2) * C
-    value_sums = sample * (T + 1) * C + channels  # and the planes of value sums
-    value_stride = B * (T + 1) * C
     gain = load_or(gain_ptr, sample * C + channels, inside, 1.0)
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
@@ -180,14 +173,15 @@ def coefficients_backward_kernel(
         tl.store(grad_value_weight + channels * TAPS + tap, total * gain, mask=inside)
     grad_scores = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
+    value_sums = sample * (T + 1) * C + channels  # and those of value sums
+    value_stride = B * (T + 1) * C
     if value_sums_ptr is None:
         grad_scores += tl.sum(grad_gain * factor, axis=0)
         grad_logits = grad_scores * scores * (1.0 - scores) * logit_scale
         grad_factor += grad_gain * tl.sum(scores, axis=0)
     else:
         for s in range(T):
-            place = value_sums + s * C
-            total = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride)
+            total = sum_spans(value_sums_ptr, value_sums + s * C, inside, value_spans, value_stride)
             grad_scores = tl.where(layers == s, tl.sum(total * factor, axis=0), grad_scores)
             grad_factor += tl.sum(tl.where(layers == s, scores, 0.0), axis=0) * total
         grad_logits = scores * (grad_scores - tl.sum(scores * grad_scores, axis=0)) * logit_scale
@@ -228,12 +222,26 @@ def coefficients_backward_kernel(
 
 
 @triton.jit
+def project_transposed(grads, weight_ptr, channels, exists, C, K: tl.constexpr):
+    """Convolve a sample's gradients over the channels (C,) with a weight turned round."""
+    total = tl.zeros(channels.shape, dtype=tl.float32)
+    for k in tl.static_range(K):
+        at = channels - k + K // 2
+        near = exists & (at >= 0) & (at < C)
+        total += load(weight_ptr + k, True) * load(grads + at, near)
+    return total
+
+
+@triton.jit
 def finish_gradients(
     grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
     grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size, channels, exists, C, pixels,
     K: tl.constexpr,
 ):  # fmt: skip
     """`PendingGradients.finish` without offset, in programs of `stencil`, which share the sums."""
+    grad_query = grad_qk_ptr + tl.program_id(0).to(tl.int64) * 2 * C
+    grad_pooled = project_transposed(grad_query, query_weight_ptr, channels, exists, C, K)
+    grad_pooled += project_transposed(grad_query + C, key_weight_ptr, channels, exists, C, K)
     BLOCK: tl.constexpr = channels.shape[0]
     B, group = tl.num_programs(0), tl.program_id(1)
     if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
@@ -247,14 +255,6 @@ def finish_gradients(
             mask = places < 2 * K
             total = sum_spans(grad_qk_weights_ptr, places, mask, B * heads, 2 * K)
             tl.store(grad_qk_weights_sum_ptr + places, total, mask=mask)
-    grad_query = grad_qk_ptr + tl.program_id(0).to(tl.int64) * 2 * C
-    grad_key = grad_query + C
-    grad_pooled = tl.zeros(channels.shape, dtype=tl.float32)
-    for k in tl.static_range(K):
-        at = channels - k + K // 2
-        near = exists & (at >= 0) & (at < C)
-        grad_pooled += load(query_weight_ptr + k, True) * load(grad_query + at, near)
-        grad_pooled += load(key_weight_ptr + k, True) * load(grad_key + at, near)
     return grad_pooled / pixels
 
 
@@ -391,8 +391,8 @@ def base_coefficients_backward(
         keep_ptr=norm.keep, grad_keys_ptr=None if grad_keys is None else grad_keys.contiguous(),
     )  # fmt: skip
     outputs = dict(
-        grad_qk_ptr=pending.grad_qk, grad_qk_weights_ptr=pending.grad_qk_weights,
-        grad_params_ptr=pending.grad_params, grad_earlier_keys_ptr=grad_earlier_keys,
+        grad_qk_ptr=pending.grad_qk, grad_earlier_keys_ptr=grad_earlier_keys,
+        grad_qk_weights_ptr=pending.grad_qk_weights, grad_params_ptr=pending.grad_params,
     )  # fmt: skip
     numbers = dict(
         B=batch, value_spans=0 if is_light else len(value_sums), spans=len(sums),

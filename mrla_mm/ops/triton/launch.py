@@ -13,10 +13,9 @@ ceil_div, next_power_of_2 = cache(triton.cdiv), cache(triton.next_power_of_2)  #
 PROGRAMS_PER_PROCESSOR = 16  # of 128 threads: they fill a GPU, where a map is large enough
 MANY = True  # whether to use them; see `Passes.few_programs`
 # Numbers for all values of which a kernel is compiled once; all kernels call them by these names.
-SIZES = frozenset({
-    "B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first",
-    "logit_scale", "eps",
-})  # fmt: skip
+SIZES = frozenset(
+    {"B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first"}
+)
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters

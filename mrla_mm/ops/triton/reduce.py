@@ -40,9 +40,9 @@ def tile_elements(sample, channels, pixels, C, S, CHANNELS_LAST: tl.constexpr):
 
 @triton.jit(do_not_specialize=SIZES)
 def pool_kernel(
-    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, units, C,
+    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, units,
     UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    B, span,
+    C, span,
 ):  # fmt: skip
     """Sum of x over a span of the grid, divided by the positions of all of it.
 
@@ -104,9 +104,9 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
 @triton.jit(do_not_specialize=SIZES)
 def weighted_sum_kernel(
     v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, offset_ptr, out_ptr,
-    units, C,
+    units,
     UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    first, D, T, COUNT: tl.constexpr,
+    first, C, D, T, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [start +] gain sum_s scores_s v_s [+ offset] [+ x].
 
@@ -135,10 +135,10 @@ def weighted_sum_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def some_values_backward_kernel(
-    v0, v1, v2, v3, v4, v5, v6, v7, grad_ptr, scores_ptr, gain_ptr,
-    g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, units, C,
+    grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
+    g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units,
     UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    B, span, first, D, T, COUNT: tl.constexpr,
+    first, C, D, T, COUNT: tl.constexpr, span,
 ):  # fmt: skip
     """Add weights_s grad to each value's gradient; sum grad times value, and grad, over a span."""
     S = units * UNIT
@@ -187,16 +187,16 @@ def tiling(shape: torch.Size, channels_last: bool) -> tuple[tuple, dict]:
     unit = math.gcd(pixels, 8)
     sides = dict(UNIT=unit, CHANNELS_LAST=channels_last, BLOCK_C=block_c, BLOCK_S=block_s)
     grid = (batch, ceil_div(channels, block_c), ceil_div(pixels, block_s))
-    return grid, dict(units=pixels // unit, C=channels, **sides)
+    return grid, dict(units=pixels // unit, **sides)
 
 
 @cache
-def span_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple, dict]:
-    """As `tiling`, but programs sum spans of tiles: many of a few maps and few of many."""
+def span_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple, dict, int]:
+    """As `tiling`, and the span that a program sums: many tiles of a few maps, few of many."""
     (batch, groups, tiles), arguments = tiling(shape, channels_last)
     per_program = min(tiles, max(1, tiles * batch * groups // count))
-    span = per_program * arguments["BLOCK_S"]
-    return (batch, groups, ceil_div(tiles, per_program)), dict(arguments, B=batch, span=span)
+    grid = batch, groups, ceil_div(tiles, per_program)
+    return grid, dict(B=batch) | arguments, per_program * arguments["BLOCK_S"]
 
 
 def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
@@ -210,12 +210,13 @@ def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     """See `Passes.add_relu`; a part for each span of the grid."""
     if shortcut is None and not pool:
         return None
-    grid, spans = span_tiling(c.shape, not c.is_contiguous(), programs(c.device))
+    grid, tiles, span = span_tiling(c.shape, not c.is_contiguous(), programs(c.device))
     averages = None
     if pool:
         averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device)
     outputs = dict(out_ptr=out, pooled_ptr=averages)
-    launch(pool_kernel, grid, dict(x_ptr=c, shortcut_ptr=shortcut), outputs, spans)
+    numbers = dict(tiles, C=c.shape[1], span=span)
+    launch(pool_kernel, grid, dict(x_ptr=c, shortcut_ptr=shortcut), outputs, numbers)
     return averages
 
 
@@ -233,8 +234,8 @@ def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
             scores_ptr=scores, gain_ptr=coefficients.gain,
             offset_ptr=coefficients.offset if is_end else None,
         )  # fmt: skip
-        numbers = dict(tiles, first=first, D=out.shape[1] // heads, T=depth, COUNT=len(some))
-        launch(weighted_sum_kernel, grid, inputs, dict(out_ptr=target), numbers)
+        dims = dict(first=first, C=out.shape[1], D=out.shape[1] // heads, T=depth, COUNT=len(some))
+        launch(weighted_sum_kernel, grid, inputs, dict(out_ptr=target), tiles | dims)
         total = target
 
 
@@ -243,13 +244,13 @@ def some_values_backward(grad, values, scores, gain, *, grad_values, first=0) ->
 
     These are at most MAX_VALUES of the T values, from `first` on.
     """
-    grid, spans = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
+    grid, tiles, span = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
     batch, channels = grad.shape[:2]
     _, depth, heads = scores.shape
     count = len(values)
     sums = torch.empty(grid[2], batch, count + 1, channels, dtype=torch.float32, device=grad.device)
-    inputs = dict(zip_longest(VALUES, values), grad_ptr=grad, scores_ptr=scores, gain_ptr=gain)
+    inputs = dict(zip_longest(VALUES, values), scores_ptr=scores, gain_ptr=gain)
     outputs = dict(zip_longest(GRAD_VALUES, grad_values), sums_ptr=sums)
-    numbers = dict(spans, first=first, D=channels // heads, T=depth, COUNT=count)
-    launch(some_values_backward_kernel, grid, inputs, outputs, numbers)
+    dims = dict(first=first, C=channels, D=channels // heads, T=depth, COUNT=count, span=span)
+    launch(some_values_backward_kernel, grid, dict(grad_ptr=grad) | inputs, outputs, tiles | dims)
     return sums

@@ -110,9 +110,9 @@ def convolve_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr,
     grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
     out_ptr, grad_history_ptr, grad_params_sum_ptr, grad_qk_weights_sum_ptr,
-    H, units, tiles, rows, C, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    H, units, tiles, rows, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
-    heads, params_size, K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr,
+    heads, params_size, K: tl.constexpr, C, FLIP: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
@@ -156,7 +156,7 @@ def convolve_kernel(
         pointers = x + (first_row + (begin + 1) * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin + 1, H)
     slope = load_or(slope_ptr, of_sample, exists, 1.0)[:, None]
-    offset = tl.broadcast_to(offset[:, None], (BLOCK_C, BLOCK_W))
+    offset = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32) + offset[:, None]
     elements = first_row + begin * row_stride
     if history_ptr is not None:
         history = load_within(history_ptr + start + elements, inside, begin, begin, end)
@@ -217,9 +217,8 @@ def convolve_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def sums_kernel(
     grad_ptr, x_ptr, history_ptr, sums_ptr,
-    H, units, tiles, rows, C, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
-    B, TAPS: tl.constexpr, SUM_GRAD: tl.constexpr,
+    B, H, units, tiles, rows, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, C, TAPS: tl.constexpr, SUM_GRAD: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
@@ -305,7 +304,7 @@ def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tupl
     unit = 1 if channels_last else math.gcd(width, max(1, block_c * block_w // THREADS))
     sizes = dict(H=height, units=width // unit, tiles=tiles, rows=rows)
     sides = dict(CHANNELS_LAST=channels_last, UNIT=unit, BLOCK_C=block_c, BLOCK_W=block_w)
-    return (batch, groups, tiles * ceil_div(height, rows)), dict(**sizes, C=channels, **sides)
+    return (batch, groups, tiles * ceil_div(height, rows)), sizes | sides
 
 
 def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
@@ -333,7 +332,7 @@ def launch_convolve(
         out_ptr=out, grad_history_ptr=grad_history, grad_params_sum_ptr=pending.grad_params_sum,
         grad_qk_weights_sum_ptr=pending.grad_qk_weights_sum,
     )  # fmt: skip
-    numbers = tiling | pending.sizes | dict(FLIP=flip, RESIDUAL=residual)
+    numbers = tiling | pending.sizes | dict(C=x.shape[1], FLIP=flip, RESIDUAL=residual)
     launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
@@ -351,7 +350,7 @@ def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     taps = 9 if convolved else 1
     sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
     inputs = dict(grad_ptr=grad, x_ptr=x, history_ptr=history)
-    numbers = dict(tiling, B=batch, TAPS=taps, SUM_GRAD=sum_grad)
+    numbers = dict(B=batch) | tiling | dict(C=channels, TAPS=taps, SUM_GRAD=sum_grad)
     launch(sums_kernel, grid, inputs, dict(sums_ptr=sums), numbers)
     return sums
 
