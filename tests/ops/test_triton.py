@@ -366,15 +366,15 @@ def test_a_second_launch_passes_what_triton_passes(monkeypatch):
     caches = type(kernel.device_caches)(kernel.create_binder)  # else later tests get the stub's
     monkeypatch.setattr(kernel, "device_caches", caches)
     x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
+    inputs, outputs = dict(x_ptr=x, shortcut_ptr=None), dict(out_ptr=None, pooled_ptr=averages)
+    tiling = dict(B=2, units=30, UNIT=1, CHANNELS_LAST=False, BLOCK_C=4, BLOCK_S=32)
     for span in (32, 32, 16):
-        inputs, outputs = (x, None), (None, averages)
-        launch.launch(kernel, (2, 1, 1), inputs, outputs, (2, 30), 4, span, 1, False, 4, 32)
+        launch.launch(kernel, (2, 1, 1), inputs, outputs, dict(tiling, C=4, span=span))
     through_triton, cached = ([*args[:6], *args[7:]] for args in launched[:2])  # without metadata
     assert through_triton[:3] == [2, 1, 1]
     for first, second in zip(through_triton, cached, strict=True):
         assert first is second or first == second
-    assert len(launched) == 3
-    assert len(launch.KNOWN) == 2
+    assert (len(launched), len(launch.KNOWN)) == (3, 2)
 
 
 LAYERS = [("light", 0), ("base", 1), ("base", 3), ("MLA", 2)]

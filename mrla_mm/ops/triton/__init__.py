@@ -40,8 +40,8 @@ class TorchFallback(TorchPasses):
         return contiguous(super().base_coefficients(*args))
 
     def convolve_backward(self, grad, *args, grad_pixel=None, **options) -> None:
-        """Finish an `AveragesGradient` too."""
-        if isinstance(grad_pixel, gate.AveragesGradient):
+        """Finish an `PendingGradients` too."""
+        if isinstance(grad_pixel, gate.PendingGradients):
             grad_pixel = grad_pixel.finish(pixels=grad.shape[2] * grad.shape[3])
         super().convolve_backward(grad, *args, grad_pixel=grad_pixel, **options)
 

@@ -7,12 +7,10 @@ launches, not their work, a GPU would wait for at the batch sizes of detection.
     coefficients_backward_kernel   sums over the grid -> gradients of query, keys and parameters
 
 They have a program per sample and head. What depends on other heads or samples comes in the next
-launch, with the gradient of the map (see `AveragesGradient`). What other kernels leave is a sum for
-each span of the grid; here the spans are added up on the way. Everything is in float32, and every
-sum has one order: results are the same to the bit in every run.
+launch, with the gradient of the map (see `PendingGradients`). What other kernels leave is a sum for
+each span of the grid; here the spans are added up on the way. Everything is in float32.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,9 +27,10 @@ from mrla_mm.ops.coefficients import (
     project_both_transposed,
 )
 from mrla_mm.ops.reference import BatchNorm
-from mrla_mm.ops.triton.launch import Unsupported, launch, next_power_of_2
+from mrla_mm.ops.triton.launch import SIZES, Unsupported, launch, next_power_of_2
 
 MAX_KERNEL_SIZE = 16  # weights of the query or key convolution that the kernels can hold
+NO_NORM = BatchNorm(weight=None, bias=None, mean=None, variance=None)
 
 
 @triton.jit
@@ -50,34 +49,33 @@ def load_or(pointer, places, mask, other: tl.constexpr):
 
 
 @triton.jit
-def load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, exists):
-    """Factor that norm and drop path put on a sample's channels, 1 without a norm."""
-    factor = load_or(weight_ptr, channels, exists, 1.0)
-    if variance_ptr is not None:
+def load_root(variance_ptr, eps, channels, exists):
+    """The deviations that a norm divides by, inverted; 1 without a norm."""
+    if variance_ptr is None:
+        return tl.full(channels.shape, 1.0, dtype=tl.float32)
+    else:
         variance = tl.load(variance_ptr + channels, mask=exists, other=1.0).to(tl.float32)
-        factor *= tl.rsqrt(variance + eps)
-    if keep_ptr is not None:
-        factor *= tl.load(keep_ptr + sample).to(tl.float32)
-    return factor
+        return tl.rsqrt(variance + eps)
 
 
 @triton.jit
-def sum_spans(pointer, places, mask, spans, stride, BLOCK: tl.constexpr):
+def sum_spans(pointer, places, exists, spans, stride):
     """Sum of what the programs of each span of the grid left, always in the same order."""
+    BLOCK: tl.constexpr = places.shape[0]
     ROWS: tl.constexpr = 1024 // BLOCK if BLOCK < 1024 else 1  # spans that are loaded at a time
     total = tl.zeros((ROWS, BLOCK), dtype=tl.float32)
     for start in range(0, spans, ROWS):
         span = start + tl.arange(0, ROWS)[:, None]
-        exists = (span < spans) & mask[None, :]
-        total += tl.load(pointer + span * stride + places[None, :], mask=exists, other=0.0)
+        mask = (span < spans) & exists[None, :]
+        total += tl.load(pointer + span * stride + places[None, :], mask=mask, other=0.0)
     return tl.sum(total, axis=0)
 
 
-@triton.jit(do_not_specialize=["B", "spans"])
+@triton.jit(do_not_specialize=SIZES)
 def coefficients_kernel(
-    partial_ptr, query_weight_ptr, key_weight_ptr, lambda_ptr,
-    weight_ptr, bias_ptr, mean_ptr, variance_ptr, keep_ptr,
-    earlier_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, offset_ptr,
+    averages_ptr, query_weight_ptr, key_weight_ptr, history_scale_ptr,
+    norm_weight_ptr, norm_bias_ptr, mean_ptr, variance_ptr, keep_ptr, earlier_keys_ptr,
+    pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, slope_ptr, offset_ptr,
     B, spans, logit_scale, eps, C, D, T,
     K: tl.constexpr, SOFTMAX: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
@@ -86,27 +84,33 @@ def coefficients_kernel(
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     inside = inner < D
+    of_sample = sample * C + channels
     query = tl.zeros((BLOCK,), dtype=tl.float32)
     key = tl.zeros((BLOCK,), dtype=tl.float32)
     for k in tl.static_range(K):
         at = channels + k - K // 2
         mask = inside & (at >= 0) & (at < C)
-        value = sum_spans(partial_ptr, sample * C + at, mask, spans, B * C, BLOCK)
-        query += tl.load(query_weight_ptr + k).to(tl.float32) * value
-        key += tl.load(key_weight_ptr + k).to(tl.float32) * value
+        pooled = sum_spans(averages_ptr, sample * C + at, mask, spans, B * C)
+        query += tl.load(query_weight_ptr + k).to(tl.float32) * pooled
+        key += tl.load(key_weight_ptr + k).to(tl.float32) * pooled
         if k == K // 2:
-            tl.store(pooled_ptr + sample * C + channels, value, mask=inside)
-    tl.store(query_ptr + sample * C + channels, query, mask=inside)
+            tl.store(pooled_ptr + of_sample, pooled, mask=inside)
+    tl.store(query_ptr + of_sample, query, mask=inside)
     tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=inside)
     score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * logit_scale
-    factor = load_scale(weight_ptr, variance_ptr, keep_ptr, eps, sample, channels, inside)
-    lanes = tl.arange(0, LANES)
-    scores = tl.where(lanes == T - 1, score, float("-inf"))
-    if earlier_ptr is not None:
+    layers = tl.arange(0, LANES)
+    scores = tl.where(layers == T - 1, score, float("-inf"))
+    if earlier_keys_ptr is not None:
         for s in range(T - 1):
-            key = load(earlier_ptr + (sample * (T - 1) + s) * C + channels, inside)
+            key = load(earlier_keys_ptr + (sample * (T - 1) + s) * C + channels, inside)
             tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
-            scores = tl.where(lanes == s, tl.sum(query * key, axis=0) * logit_scale, scores)
+            scores = tl.where(layers == s, tl.sum(query * key, axis=0) * logit_scale, scores)
+    keep = 1.0
+    if keep_ptr is not None:
+        keep = tl.load(keep_ptr + sample).to(tl.float32)
+    norm_scale = load_or(norm_weight_ptr, channels, inside, 1.0)
+    norm_scale *= load_root(variance_ptr, eps, channels, inside)
+    factor = norm_scale * keep
     if SOFTMAX:
         scores = tl.exp(scores - tl.max(scores, axis=0))
         scores = scores / tl.sum(scores, axis=0)
@@ -114,111 +118,107 @@ def coefficients_kernel(
     else:
         scores = tl.sigmoid(scores)
         gain = factor * tl.sum(scores, axis=0)
-    tl.store(scores_ptr + (sample * T + lanes) * (C // D) + head, scores, mask=lanes < T)
-    place = sample * C + channels
+    tl.store(scores_ptr + (sample * T + layers) * (C // D) + head, scores, mask=layers < T)
     if gain_ptr is not None:
-        tl.store(gain_ptr + place, gain, mask=inside)
+        tl.store(gain_ptr + of_sample, gain, mask=inside)
     if slope_ptr is not None:
-        slope = factor * load_or(lambda_ptr, channels, inside, 1.0)
-        tl.store(slope_ptr + place, slope, mask=inside)
+        slope = factor * load_or(history_scale_ptr, channels, inside, 1.0)
+        tl.store(slope_ptr + of_sample, slope, mask=inside)
     if offset_ptr is not None:
-        offset = -load(mean_ptr + channels, inside)
-        offset *= load_scale(weight_ptr, variance_ptr, None, eps, sample, channels, inside)
-        offset += load_or(bias_ptr, channels, inside, 0.0)
-        if keep_ptr is not None:
-            offset *= tl.load(keep_ptr + sample).to(tl.float32)
-        tl.store(offset_ptr + place, offset, mask=inside)
+        norm_bias = -load(mean_ptr + channels, inside) * norm_scale
+        norm_bias += load_or(norm_bias_ptr, channels, inside, 0.0)
+        tl.store(offset_ptr + of_sample, norm_bias * keep, mask=inside)
 
 
-@triton.jit(do_not_specialize=["B", "value_spans", "spans"])
+@triton.jit(do_not_specialize=SIZES)
 def coefficients_backward_kernel(
-    sums_ptr, value_sums_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr, value_ptr,
-    lambda_ptr, weight_ptr, mean_ptr, variance_ptr, keep_ptr, grad_keys_ptr,
-    grads_ptr, grad_earlier_ptr, grad_projections_ptr, gradients_ptr,
+    sums_ptr, value_sums_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr,
+    value_weight_ptr, history_scale_ptr, norm_weight_ptr, mean_ptr, variance_ptr, keep_ptr,
+    grad_keys_ptr, grad_qk_ptr, grad_earlier_keys_ptr, grad_qk_weights_ptr, grad_params_ptr,
     B, value_spans, spans, logit_scale, eps, C, D, T,
     K: tl.constexpr, TAPS: tl.constexpr, HISTORY: tl.constexpr, MLA: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one sample's and head's query, keys and parameters; of light without value_sums.
 
-    Sums have a plane for each tap, then one of the history and one of grad; sums of values have one
-    for each value, then one of grad. A sample's gradients are those of value's weight (C, TAPS), of
-    lambda, norm weight and norm bias (C,) each, one after the other; nobody reads what stands for a
-    parameter that is absent.
+    `Passes` has the planes of sums (grid sums) and value sums. A sample's grad_params are those of
+    the value's weight (C, TAPS), history scale, norm weight and norm bias (C,) each, one after the
+    other; nobody reads what stands for a parameter that is absent.
     """
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     inside = inner < D
-    keep = load_scale(None, None, keep_ptr, eps, sample, channels, inside)
-    root = load_scale(None, variance_ptr, None, eps, sample, channels, inside)
-    factor = keep * root * load_or(weight_ptr, channels, inside, 1.0)
+    keep = 1.0
+    if keep_ptr is not None:
+        keep = tl.load(keep_ptr + sample).to(tl.float32)
+    root = load_root(variance_ptr, eps, channels, inside)
+    factor = keep * root * load_or(norm_weight_ptr, channels, inside, 1.0)
     query = load(query_ptr + sample * C + channels, inside)
-    lanes = tl.arange(0, LANES)
-    scores = load(scores_ptr + (sample * T + lanes) * (C // D) + head, lanes < T)
-    grad_value = gradients_ptr + sample * (TAPS + 3) * C
-    grad_lambda = grad_value + TAPS * C
-    grad_norm_weight = grad_lambda + C
+    layers = tl.arange(0, LANES)
+    scores = load(scores_ptr + (sample * T + layers) * (C // D) + head, layers < T)
+    grad_value_weight = grad_params_ptr + sample * (TAPS + 3) * C
+    grad_history_scale = grad_value_weight + TAPS * C
+    grad_norm_weight = grad_history_scale + C
     grad_norm_bias = grad_norm_weight + C
-    tap_sums = sample * (TAPS + 2) * C + channels
+    tap_sums = sample * (TAPS + 2) * C + channels  # where the planes of sums lie within a span
     history_sums = tap_sums + TAPS * C
     grad_sums = history_sums + C
     stride = B * (TAPS + 2) * C
     gain = load_or(gain_ptr, sample * C + channels, inside, 1.0)
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
-        total = sum_spans(sums_ptr, tap_sums + tap * C, inside, spans, stride, BLOCK)
-        grad_gain += total * load_or(value_ptr, channels * TAPS + tap, inside, 1.0)
-        tl.store(grad_value + channels * TAPS + tap, total * gain, mask=inside)
-    grads = tl.zeros((LANES,), dtype=tl.float32)
+        total = sum_spans(sums_ptr, tap_sums + tap * C, inside, spans, stride)
+        grad_gain += total * load_or(value_weight_ptr, channels * TAPS + tap, inside, 1.0)
+        tl.store(grad_value_weight + channels * TAPS + tap, total * gain, mask=inside)
+    grad_scores = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
-    value_sums = sample * (T + 1) * C + channels
+    value_sums = sample * (T + 1) * C + channels  # and those of value sums
     value_stride = B * (T + 1) * C
     if value_sums_ptr is None:
-        grads += tl.sum(grad_gain * factor, axis=0)
-        grads = grads * scores * (1.0 - scores) * logit_scale
+        grad_scores += tl.sum(grad_gain * factor, axis=0)
+        grad_logits = grad_scores * scores * (1.0 - scores) * logit_scale
         grad_factor += grad_gain * tl.sum(scores, axis=0)
     else:
         for s in range(T):
-            place = value_sums + s * C
-            total = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride, BLOCK)
-            grads = tl.where(lanes == s, tl.sum(total * factor, axis=0), grads)
-            grad_factor += tl.sum(tl.where(lanes == s, scores, 0.0), axis=0) * total
-        grads = scores * (grads - tl.sum(scores * grads, axis=0)) * logit_scale
+            total = sum_spans(value_sums_ptr, value_sums + s * C, inside, value_spans, value_stride)
+            grad_scores = tl.where(layers == s, tl.sum(total * factor, axis=0), grad_scores)
+            grad_factor += tl.sum(tl.where(layers == s, scores, 0.0), axis=0) * total
+        grad_logits = scores * (grad_scores - tl.sum(scores * grad_scores, axis=0)) * logit_scale
     if HISTORY:
-        total = sum_spans(sums_ptr, history_sums, inside, spans, stride, BLOCK)
-        grad_factor += total * load_or(lambda_ptr, channels, inside, 1.0)
-        tl.store(grad_lambda + channels, total * factor, mask=inside)
+        total = sum_spans(sums_ptr, history_sums, inside, spans, stride)
+        grad_factor += total * load_or(history_scale_ptr, channels, inside, 1.0)
+        tl.store(grad_history_scale + channels, total * factor, mask=inside)
     if variance_ptr is not None:
-        if value_sums_ptr is None or MLA:
-            grad_offset = sum_spans(sums_ptr, grad_sums, inside, spans, stride, BLOCK)
+        if value_sums_ptr is None or MLA:  # the norm comes after the convolution
+            grad_offset = sum_spans(sums_ptr, grad_sums, inside, spans, stride)
         else:
             place = value_sums + T * C
-            grad_offset = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride, BLOCK)
+            grad_offset = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride)
         grad_scale = grad_factor - load(mean_ptr + channels, inside) * grad_offset
         tl.store(grad_norm_weight + channels, keep * root * grad_scale, mask=inside)
         tl.store(grad_norm_bias + channels, keep * grad_offset, mask=inside)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
     grad_key = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(T):  # the own key comes last, and its gradient stays
-        grad = tl.sum(tl.where(lanes == s, grads, 0.0), axis=0)
-        place = (sample * T + s) * C + channels
-        grad_query += grad * load(keys_ptr + place, inside)
-        grad_key = grad * query + load_or(grad_keys_ptr, place, inside, 0.0)
-        if grad_earlier_ptr is not None:
-            place = (sample * (T - 1) + s) * C + channels
-            # Triton 3.9 interprets & as an integer.
-            tl.store(grad_earlier_ptr + place, grad_key, mask=(inside & (s < T - 1)) != 0)
+        grad_logit = tl.sum(tl.where(layers == s, grad_logits, 0.0), axis=0)
+        of_layer = (sample * T + s) * C + channels
+        grad_query += grad_logit * load(keys_ptr + of_layer, inside)
+        grad_key = grad_logit * query + load_or(grad_keys_ptr, of_layer, inside, 0.0)
+        if grad_earlier_keys_ptr is not None:
+            of_earlier = (sample * (T - 1) + s) * C + channels
+            is_earlier = (inside & (s < T - 1)) != 0  # Triton 3.9 interprets & as an integer
+            tl.store(grad_earlier_keys_ptr + of_earlier, grad_key, mask=is_earlier)
     grad_query = tl.where(inside, grad_query, 0.0)
     grad_key = tl.where(inside, grad_key, 0.0)
-    tl.store(grads_ptr + sample * 2 * C + channels, grad_query, mask=inside)
-    tl.store(grads_ptr + (sample * 2 + 1) * C + channels, grad_key, mask=inside)
-    projections = grad_projections_ptr + (sample * (C // D) + head) * 2 * K
+    tl.store(grad_qk_ptr + sample * 2 * C + channels, grad_query, mask=inside)
+    tl.store(grad_qk_ptr + (sample * 2 + 1) * C + channels, grad_key, mask=inside)
+    grad_weights = grad_qk_weights_ptr + (sample * (C // D) + head) * 2 * K
     for k in tl.static_range(K):
         at = channels + k - K // 2
         pooled = load(pooled_ptr + sample * C + at, inside & (at >= 0) & (at < C))
-        tl.store(projections + k, tl.sum(grad_query * pooled, axis=0))
-        tl.store(projections + K + k, tl.sum(grad_key * pooled, axis=0))
+        tl.store(grad_weights + k, tl.sum(grad_query * pooled, axis=0))
+        tl.store(grad_weights + K + k, tl.sum(grad_key * pooled, axis=0))
 
 
 @triton.jit
@@ -233,54 +233,60 @@ def project_transposed(grads, weight_ptr, channels, exists, C, K: tl.constexpr):
 
 
 @triton.jit
-def add_up_parameters(
-    gradients_ptr, grad_projections_ptr, gradients_sum_ptr, grad_projections_sum_ptr, group, groups,
-    B, heads, size, K: tl.constexpr, BLOCK: tl.constexpr,
+def finish_gradients(
+    grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
+    grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size, channels, exists, C, pixels,
+    K: tl.constexpr,
 ):  # fmt: skip
-    """Sum gradients (B, size) over the samples, a part in each group; the projections' in one."""
-    for start in range(group * BLOCK, size, groups * BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        mask = places < size
-        total = sum_spans(gradients_ptr, places, mask, B, size, BLOCK)
-        tl.store(gradients_sum_ptr + places, total, mask=mask)
-    if group == 0:
-        places = tl.arange(0, 32)  # of MAX_KERNEL_SIZE weights each
-        mask = places < 2 * K
-        total = sum_spans(grad_projections_ptr, places, mask, B * heads, 2 * K, 32)
-        tl.store(grad_projections_sum_ptr + places, total, mask=mask)
+    """`PendingGradients.finish` without offset, in programs of `stencil`, which share the sums."""
+    grad_query = grad_qk_ptr + tl.program_id(0).to(tl.int64) * 2 * C
+    grad_pooled = project_transposed(grad_query, query_weight_ptr, channels, exists, C, K)
+    grad_pooled += project_transposed(grad_query + C, key_weight_ptr, channels, exists, C, K)
+    BLOCK: tl.constexpr = channels.shape[0]
+    B, group = tl.num_programs(0), tl.program_id(1)
+    if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
+        for start in range(group * BLOCK, params_size, tl.num_programs(1) * BLOCK):
+            places = start + tl.arange(0, BLOCK)
+            mask = places < params_size
+            total = sum_spans(grad_params_ptr, places, mask, B, params_size)
+            tl.store(grad_params_sum_ptr + places, total, mask=mask)
+        if group == 0:
+            places = tl.arange(0, 32)  # of MAX_KERNEL_SIZE weights each
+            mask = places < 2 * K
+            total = sum_spans(grad_qk_weights_ptr, places, mask, B * heads, 2 * K)
+            tl.store(grad_qk_weights_sum_ptr + places, total, mask=mask)
+    return grad_pooled / pixels
 
 
-class AveragesGradient(NamedTuple):
+class PendingGradients(NamedTuple):
     """What is left to do for the gradients of the averages and of the parameters.
 
     `stencil.convolve_backward` does it on its way, or `finish` by torch.
 
     Attributes:
         offset: what is added to the gradient of every pixel (B, C), or None.
-        grads: gradients of query and own key (B, 2, C); None if nothing but the offset is left.
+        grad_qk: gradients of query and own key (B, 2, C); None if nothing but the offset is left.
         query_weight, key_weight: of the convolutions that make them of averages (1, 1, K).
-        gradients: those of the other parameters by sample (B, gradients_size).
-        grad_projections: those of both weights by sample and head (B, heads, 2, kernel_size).
-        gradients_sum, grad_projections_sum: their sums, to be written.
+        grad_params: those of the other parameters by sample (B, params_size).
+        grad_qk_weights: those of both weights by sample and head (B, heads, 2, K).
+        grad_params_sum, grad_qk_weights_sum: their sums, to be written.
     """
 
     offset: Tensor | None
-    grads: Tensor | None = None
+    grad_qk: Tensor | None = None
     query_weight: Tensor | None = None
     key_weight: Tensor | None = None
-    gradients: Tensor | None = None
-    gradients_sum: Tensor | None = None
-    grad_projections: Tensor | None = None
-    grad_projections_sum: Tensor | None = None
-    heads: int = 0
-    kernel_size: int = 0
-    gradients_size: int = 0
+    grad_params: Tensor | None = None
+    grad_params_sum: Tensor | None = None
+    grad_qk_weights: Tensor | None = None
+    grad_qk_weights_sum: Tensor | None = None
+    sizes: dict[str, int] = dict(heads=0, params_size=0, K=0)
 
     def finish(self, pixels: int) -> Tensor:
         """Write the sums; return the gradient of every pixel (B, C), of so many on a map."""
-        torch.sum(self.gradients, 0, out=self.gradients_sum)
-        self.grad_projections_sum.view(2, -1).copy_(self.grad_projections.sum((0, 1)))
-        grad_pooled = project_both_transposed(self.grads, self.query_weight, self.key_weight)
+        torch.sum(self.grad_params, 0, out=self.grad_params_sum)
+        self.grad_qk_weights_sum.view(2, -1).copy_(self.grad_qk_weights.sum((0, 1)))
+        grad_pooled = project_both_transposed(self.grad_qk, self.query_weight, self.key_weight)
         grad_pixel = grad_pooled / pixels
         return grad_pixel if self.offset is None else grad_pixel + self.offset
 
@@ -298,13 +304,6 @@ def check_support(layer: Layer) -> None:
         raise Unsupported
 
 
-def norm_tensors(norm: BatchNorm | None) -> tuple[Sequence[Tensor | None], float]:
-    """The five tensors of a norm, each None without one, and its eps."""
-    if norm is None:
-        return (None,) * 5, 0.0
-    return (norm.weight, norm.bias, norm.mean, norm.variance, norm.keep), norm.eps
-
-
 def light_coefficients(pooled, layer, size) -> Saved:
     """See `Passes.light_coefficients`."""
     return base_coefficients(pooled, layer, None, softmax=False)
@@ -313,7 +312,7 @@ def light_coefficients(pooled, layer, size) -> Saved:
 def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
     """See `Passes.base_coefficients`."""
     check_support(layer)
-    weights, norm, heads = layer.weights, layer.frozen_norm, layer.heads
+    weights, norm, heads = layer.weights, layer.frozen_norm or NO_NORM, layer.heads
     spans, batch, channels = pooled.shape
     head_channels = channels // heads
     depth = 1
@@ -328,30 +327,38 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
         scores=new(batch, depth, heads),
     )
     coefficients = Coefficients(
-        gain=None if softmax and norm is None else new(batch, channels),
+        gain=None if softmax and not layer.fuses_norm else new(batch, channels),
         slope=new(batch, channels) if layer.has_history else None,
-        offset=None if norm is None else new(batch, channels),
+        offset=new(batch, channels) if layer.fuses_norm else None,
     )
-    of_norm, eps = norm_tensors(norm)
-    launch(
-        coefficients_kernel, (batch, heads, 1),
-        (pooled, weights.query, weights.key, weights.history_scale, *of_norm, earlier_keys),
-        (attention.pooled, attention.query, attention.keys, attention.scores,
-         coefficients.gain, coefficients.slope, coefficients.offset),
-        (batch, spans, head_channels**-0.5, eps), channels, head_channels, depth,
-        weights.query.shape[-1], softmax, next_power_of_2(head_channels), next_power_of_2(depth),
+    inputs = dict(
+        averages_ptr=pooled, query_weight_ptr=weights.query, key_weight_ptr=weights.key,
+        history_scale_ptr=weights.history_scale,
+        norm_weight_ptr=norm.weight, norm_bias_ptr=norm.bias, mean_ptr=norm.mean,
+        variance_ptr=norm.variance, keep_ptr=norm.keep, earlier_keys_ptr=earlier_keys,
     )  # fmt: skip
+    outputs = dict(
+        pooled_ptr=attention.pooled, query_ptr=attention.query, keys_ptr=attention.keys,
+        scores_ptr=attention.scores, gain_ptr=coefficients.gain, slope_ptr=coefficients.slope,
+        offset_ptr=coefficients.offset,
+    )  # fmt: skip
+    numbers = dict(
+        B=batch, spans=spans, logit_scale=head_channels**-0.5, eps=norm.eps,
+        C=channels, D=head_channels, T=depth, K=weights.query.shape[-1], SOFTMAX=softmax,
+        BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
+    )  # fmt: skip
+    launch(coefficients_kernel, (batch, heads, 1), inputs, outputs, numbers)
     return Saved(attention, coefficients)
 
 
-def light_coefficients_backward(saved, layer, size, sums) -> tuple[AveragesGradient, Parameters]:
+def light_coefficients_backward(saved, layer, size, sums) -> tuple[PendingGradients, Parameters]:
     """See `Passes.light_coefficients_backward`."""
     return base_coefficients_backward(saved, layer, size, sums, None, None)[:2]
 
 
 def base_coefficients_backward(
     saved, layer, size, sums, value_sums, grad_keys, grad_averages=None
-) -> tuple[AveragesGradient, Parameters, Tensor | None]:
+) -> tuple[PendingGradients, Parameters, Tensor | None]:
     """See `Passes.base_coefficients_backward`."""
     check_support(layer)
     attention = saved.attention
@@ -359,48 +366,50 @@ def base_coefficients_backward(
     heads, taps = layer.heads, sums.shape[2] - 2
     head_channels = channels // heads
     query, key, value, history_scale = layer.weights
-    (weight, bias, mean, variance, keep), eps = norm_tensors(layer.frozen_norm)
+    norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
-    if grad_keys is not None:
-        grad_keys = grad_keys.contiguous()
+    param_sizes = taps * channels, channels, channels, channels
     new = attention.keys.new_empty
-    grads = new(batch, 2, channels)
-    grad_earlier = new(batch, depth - 1, channels) if depth > 1 else None
-    grad_projections = new(batch, heads, 2, query.shape[-1])
-    gradients = new(batch, (taps + 3) * channels)
-    launch(
-        coefficients_backward_kernel, (batch, heads, 1),
-        (sums, value_sums, attention.pooled, attention.query, attention.keys, attention.scores,
-         saved.coefficients.gain if is_light else None, value,
-         history_scale, weight, mean, variance, keep, grad_keys),
-        (grads, grad_earlier, grad_projections, gradients),
-        (batch, 0 if is_light else len(value_sums), len(sums), head_channels**-0.5, eps),
-        channels, head_channels, depth, query.shape[-1], taps, layer.has_history, layer.is_mla,
-        next_power_of_2(head_channels), next_power_of_2(depth),
-    )  # fmt: skip
-    offset = None if grad_averages is None else grad_averages.contiguous() / (size[2] * size[3])
-    pending = AveragesGradient(
-        offset=offset,
-        grads=grads,
+    pending = PendingGradients(
+        offset=None if grad_averages is None else grad_averages.contiguous() / size[2:].numel(),
+        grad_qk=new(batch, 2, channels),
         query_weight=query,
         key_weight=key,
-        gradients=gradients,
-        gradients_sum=new(gradients.shape[1]),
-        grad_projections=grad_projections,
-        grad_projections_sum=new(2, *query.shape),
-        heads=heads,
-        kernel_size=query.shape[-1],
-        gradients_size=gradients.shape[1],
+        grad_params=new(batch, sum(param_sizes)),
+        grad_params_sum=new(sum(param_sizes)),
+        grad_qk_weights=new(batch, heads, 2, query.shape[-1]),
+        grad_qk_weights_sum=new(2, *query.shape),
+        sizes=dict(heads=heads, params_size=sum(param_sizes), K=query.shape[-1]),
     )
-    sizes = taps * channels, channels, channels, channels
-    grad_value, grad_scale, grad_weight, grad_bias = pending.gradients_sum.split_with_sizes(sizes)
-    grad_query, grad_key = pending.grad_projections_sum.unbind()
+    grad_earlier_keys = new(batch, depth - 1, channels) if depth > 1 else None
+    inputs = dict(
+        sums_ptr=sums, value_sums_ptr=value_sums, pooled_ptr=attention.pooled,
+        query_ptr=attention.query, keys_ptr=attention.keys, scores_ptr=attention.scores,
+        gain_ptr=saved.coefficients.gain if is_light else None,  # base's is of the weighted sum
+        value_weight_ptr=value, history_scale_ptr=history_scale,
+        norm_weight_ptr=norm.weight, mean_ptr=norm.mean, variance_ptr=norm.variance,
+        keep_ptr=norm.keep, grad_keys_ptr=None if grad_keys is None else grad_keys.contiguous(),
+    )  # fmt: skip
+    outputs = dict(
+        grad_qk_ptr=pending.grad_qk, grad_earlier_keys_ptr=grad_earlier_keys,
+        grad_qk_weights_ptr=pending.grad_qk_weights, grad_params_ptr=pending.grad_params,
+    )  # fmt: skip
+    numbers = dict(
+        B=batch, value_spans=0 if is_light else len(value_sums), spans=len(sums),
+        logit_scale=head_channels**-0.5, eps=norm.eps, C=channels, D=head_channels, T=depth,
+        K=query.shape[-1], TAPS=taps, HISTORY=layer.has_history, MLA=layer.is_mla,
+        BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
+    )  # fmt: skip
+    launch(coefficients_backward_kernel, (batch, heads, 1), inputs, outputs, numbers)
+    grads = pending.grad_params_sum.split_with_sizes(param_sizes)
+    grad_value, grad_scale, grad_norm_weight, grad_norm_bias = grads
+    grad_query, grad_key = pending.grad_qk_weights_sum.unbind()
     parameters = Parameters(
         query=grad_query,
         key=grad_key,
         value=None if value is None else grad_value.view(value.shape),
-        history_scale=grad_scale if history_scale is not None and layer.has_history else None,
-        norm_weight=None if weight is None else grad_weight,
-        norm_bias=None if bias is None else grad_bias,
+        history_scale=None if not layer.has_history or history_scale is None else grad_scale,
+        norm_weight=None if norm.weight is None else grad_norm_weight,
+        norm_bias=None if norm.bias is None else grad_norm_bias,
     )
-    return pending, parameters, grad_earlier
+    return pending, parameters, grad_earlier_keys

@@ -1,7 +1,6 @@
 """How the Triton kernels are launched, and what their grids share."""
 
 import inspect
-from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -13,6 +12,10 @@ from triton.compiler import ASTSource
 ceil_div, next_power_of_2 = cache(triton.cdiv), cache(triton.next_power_of_2)  # 2 us a call
 PROGRAMS_PER_PROCESSOR = 16  # of 128 threads: they fill a GPU, where a map is large enough
 MANY = True  # whether to use them; see `Passes.few_programs`
+# Numbers for all values of which a kernel is compiled once; all kernels call them by these names.
+SIZES = frozenset(
+    {"B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first"}
+)
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
@@ -54,33 +57,36 @@ def count_programs(device: torch.device) -> int:
 def launch(
     kernel,
     grid: tuple[int, int, int],
-    inputs: Sequence[Tensor | None],
-    outputs: Sequence[Tensor | None],
-    sizes: Sequence[int | float],
-    *rest: int | bool,
+    inputs: dict[str, Tensor | None],
+    outputs: dict[str, Tensor | None],
+    numbers: dict[str, int | float],
 ) -> None:
     """Launch a kernel on the GPU that its first tensor is on, whichever one is current.
 
     A second launch of a compiled kernel goes straight to it: finding it takes Triton several times
-    as long on the host as the launch itself. The kernel's parameters are inputs and outputs, None
-    for what is absent, then sizes, which Triton compiles for whatever their values are, then
-    numbers of which it makes other kernels if they are 1 or a multiple of 16, then constants.
+    as long on the host as the launch itself. Arguments come by the names of the kernel's
+    parameters, and in their order: inputs and outputs, None for what is absent, then numbers. Those
+    not in `SIZES` may take a kernel for each value.
 
     Raises:
         KernelError: the kernel did not run, and no output was written.
     """
-    inputs = [  # at addresses as the allocator gives them, for which alone kernels are compiled
+    aligned = [  # at addresses as the allocator gives them, for which alone kernels are compiled
         tensor.clone() if tensor is not None and tensor.data_ptr() % 16 else tensor
-        for tensor in inputs
+        for tensor in inputs.values()
     ]
-    tensors = *inputs, *outputs  # outputs are always our own
+    tensors = *aligned, *outputs.values()  # outputs are always our own
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-    key = (kernel.__name__, inputs[0].get_device(), rest, *dtypes)
+    constants = [number for name, number in numbers.items() if name not in SIZES]
+    device = aligned[0].get_device()
+    key = (kernel.__name__, device, *constants, *dtypes)
     known = KNOWN.get(key)
-    with torch.cuda.device_of(inputs[0]):
+    if known is None:
+        assert [*inputs, *outputs, *numbers] == kernel.arg_names, kernel.__name__
+    with torch.cuda.device(device):
         try:
             runner = (kernel if known is None else known)[grid]
-            compiled = runner(*tensors, *sizes, *rest)
+            compiled = runner(*tensors, *numbers.values())
         except Exception as error:  # whatever Triton, a compiler, a disk or a driver may raise
             raise KernelError(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
     if CAN_CACHE and compiled is not None:  # the interpreter and a known kernel return nothing

@@ -11,18 +11,20 @@ may load at a time.
 """
 
 import math
-from collections.abc import Sequence
 from functools import cache
+from itertools import zip_longest
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
+from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, programs
 
 MAX_GRID = 65535  # programs that CUDA takes along the second and third side of a grid
 MAX_VALUES = 8  # values that one launch reads; each launch after it adds to what the last wrote
+VALUES = [f"v{index}" for index in range(MAX_VALUES)]  # as kernels call them
+GRAD_VALUES = [f"g{index}" for index in range(MAX_VALUES)]
 
 
 @triton.jit
@@ -36,10 +38,11 @@ def tile_elements(sample, channels, pixels, C, S, CHANNELS_LAST: tl.constexpr):
     return sample * C * S + within, inside
 
 
-@triton.jit(do_not_specialize=["B", "units"])
+@triton.jit(do_not_specialize=SIZES)
 def pool_kernel(
-    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, units, C, span,
+    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, units,
     UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    C, span,
 ):  # fmt: skip
     """Sum of x over a span of the grid, divided by the positions of all of it.
 
@@ -98,12 +101,12 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
     return weight[:, None]
 
 
-@triton.jit(do_not_specialize=["units", "first"])
+@triton.jit(do_not_specialize=SIZES)
 def weighted_sum_kernel(
     v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, offset_ptr, out_ptr,
-    units, first, C, D, T,
-    COUNT: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    units,
+    UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    first, C, D, T, COUNT: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [start +] gain sum_s scores_s v_s [+ offset] [+ x].
 
@@ -130,12 +133,12 @@ def weighted_sum_kernel(
     tl.store(out_ptr + elements, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["B", "units", "first"])
+@triton.jit(do_not_specialize=SIZES)
 def some_values_backward_kernel(
     grad_ptr, v0, v1, v2, v3, v4, v5, v6, v7, scores_ptr, gain_ptr,
-    g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units, first, C, D, T, span,
-    COUNT: tl.constexpr, UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    g0, g1, g2, g3, g4, g5, g6, g7, sums_ptr, B, units,
+    UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    first, C, D, T, COUNT: tl.constexpr, span,
 ):  # fmt: skip
     """Add weights_s grad to each value's gradient; sum grad times value, and grad, over a span."""
     S = units * UNIT
@@ -170,8 +173,8 @@ def some_values_backward_kernel(
 
 
 @cache
-def tiling(shape: torch.Size, channels_last: bool) -> tuple[tuple, tuple[int, int, int]]:
-    """UNIT, CHANNELS_LAST and the sides of a tile; and the launch grid for a map."""
+def tiling(shape: torch.Size, channels_last: bool) -> tuple[tuple, dict]:
+    """Grid of a launch that shares a map out, and the arguments that say how."""
     batch, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
     if channels_last:
         block_c = min(64, next_power_of_2(channels))
@@ -181,61 +184,59 @@ def tiling(shape: torch.Size, channels_last: bool) -> tuple[tuple, tuple[int, in
         block_c = max(1, min(2048 // block_s, next_power_of_2(channels), 16))
     while ceil_div(pixels, block_s) > MAX_GRID:
         block_s *= 2
+    unit = math.gcd(pixels, 8)
+    sides = dict(UNIT=unit, CHANNELS_LAST=channels_last, BLOCK_C=block_c, BLOCK_S=block_s)
     grid = (batch, ceil_div(channels, block_c), ceil_div(pixels, block_s))
-    return (math.gcd(pixels, 8), channels_last, block_c, block_s), grid
+    return grid, dict(units=pixels // unit, **sides)
 
 
 @cache
-def span_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[int, tuple, tuple]:
-    """Span that a program sums, many of a few maps and few of many; and what `tiling` returns."""
-    blocks, (batch, rows, tiles) = tiling(shape, channels_last)
-    per_program = min(tiles, max(1, tiles * batch * rows // count))
-    return per_program * blocks[3], blocks, (batch, rows, ceil_div(tiles, per_program))
+def span_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple, dict, int]:
+    """As `tiling`, and the span that a program sums: many tiles of a few maps, few of many."""
+    (batch, groups, tiles), arguments = tiling(shape, channels_last)
+    per_program = min(tiles, max(1, tiles * batch * groups // count))
+    grid = batch, groups, ceil_div(tiles, per_program)
+    return grid, dict(B=batch) | arguments, per_program * arguments["BLOCK_S"]
 
 
 def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
-    (unit, _, block_c, block_s), (_, groups, tiles) = tiling(shape, channels_last)
-    return unit, block_c, block_s, min(2, groups), min(2, tiles)
+    (_, groups, tiles), arguments = tiling(shape, channels_last)
+    blocks = arguments["UNIT"], arguments["BLOCK_C"], arguments["BLOCK_S"]
+    return *blocks, min(2, groups), min(2, tiles)
 
 
 def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     """See `Passes.add_relu`; a part for each span of the grid."""
     if shortcut is None and not pool:
         return None
-    span, blocks, grid = span_tiling(c.shape, not c.is_contiguous(), programs(c.device))
-    batch, channels, height, width = c.shape
+    grid, tiles, span = span_tiling(c.shape, not c.is_contiguous(), programs(c.device))
     averages = None
     if pool:
-        averages = torch.empty(grid[2], batch, channels, dtype=torch.float32, device=c.device)
-    sizes = batch, height * width // blocks[0]
-    launch(pool_kernel, grid, (c, shortcut), (out, averages), sizes, channels, span, *blocks)
+        averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device)
+    outputs = dict(out_ptr=out, pooled_ptr=averages)
+    numbers = dict(tiles, C=c.shape[1], span=span)
+    launch(pool_kernel, grid, dict(x_ptr=c, shortcut_ptr=shortcut), outputs, numbers)
     return averages
 
 
 def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
     """See `Passes.weighted_sum`; partial sums of deep stages are in float32."""
-    blocks, grid = tiling(out.shape, not out.is_contiguous())
-    _, channels, height, width = out.shape
-    depth = len(values)
-    gain, _, offset = coefficients
-    units = height * width // blocks[0]
-    dims = channels, channels // scores.shape[2], depth
+    grid, tiles = tiling(out.shape, not out.is_contiguous())
+    _, depth, heads = scores.shape
     total = None
     for first in range(0, depth, MAX_VALUES):
         some = values[first : first + MAX_VALUES]
         is_end = first + MAX_VALUES >= depth
         target = out if is_end else torch.empty_like(out, dtype=torch.float32)
-        inputs = (*pad(some), total, x if is_end else None, scores, gain,
-                  offset if is_end else None)  # fmt: skip
-        sizes = units, first
-        launch(weighted_sum_kernel, grid, inputs, (target,), sizes, *dims, len(some), *blocks)
+        inputs = dict(
+            zip_longest(VALUES, some), start_ptr=total, x_ptr=x if is_end else None,
+            scores_ptr=scores, gain_ptr=coefficients.gain,
+            offset_ptr=coefficients.offset if is_end else None,
+        )  # fmt: skip
+        dims = dict(first=first, C=out.shape[1], D=out.shape[1] // heads, T=depth, COUNT=len(some))
+        launch(weighted_sum_kernel, grid, inputs, dict(out_ptr=target), tiles | dims)
         total = target
-
-
-def pad(tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Tensors, and None up to MAX_VALUES."""
-    return [*tensors, *[None] * (MAX_VALUES - len(tensors))]
 
 
 def some_values_backward(grad, values, scores, gain, *, grad_values, first=0) -> Tensor:
@@ -243,14 +244,13 @@ def some_values_backward(grad, values, scores, gain, *, grad_values, first=0) ->
 
     These are at most MAX_VALUES of the T values, from `first` on.
     """
-    span, blocks, grid = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
-    batch, channels, height, width = grad.shape
+    grid, tiles, span = span_tiling(grad.shape, not grad.is_contiguous(), programs(grad.device))
+    batch, channels = grad.shape[:2]
     _, depth, heads = scores.shape
     count = len(values)
     sums = torch.empty(grid[2], batch, count + 1, channels, dtype=torch.float32, device=grad.device)
-    inputs = (grad, *pad(values), scores, gain)
-    outputs = (*pad(grad_values), sums)
-    sizes = batch, height * width // blocks[0], first
-    dims = channels, channels // heads, depth, span, count, *blocks
-    launch(some_values_backward_kernel, grid, inputs, outputs, sizes, *dims)
+    inputs = dict(zip_longest(VALUES, values), scores_ptr=scores, gain_ptr=gain)
+    outputs = dict(zip_longest(GRAD_VALUES, grad_values), sums_ptr=sums)
+    dims = dict(first=first, C=channels, D=channels // heads, T=depth, COUNT=count, span=span)
+    launch(some_values_backward_kernel, grid, dict(grad_ptr=grad) | inputs, outputs, tiles | dims)
     return sums

@@ -20,13 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.triton.gate import AveragesGradient, add_up_parameters, project_transposed
-from mrla_mm.ops.triton.launch import ceil_div, launch, next_power_of_2, programs
+from mrla_mm.ops.triton.gate import PendingGradients, finish_gradients, load_or
+from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, programs
 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 THREADS = 128  # of a program
 TILE = 4 * THREADS  # elements of a tile
-NOTHING_PENDING = AveragesGradient(offset=None)
+NOTHING_PENDING = PendingGradients(offset=None)
 
 
 @triton.jit
@@ -37,9 +37,9 @@ def tile_of(
 ):  # fmt: skip
     """Place of a program's tile.
 
-    Returns its channels and which of them exist; which of its elements are in the map, have a left
-    neighbour in another unit, have a right one; their offsets in the sample's first row; the sample
-    and its offset; the first row, and the one after the last.
+    Returns channels, and which of them exist; which columns are inside the map, have a left
+    neighbour in another unit, have a right one; where the elements of the first row lie in their
+    sample; the sample, and where it starts; the first row of the span, and the one after its last.
     """
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -48,18 +48,18 @@ def tile_of(
     left = inside & ((columns > 0) & (columns % UNIT == 0))[None, :]
     right = inside & ((columns + 1 < W) & (columns % UNIT == UNIT - 1))[None, :]
     if CHANNELS_LAST:
-        elements = channels[:, None] + columns[None, :] * C
+        first_row = channels[:, None] + columns[None, :] * C
     else:
-        elements = channels[:, None] * (H * W) + columns[None, :]
+        first_row = channels[:, None] * (H * W) + columns[None, :]
     sample = tl.program_id(0).to(tl.int64)
     start = sample * C * H * W
     begin = tl.program_id(2) // tiles * rows
     end = tl.minimum(begin + rows, H)
-    return channels, exists, inside, left, right, elements, sample, start, begin, end
+    return channels, exists, inside, left, right, first_row, sample, start, begin, end
 
 
 @triton.jit
-def load(pointers, inside, row, first, last):
+def load_within(pointers, inside, row, first, last):
     """Elements of one row, 0 where not inside and if the row is not from first to before last."""
     mask = (inside & (row >= first) & (row < last)) != 0  # Triton 3.9 interprets & as an integer
     return tl.load(pointers, mask=mask, other=0.0)
@@ -69,9 +69,9 @@ def load(pointers, inside, row, first, last):
 def load_row(pointers, step, left, inside, right, row, H):
     """One row of the map, and beside it the neighbours of each element in other units, else 0."""
     return (
-        load(pointers - step, left, row, 0, H),
-        load(pointers, inside, row, 0, H),
-        load(pointers + step, right, row, 0, H),
+        load_within(pointers - step, left, row, 0, H),
+        load_within(pointers, inside, row, 0, H),
+        load_within(pointers + step, right, row, 0, H),
     )
 
 
@@ -99,98 +99,82 @@ def neighbours(left, at, right, UNIT: tl.constexpr):
 
 
 @triton.jit
-def load_weight(kernel, gain, exists, tap: tl.constexpr, FLIP: tl.constexpr):
+def load_weight(weight_ptr, gain, channels, exists, tap: tl.constexpr, FLIP: tl.constexpr):
     """Weight of one of nine taps by channel, in the transposed convolution of the opposite one."""
-    weight = tl.load(kernel + (8 - tap if FLIP else tap), mask=exists, other=0.0)
-    weight = weight.to(tl.float32)
-    return (gain * weight)[:, None]
+    places = channels * 9 + (8 - tap if FLIP else tap)
+    return (gain * load_or(weight_ptr, places, exists, 1.0))[:, None]
 
 
-@triton.jit(do_not_specialize=["H", "units", "tiles", "rows", "heads", "gradients_size"])
+@triton.jit(do_not_specialize=SIZES)
 def convolve_kernel(
     x_ptr, history_ptr, weight_ptr, gain_ptr, slope_ptr, offset_ptr, relu_output_ptr,
-    grads_ptr, query_weight_ptr, key_weight_ptr, gradients_ptr, grad_projections_ptr,
-    out_ptr, grad_history_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
-    H, units, tiles, rows, heads, gradients_size, C,
-    K: tl.constexpr, FLIP: tl.constexpr, RESIDUAL: tl.constexpr, CHANNELS_LAST: tl.constexpr,
-    UNIT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
+    out_ptr, grad_history_ptr, grad_params_sum_ptr, grad_qk_weights_sum_ptr,
+    H, units, tiles, rows, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    heads, params_size, K: tl.constexpr, C, FLIP: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Compute out = [x +] gain dw(x; weight) [+ slope history] [+ offset].
 
     If asked, also grad_history = slope x. With `relu_output`, out is 0 where that is 0 or less, not
-    at NaN, and is added to grad_history. With grads it finishes an `AveragesGradient` too.
+    at NaN, and is added to grad_history. With grad_qk it finishes `PendingGradients` too.
     """
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
+    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     of_sample = sample * C + channels
-    of_pixel = tl.zeros((BLOCK_C,), dtype=tl.float32)
-    if offset_ptr is not None:
-        of_pixel += tl.load(offset_ptr + of_sample, mask=exists, other=0.0)
-    if grads_ptr is not None:
-        grads = grads_ptr + sample * 2 * C
-        grad_pooled = project_transposed(grads, query_weight_ptr, channels, exists, C, K)
-        grad_pooled += project_transposed(grads + C, key_weight_ptr, channels, exists, C, K)
-        of_pixel += grad_pooled / (H * W)
-        if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
-            add_up_parameters(
-                gradients_ptr, grad_projections_ptr, gradients_sum_ptr, grad_projections_sum_ptr,
-                tl.program_id(1), tl.num_programs(1), tl.num_programs(0), heads, gradients_size,
-                K, BLOCK_C,
-            )  # fmt: skip
-    gain = tl.full((BLOCK_C,), 1.0, dtype=tl.float32)
-    if gain_ptr is not None:
-        gain = tl.load(gain_ptr + of_sample, mask=exists, other=0.0)
-    kernel = weight_ptr + channels * 9 if weight_ptr is not None else None
-    w4 = gain[:, None] if weight_ptr is None else load_weight(kernel, gain, exists, 4, FLIP)
+    offset = load_or(offset_ptr, of_sample, exists, 0.0)
+    if grad_qk_ptr is not None:
+        offset += finish_gradients(
+            grad_qk_ptr, query_weight_ptr, key_weight_ptr, grad_params_ptr, grad_qk_weights_ptr,
+            grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size,
+            channels, exists, C, H * W, K,
+        )  # fmt: skip
+    gain = load_or(gain_ptr, of_sample, exists, 1.0)
+    w4 = load_weight(weight_ptr, gain, channels, exists, 4, FLIP)  # the gain without a weight
     if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
         w4 += 1.0
     x, out = x_ptr + start, out_ptr + start
     if weight_ptr is not None:
-        w0 = load_weight(kernel, gain, exists, 0, FLIP)
-        w1 = load_weight(kernel, gain, exists, 1, FLIP)
-        w2 = load_weight(kernel, gain, exists, 2, FLIP)
-        w3 = load_weight(kernel, gain, exists, 3, FLIP)
-        w5 = load_weight(kernel, gain, exists, 5, FLIP)
-        w6 = load_weight(kernel, gain, exists, 6, FLIP)
-        w7 = load_weight(kernel, gain, exists, 7, FLIP)
-        w8 = load_weight(kernel, gain, exists, 8, FLIP)
-        above_row, below_row = begin - 1, begin + 1
-        pointers = x + (elements + above_row * row_stride)
-        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, above_row, H)
+        w0 = load_weight(weight_ptr, gain, channels, exists, 0, FLIP)
+        w1 = load_weight(weight_ptr, gain, channels, exists, 1, FLIP)
+        w2 = load_weight(weight_ptr, gain, channels, exists, 2, FLIP)
+        w3 = load_weight(weight_ptr, gain, channels, exists, 3, FLIP)
+        w5 = load_weight(weight_ptr, gain, channels, exists, 5, FLIP)
+        w6 = load_weight(weight_ptr, gain, channels, exists, 6, FLIP)
+        w7 = load_weight(weight_ptr, gain, channels, exists, 7, FLIP)
+        w8 = load_weight(weight_ptr, gain, channels, exists, 8, FLIP)
+        pointers = x + (first_row + (begin - 1) * row_stride)
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin - 1, H)
         above_left, above, above_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (elements + begin * row_stride)
+        pointers = x + (first_row + begin * row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin, H)
         at_left, at, at_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (elements + below_row * row_stride)
-        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, below_row, H)
-    slope = tl.full((BLOCK_C, 1), 1.0, dtype=tl.float32)
-    if slope_ptr is not None:
-        slope = tl.load(slope_ptr + of_sample, mask=exists, other=0.0)[:, None]
-    total = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
-    total += of_pixel[:, None]
-    offset = total
-    place = elements + begin * row_stride
+        pointers = x + (first_row + (begin + 1) * row_stride)
+        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin + 1, H)
+    slope = load_or(slope_ptr, of_sample, exists, 1.0)[:, None]
+    offset = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32) + offset[:, None]
+    elements = first_row + begin * row_stride
     if history_ptr is not None:
-        history = load(history_ptr + start + place, inside, begin, begin, end)
+        history = load_within(history_ptr + start + elements, inside, begin, begin, end)
     if relu_output_ptr is not None:
-        relu_output = load(relu_output_ptr + start + place, inside, begin, begin, end)
+        relu_output = load_within(relu_output_ptr + start + elements, inside, begin, begin, end)
     for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
         for second in tl.static_range(2):
             row = pair + second
-            place = elements + row * row_stride
+            elements = first_row + row * row_stride
             total = offset
             if relu_output_ptr is not None:
                 is_blocked = relu_output <= 0
-                relu_output = load(
-                    relu_output_ptr + start + place + row_stride, inside, row + 1, begin, end
+                relu_output = load_within(
+                    relu_output_ptr + start + elements + row_stride, inside, row + 1, begin, end
                 )
             if weight_ptr is not None:
                 below_left, below, below_right = neighbours(next_left, next_at, next_right, UNIT)
-                pointers = x + (place + 2 * row_stride)
+                pointers = x + (elements + 2 * row_stride)
                 next_left, next_at, next_right = load_row(
                     pointers, step, left, inside, right, row + 2, H
                 )
@@ -211,39 +195,36 @@ def convolve_kernel(
                 at = below
                 at_right = below_right
             else:
-                centre = load(x + place, inside, row, begin, end).to(tl.float32)
+                centre = load_within(x + elements, inside, row, begin, end).to(tl.float32)
                 total += w4 * centre
             if history_ptr is not None:
                 total += slope * history.to(tl.float32)
-                history = load(
-                    history_ptr + start + place + row_stride, inside, row + 1, begin, end
+                history = load_within(
+                    history_ptr + start + elements + row_stride, inside, row + 1, begin, end
                 )
             if relu_output_ptr is not None:
                 total = tl.where(is_blocked, 0.0, total)
             exists_here = (inside & (row < end)) != 0
-            tl.store(out + place, total.to(out_ptr.dtype.element_ty), mask=exists_here)
+            tl.store(out + elements, total.to(out_ptr.dtype.element_ty), mask=exists_here)
             if grad_history_ptr is not None:
                 scaled = slope * centre
                 if relu_output_ptr is not None:
                     scaled += total
-                tl.store(
-                    grad_history_ptr + start + place,
-                    scaled.to(out_ptr.dtype.element_ty),
-                    mask=exists_here,
-                )
+                scaled = scaled.to(out_ptr.dtype.element_ty)
+                tl.store(grad_history_ptr + start + elements, scaled, mask=exists_here)
 
 
-@triton.jit(do_not_specialize=["B", "H", "units", "tiles", "rows"])
+@triton.jit(do_not_specialize=SIZES)
 def sums_kernel(
-    grad_ptr, x_ptr, history_ptr, sums_ptr, B, H, units, tiles, rows, C,
-    TAPS: tl.constexpr, SUM_GRAD: tl.constexpr, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
+    grad_ptr, x_ptr, history_ptr, sums_ptr,
+    B, H, units, tiles, rows, CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr, C, TAPS: tl.constexpr, SUM_GRAD: tl.constexpr,
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, elements, sample, start, begin, end = tile_of(
+    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
         C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
     )
     x, grad = x_ptr + start, grad_ptr + start
@@ -256,10 +237,10 @@ def sums_kernel(
         for pair in range(begin - 1, end + 1, 2):
             for second in tl.static_range(2):
                 row = pair + second
-                place = elements + row * row_stride
-                below = load(grad + (place + row_stride), inside, row + 1, begin, end)
+                elements = first_row + row * row_stride
+                below = load_within(grad + (elements + row_stride), inside, row + 1, begin, end)
                 below = below.to(tl.float32)
-                x_left, x_at, x_right = load_row(x + place, step, left, inside, right, row, H)
+                x_left, x_at, x_right = load_row(x + elements, step, left, inside, right, row, H)
                 x_left, x_at, x_right = neighbours(x_left, x_at, x_right, UNIT)
                 s0 += below * x_left
                 s1 += below * x_at
@@ -271,7 +252,7 @@ def sums_kernel(
                 s7 += above * x_at
                 s8 += above * x_right
                 if history_ptr is not None:
-                    history = load(history_ptr + start + place, inside, row, begin, end)
+                    history = load_within(history_ptr + start + elements, inside, row, begin, end)
                     history_total += at * history.to(tl.float32)
                 if SUM_GRAD:
                     grad_total += at
@@ -279,11 +260,11 @@ def sums_kernel(
                 at = below
     else:
         for row in range(begin, end):
-            place = elements + row * row_stride
-            at = load(grad + place, inside, row, begin, end).to(tl.float32)
-            s4 += at * load(x + place, inside, row, begin, end).to(tl.float32)
+            elements = first_row + row * row_stride
+            at = load_within(grad + elements, inside, row, begin, end).to(tl.float32)
+            s4 += at * load_within(x + elements, inside, row, begin, end).to(tl.float32)
             if history_ptr is not None:
-                history = load(history_ptr + start + place, inside, row, begin, end)
+                history = load_within(history_ptr + start + elements, inside, row, begin, end)
                 history_total += at * history.to(tl.float32)
             if SUM_GRAD:
                 grad_total += at
@@ -306,8 +287,8 @@ def sums_kernel(
 
 
 @cache
-def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple[int, ...], ...]:
-    """Arguments of a launch that follow from a map's shape and layout, and its grid."""
+def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tuple, dict]:
+    """Grid of a launch that shares a map out, and the arguments that say how."""
     batch, channels, height, width = shape
     if channels_last:
         block_c = min(64, next_power_of_2(channels))
@@ -321,48 +302,56 @@ def row_tiling(shape: torch.Size, channels_last: bool, count: int) -> tuple[tupl
     spans = max(1, count // (batch * groups * tiles))
     rows = min(height, max(SHORTEST, 2 * ceil_div(height, 2 * spans)))
     unit = 1 if channels_last else math.gcd(width, max(1, block_c * block_w // THREADS))
-    grid = batch, groups, tiles * ceil_div(height, rows)
-    return (height, width // unit, tiles, rows), (channels_last, unit, block_c, block_w), grid
+    sizes = dict(H=height, units=width // unit, tiles=tiles, rows=rows)
+    sides = dict(CHANNELS_LAST=channels_last, UNIT=unit, BLOCK_C=block_c, BLOCK_W=block_w)
+    return (batch, groups, tiles * ceil_div(height, rows)), sizes | sides
 
 
 def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     """What of a map's shape these kernels are compiled for, and which loops go round twice."""
-    _, (_, unit, block_c, block_w), _ = row_tiling(shape, channels_last, 1)
+    _, tiling = row_tiling(shape, channels_last, 1)
     _, channels, height, width = shape
+    block_c, block_w = tiling["BLOCK_C"], tiling["BLOCK_W"]
     sides = (channels, block_c), (width, block_w), (height, SHORTEST)
-    return unit, block_c, block_w, *[min(2, ceil_div(side, block)) for side, block in sides]
+    return tiling["UNIT"], block_c, block_w, *[min(2, ceil_div(*side)) for side in sides]
 
 
 def launch_convolve(
     x, weight, gain, slope, offset, *, flip, residual, history, out,
     relu_output=None, grad_history=None, pending=NOTHING_PENDING,
 ) -> None:  # fmt: skip
-    """Launch `convolve_kernel`, with the argument names that it has."""
-    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
-    inputs = (x, history, weight, gain, slope, offset, relu_output,
-              pending.grads, pending.query_weight, pending.key_weight,
-              pending.gradients, pending.grad_projections)  # fmt: skip
-    outputs = (out, grad_history, pending.gradients_sum, pending.grad_projections_sum)
-    sizes = *sizes, pending.heads, pending.gradients_size
-    rest = x.shape[1], pending.kernel_size, flip, residual, *blocks
-    launch(convolve_kernel, grid, inputs, outputs, sizes, *rest)
+    """Launch `convolve_kernel`."""
+    grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    inputs = dict(
+        x_ptr=x, history_ptr=history, weight_ptr=weight, gain_ptr=gain, slope_ptr=slope,
+        offset_ptr=offset, relu_output_ptr=relu_output, grad_qk_ptr=pending.grad_qk,
+        query_weight_ptr=pending.query_weight, key_weight_ptr=pending.key_weight,
+        grad_params_ptr=pending.grad_params, grad_qk_weights_ptr=pending.grad_qk_weights,
+    )  # fmt: skip
+    outputs = dict(
+        out_ptr=out, grad_history_ptr=grad_history, grad_params_sum_ptr=pending.grad_params_sum,
+        grad_qk_weights_sum_ptr=pending.grad_qk_weights_sum,
+    )  # fmt: skip
+    numbers = tiling | pending.sizes | dict(C=x.shape[1], FLIP=flip, RESIDUAL=residual)
+    launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
 def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
     """See `Passes.convolve`."""
-    options = dict(flip=False, residual=residual, history=history, out=out)
-    launch_convolve(x, weight, *coefficients, **options)
+    launch_convolve(
+        x, weight, *coefficients, flip=False, residual=residual, history=history, out=out
+    )
 
 
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     """See `Passes.grid_sums`; a part for each span of the grid."""
-    sizes, blocks, grid = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
+    grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     batch, channels = x.shape[:2]
     taps = 9 if convolved else 1
     sums = torch.empty(grid[2], batch, taps + 2, channels, dtype=torch.float32, device=x.device)
-    sizes = batch, *sizes
-    inputs = (grad, x, history)
-    launch(sums_kernel, grid, inputs, (sums,), sizes, channels, taps, sum_grad, *blocks)
+    inputs = dict(grad_ptr=grad, x_ptr=x, history_ptr=history)
+    numbers = dict(B=batch) | tiling | dict(C=channels, TAPS=taps, SUM_GRAD=sum_grad)
+    launch(sums_kernel, grid, inputs, dict(sums_ptr=sums), numbers)
     return sums
 
 
@@ -370,18 +359,13 @@ def convolve_backward(
     grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.convolve_backward`; grad_pixel may be an `AveragesGradient`."""
+    """See `Passes.convolve_backward`; grad_pixel may be an `PendingGradients`."""
     pending = grad_pixel
-    if not isinstance(pending, AveragesGradient):
-        pending = AveragesGradient(offset=grad_pixel)
+    if not isinstance(pending, PendingGradients):
+        pending = PendingGradients(offset=grad_pixel)
     gain, slope, _ = coefficients
     launch_convolve(
-        grad, weight, gain, slope, pending.offset,
-        flip=True,
-        residual=residual,
-        history=extra_grad,
-        out=grad_x,
-        relu_output=relu_output,
-        grad_history=grad_history,
+        grad, weight, gain, slope, pending.offset, flip=True, residual=residual,
+        history=extra_grad, relu_output=relu_output, out=grad_x, grad_history=grad_history,
         pending=pending,
     )  # fmt: skip
