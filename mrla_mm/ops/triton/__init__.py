@@ -40,7 +40,7 @@ class TorchFallback(TorchPasses):
         return contiguous(super().base_coefficients(*args))
 
     def convolve_backward(self, grad, *args, grad_pixel=None, **options) -> None:
-        """Finish an `PendingGradients` too."""
+        """Finish a `PendingGradients` too."""
         if isinstance(grad_pixel, gate.PendingGradients):
             grad_pixel = grad_pixel.finish(pixels=grad.shape[2] * grad.shape[3])
         super().convolve_backward(grad, *args, grad_pixel=grad_pixel, **options)

@@ -359,7 +359,7 @@ def convolve_backward(
     grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.convolve_backward`; grad_pixel may be an `PendingGradients`."""
+    """See `Passes.convolve_backward`; grad_pixel may be a `PendingGradients`."""
     pending = grad_pixel
     if not isinstance(pending, PendingGradients):
         pending = PendingGradients(offset=grad_pixel)
