@@ -3,6 +3,7 @@
 import inspect
 from contextlib import contextmanager
 from functools import cache
+from operator import itemgetter
 
 import torch
 import triton
@@ -16,6 +17,7 @@ MANY = True  # whether to use them; see `Passes.few_programs`
 SIZES = frozenset(
     {"B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first"}
 )
+CONSTANTS = {}  # by kernel, what picks the others of its numbers
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
@@ -77,9 +79,11 @@ def launch(
     ]
     tensors = *aligned, *outputs.values()  # outputs are always our own
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-    constants = [number for name, number in numbers.items() if name not in SIZES]
+    pick = CONSTANTS.get(kernel.__name__)
+    if pick is None:
+        pick = CONSTANTS[kernel.__name__] = itemgetter(*[n for n in numbers if n not in SIZES])
     device = aligned[0].get_device()
-    key = (kernel.__name__, device, *constants, *dtypes)
+    key = (kernel.__name__, device, pick(numbers), *dtypes)
     known = KNOWN.get(key)
     if known is None:
         assert [*inputs, *outputs, *numbers] == kernel.arg_names, kernel.__name__

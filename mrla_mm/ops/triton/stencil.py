@@ -332,7 +332,7 @@ def launch_convolve(
         out_ptr=out, grad_history_ptr=grad_history, grad_params_sum_ptr=pending.grad_params_sum,
         grad_qk_weights_sum_ptr=pending.grad_qk_weights_sum,
     )  # fmt: skip
-    numbers = tiling | pending.sizes | dict(C=x.shape[1], FLIP=flip, RESIDUAL=residual)
+    numbers = dict(tiling, **pending.sizes, C=x.shape[1], FLIP=flip, RESIDUAL=residual)
     launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
