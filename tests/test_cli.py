@@ -101,6 +101,10 @@ def test_resume_takes_the_last_checkpoint_or_the_one_that_is_named(plan, tmp_pat
     (tmp_path / "last_checkpoint").write_text("epoch_1.pth")
     cfg = plan("train", "--resume", "--work-dir", tmp_path)
     assert cfg.resume is True and cfg.load_from == "epoch_1.pth"
+    (tmp_path / "last_checkpoint").write_text("/original/epoch_1.pth")
+    (tmp_path / "epoch_1.pth").touch()
+    cfg = plan("train", "--resume", "--work-dir", tmp_path)
+    assert cfg.load_from == str(tmp_path / "epoch_1.pth"), "of the copied work directory"
     assert plan("train", "--resume", "own.pth", "--work-dir", tmp_path).load_from == "own.pth"
 
 

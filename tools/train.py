@@ -4,7 +4,6 @@
 import sys
 
 from mmengine import device
-from mmengine.runner import find_latest_checkpoint
 
 from mrla_mm import cli, training
 from mrla_mm.errors import InputError
@@ -40,7 +39,7 @@ def main(argv=None):
     if args.resume is not None:
         checkpoint = args.resume
         if checkpoint == "auto":
-            checkpoint = find_latest_checkpoint(cfg.work_dir)
+            checkpoint = training.last_checkpoint(cfg.work_dir)
         if checkpoint is None:
             print("--resume: no checkpoint yet, training starts from scratch")
         training.resume_from(cfg, checkpoint)

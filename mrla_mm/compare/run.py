@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from mmengine.hooks import Hook
-from mmengine.runner import Runner, find_latest_checkpoint, set_random_seed
+from mmengine.runner import Runner, set_random_seed
 from torch import Tensor
 
 from mrla_mm import cli
@@ -19,7 +19,7 @@ from mrla_mm.compare.plan import RESULT, TRAINED, Run, config_file
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
-from mrla_mm.training import resume_from, train
+from mrla_mm.training import last_checkpoint, resume_from, train
 
 
 def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]]:
@@ -107,7 +107,7 @@ def train_and_test(run: Run) -> None:
     cfg.launcher = "none"
     if not (folder / TRAINED).is_file():
         cfg.work_dir = str(folder)
-        resume_from(cfg, find_latest_checkpoint(folder))
+        resume_from(cfg, last_checkpoint(folder))
         train(cfg, [ComparedRunHook()])
     metrics = test(cfg, folder)
     costs = json.loads((folder / TRAINED).read_text())
@@ -117,7 +117,7 @@ def train_and_test(run: Run) -> None:
 
 def test(cfg: Config, folder: Path) -> dict[str, float]:
     """Return the metrics of the last checkpoint in a folder; InputError if either is missing."""
-    checkpoint = find_latest_checkpoint(folder)
+    checkpoint = last_checkpoint(folder)
     if checkpoint is None or not Path(checkpoint).is_file():
         raise InputError(f"{folder} has no checkpoint any more: delete it to train again")
     cfg.update(load_from=checkpoint, resume=False, work_dir=str(folder / "test"))

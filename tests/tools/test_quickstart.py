@@ -30,7 +30,7 @@ def test_it_trains_evaluates_draws_and_resumes(tmp_path):
     second = subprocess.run([*command, "2"], **run)
     assert second.returncode == 0, second.stderr
     assert "Epoch(train) [2]" in second.stdout and "Epoch(train) [1]" not in second.stdout
-    assert "resumed epoch" in (results / "train.log").read_text()
+    assert "continuing from" in (results / "train.log").read_text()
     assert gallery.is_file()
 
 
