@@ -243,10 +243,12 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
 
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
     """Whether a model can compute with a tensor of a file in place of its own."""
-    if own.is_floating_point():
-        return tensor.is_floating_point() and bool(torch.isfinite(tensor.to(own.dtype)).all())
-    is_counter = own.dim() == 0  # which may be averaged with the weights
-    return is_counter or not tensor.is_floating_point()
+    if not own.is_floating_point():
+        if own.dim() == 0 and tensor.is_floating_point():  # a counter, averaged with the weights
+            return bool(torch.isfinite(tensor).all())
+        return not (tensor.is_floating_point() or tensor.is_complex())
+    plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
+    return plain and bool(torch.isfinite(tensor.to(own.dtype)).all())
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:
