@@ -31,6 +31,7 @@ def read(name, **options):
         ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
         ("train_pipeline", "variable"),  # its value is in the data set already
+        ("custom_imports.imports", "import,"),
     ],
 )
 def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nearest):
@@ -50,7 +51,9 @@ def test_options_that_are_read_say_nothing():
     }
     cfg, said = read(FASTER, **right)
     assert not said
-    assert cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64) and cfg.randomness.seed == 3
+    assert cfg.model.backbone.init_cfg is None
+    assert cfg.train_dataloader.dataset.pipeline[2].scale == (96, 64)
+    assert cfg.randomness.seed == 3 and cfg.load_from == "weights.pth"
 
 
 def test_data_root_moves_data_sets_and_evaluators(tmp_path):
@@ -127,13 +130,14 @@ def test_a_config_with_python_imports(tmp_path):
         assert [type(branch.attention) for branch in found] == [variant] * depth
 
 
-def test_bases_of_bases(tmp_path):
+def test_bases_of_bases_and_lists_of_bases(tmp_path):
     (tmp_path / "lower.py").write_text(f"_base_ = '{FASTER}'\nlower = 2")
-    text = "_base_ = ['./lower.py']\nmodel = dict(rpn_head=dict(channels=7))"
-    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "other.py").write_text("extra = 3")
+    bases = "_base_ = ['./lower.py', './other.py']\n"
+    (tmp_path / "mine.py").write_text(f"{bases}model = dict(rpn_head=dict(channels=7))")
     cfg = Config.fromfile(tmp_path / "mine.py")
     assert cfg.model.backbone.type == "MRLAResNet" and cfg.model.rpn_head.channels == 7
-    assert cfg.lower == 2
+    assert cfg.lower == 2 and cfg.extra == 3
     (tmp_path / "mine.py").write_text(f"_base_ = '{FASTER}'\nbackbone = _base_.model.backbone")
     cfg = Config.fromfile(tmp_path / "mine.py")
     assert cfg.backbone.type == "MRLAResNet" and "_scope_" not in cfg.backbone

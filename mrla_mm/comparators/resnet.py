@@ -62,7 +62,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     def make_res_layer(self, **kwargs: object) -> MRLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
         block = self.block_classes[kwargs["block"]]
-        make_gate = self.make_gate if self.layer_attention else None
+        make_gate = self.make_gate if self.layer_attention is not None else None
         return MRLAResLayer(make_branch=make_gate, **{**kwargs, "block": block})
 
     def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module:

@@ -24,6 +24,7 @@ def test_interval_and_p_of_differences_within_a_seed():
 
 def test_p_values_are_corrected_for_their_number():
     assert comparison.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert comparison.holm([0.4, 0.6]) == pytest.approx([0.8, 0.8])
     assert comparison.holm([0.9, 0.7]) == pytest.approx([1, 1])
     unfinished, corrected = comparison.holm([math.nan, 0.01])
     assert math.isnan(unfinished) and corrected == pytest.approx(0.02)

@@ -29,6 +29,9 @@ def test_hosts_still_see_that_no_compiled_ops_are_installed():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert not check_ops_exist()  # OneDL's mmengine asks otherwise, and sees them
+    from mmcv.ops import get_compiler_version
+
+    assert "mrla_mm" in get_compiler_version()
 
 
 def test_every_mmdet_model_and_mmcv_op_imports():

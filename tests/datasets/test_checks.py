@@ -119,7 +119,8 @@ def test_a_fault_of_a_file_is_one_line(fault, root):
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"), [(b"[]", "list"), ("{}".encode("utf-16"), "UnicodeDecodeError")]
+    ("content", "expected"),
+    [(b"[]", "list"), (b"\xef\xbb\xbf{}", "BOM"), ("{}".encode("utf-16"), "UnicodeDecodeError")],
 )
 def test_a_file_that_mmdet_cannot_read_is_one_line(content, expected, root):
     (root / TRAIN).write_bytes(content)

@@ -88,6 +88,7 @@ def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     ("name", "content", "expected"),
     [
         ("gone.pth", None, "not a file"),
+        ("photo.jpg", b"\xff\xd8\xff\xe0\x00\x10JFIF", "damaged"),
         ("w.safetensors", b"", "init_cfg"),
     ],
 )

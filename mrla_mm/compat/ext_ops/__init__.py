@@ -24,3 +24,6 @@ OPS = {
         attention.ms_deform_attn_backward,
     )
 }
+# What mmcv.utils.collect_env prints as mmcv's compiler and CUDA version.
+for name in ("get_compiler_version", "get_compiling_cuda_version"):
+    OPS[name] = lambda: "none (stand-in ops of mrla_mm)"

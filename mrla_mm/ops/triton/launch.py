@@ -17,7 +17,7 @@ MANY = True  # whether to use them; see `Passes.few_programs`
 SIZES = frozenset(
     {"B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first"}
 )
-CONSTANTS = {}  # by kernel, what picks the others of its numbers
+CONSTANTS = {}  # by kernel, an itemgetter of its numbers that are not SIZES
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
