@@ -18,9 +18,9 @@ from mrla_mm.errors import InputError
 
 from ..attention.reference import light
 from .common import assert_equal, branches, gradients, load_plain, randomize
+from .small_hosts import ARGUMENTS, CSP
 
 IMAGE = torch.rand(2, 3, 128, 160)
-CSP = dict(deepen_factor=0.33, widen_factor=0.25)
 
 
 @pytest.fixture(autouse=True)
@@ -314,6 +314,21 @@ def test_the_file_of_a_swin_classifier_loads(tmp_path):
     for key, value in plain.state_dict().items():
         if not key.startswith("norm") and "downsample" not in key:  # mmdet orders these anew
             assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize("host", ["mmpretrain.SwinTransformer", "mmdet.DetectoRS_ResNet"])
+def test_files_that_hosts_load_in_their_own_way(host, tmp_path):
+    """Swin renames keys of older files and drops tables; DetectoRS does not keep its init_cfg."""
+    options = ARGUMENTS[host]
+    state = randomize(MODELS.build(dict(type=host, **options))).state_dict()
+    file = {f"student.{key.replace('norm3.', 'norm.')}": value for key, value in state.items()}
+    file["student.stages.0.blocks.1.attn_mask"] = torch.ones(2, 2)
+    torch.save(file, tmp_path / "old.pth")
+    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "old.pth"), prefix="student")
+    backbone = build(host, **options, init_cfg=init_cfg)
+    backbone.init_weights()
+    found = backbone.state_dict()
+    assert_equal([found[key] for key in state], state.values())
 
 
 class Fixed(Network):
