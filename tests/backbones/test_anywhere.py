@@ -67,6 +67,16 @@ class Kin(Block):
     pass
 
 
+class Fusible(Block):
+    def fuse(self):
+        return self.conv
+
+
+class OverwritingBlock(Block):
+    def forward(self, x):
+        return super().forward(x.relu_())
+
+
 class Nest(nn.Module):
     def __init__(self):
         super().__init__()
@@ -108,10 +118,13 @@ class Network(BaseModule):
         self.again = nn.ModuleList(self.tokens)  # lists the same blocks
         self.tied = nn.Sequential(*[Block(8, 8)] * 2)
         self.side_by_side = nn.ModuleList([Block(8, 8), Block(8, 8)])
+        self.fusible = nn.Sequential(Fusible(8, 8), Fusible(8, 8))
+        self.overwriting = nn.Sequential(OverwritingBlock(8, 8), OverwritingBlock(8, 8))
         self.child1, self.child2 = Block(8, 8), Block(8, 8)
 
     def forward(self, x):
-        x = self.own(self.outer(self.nested(self.runs(self.layers(x)))))
+        x = self.overwriting(self.fusible(self.layers(x)))
+        x = self.own(self.outer(self.nested(self.runs(x))))
         x = self.tied(self.one_by_one[1](self.one_by_one[0](x)))
         x = sum(block(x) for block in self.side_by_side)
         x, grid = x.permute(0, 2, 3, 1), x.shape[2:]
@@ -331,28 +344,10 @@ def test_files_that_hosts_load_in_their_own_way(host, tmp_path):
     assert_equal([found[key] for key in state], state.values())
 
 
-class Fixed(Network):
-    def forward(self, x):
-        raise RuntimeError("takes 640 x 640 alone")
-
-
-class OverwritingBlock(Block):
-    def forward(self, x):
-        return super().forward(x.relu_())
-
-
-class PreActivation(Sequential):
-    def __init__(self, init_cfg=None):
-        super().__init__(OverwritingBlock(3, 3), OverwritingBlock(3, 3), init_cfg=init_cfg)
-
-
 MLA = dict(backbone=Network, layer_attention="MLA")
 FAULTS = {
-    "no run": (dict(backbone="mmpretrain.DenseNet", arch="121"), "DenseNet has no run"),
     "tokens": (dict(backbone="mmpretrain.VisionTransformer"), "VisionTransformer has no run"),
-    "overwritten input": (dict(backbone=PreActivation), "PreActivation has no run.*overwriting"),
-    "size": (dict(backbone=Fixed), "640 x 640 alone.*probe_size"),
-    "no class": (dict(backbone="mmdet.ResNeXt50"), "ResNeXt50"),
+    "size": (dict(backbone="mmpretrain.LeNet5"), "LeNet5.* 3 channels.*probe_size"),
     "not plain": (dict(backbone="PVTv2Layout"), "PVTv2Layout"),
     "twice": (dict(backbone="MRLAResNet", depth=18), "already has layer attention"),
     "package": (dict(backbone="mmyolo.YOLOv5CSPDarknet"), "mmyolo.*install its package"),
