@@ -348,6 +348,7 @@ MLA = dict(backbone=Network, layer_attention="MLA")
 FAULTS = {
     "tokens": (dict(backbone="mmpretrain.VisionTransformer"), "VisionTransformer has no run"),
     "size": (dict(backbone="mmpretrain.LeNet5"), "LeNet5.* 3 channels.*probe_size"),
+    "drop path": (dict(backbone="mmdet.CSPNeXt", attention_drop_path=20, **CSP), "drop_path=20"),
     "not plain": (dict(backbone="PVTv2Layout"), "PVTv2Layout"),
     "twice": (dict(backbone="MRLAResNet", depth=18), "already has layer attention"),
     "package": (dict(backbone="mmyolo.YOLOv5CSPDarknet"), "mmyolo.*install its package"),
