@@ -25,18 +25,16 @@ class AttentionResidual(BaseModule):
     `activation` has it behind the norm.
 
     Args:
-        attention: config of the layer attention, built by `MODELS` with `channels` and
-            `first_in_stage`.
-        norm_cfg: config of the norm after the attention. A requires_grad=False in it, which is
-            meant for the norms of plain weights, does not reach the branch.
+        attention: config of the layer attention, built with `channels` and `first_in_stage`.
+        norm_cfg: config of the norm after the attention, always trained (`build_branch_norm`).
         drop_path: probability to drop the branch for a sample in training.
         zero_init: start the norm's weight at zero, else at one.
         first_in_stage: the layer starts a stage, so its memory is empty.
         has_shortcut: whether the block has a shortcut; without, the layer has no parameters for it.
 
     Raises:
-        InputError: zero_init asks for a norm with a weight, and this one has none; or there is an
-            activation, behind which such a weight may never learn.
+        InputError: drop_path is not in [0, 1); or zero_init asks for a norm with a
+            weight, and this one has none, or has an activation behind it, which may stop learning.
     """
 
     def __init__(
@@ -51,6 +49,8 @@ class AttentionResidual(BaseModule):
         has_shortcut: bool = True,
     ) -> None:
         super().__init__()
+        if not 0 <= drop_path < 1:
+            raise InputError(f"drop_path={drop_path} of layer attention is not in [0, 1)")
         self.first_in_stage = first_in_stage
         self.has_shortcut = has_shortcut
         self.attention = MODELS.build(

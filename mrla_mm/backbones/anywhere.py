@@ -1,15 +1,8 @@
-"""Layer attention in any backbone: the public `WithLayerAttention`.
-
-It builds the backbone, finds its runs of blocks (`mrla_mm.backbones.runs`), and gives them their
-residual branches (`mrla_mm.backbones.branches`).
-"""
+"""Layer attention in any backbone: the public `WithLayerAttention`."""
 
 import inspect
 import re
 
-from mmdet.models.backbones.pvt import PyramidVisionTransformer
-from mmdet.models.backbones.resnet import ResNet
-from mmdet.models.backbones.swin import SwinTransformer
 from mmengine.logging import print_log
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
@@ -19,10 +12,15 @@ from mrla_mm.attention import AttentionConfig, AttentionResidual, attention_conf
 from mrla_mm.backbones.branches import add_branches, make_class
 from mrla_mm.backbones.runs import Run, Size, find_runs
 from mrla_mm.errors import InputError
-from mrla_mm.weights import PretrainedBackbone
+from mrla_mm.weights.backbone import PretrainedBackbone, pretrained_entries
 
 # How published files name the keys of a class; see mrla_mm.weights.
-KEY_LAYOUTS = {ResNet: "resnet", SwinTransformer: "swin", PyramidVisionTransformer: "pvtv2"}
+KEY_LAYOUTS = {
+    "mmdet.models.backbones.resnet.ResNet": "resnet",
+    "mmdet.models.backbones.swin.SwinTransformer": "swin",
+    "mmdet.models.backbones.pvt.PyramidVisionTransformer": "pvtv2",
+    "mmpretrain.models.backbones.swin_transformer.SwinTransformer": "mmpretrain_swin",
+}
 
 
 class AnyBackbone(PretrainedBackbone):
@@ -42,7 +40,8 @@ class AnyBackbone(PretrainedBackbone):
     @property
     def key_layout(self) -> str | None:
         """How published files of the host name their keys, in terms of `mrla_mm.weights`."""
-        return next((name for host, name in KEY_LAYOUTS.items() if isinstance(self, host)), None)
+        hosts = [f"{host.__module__}.{host.__name__}" for host in type(self).__mro__]
+        return next((KEY_LAYOUTS[host] for host in hosts if host in KEY_LAYOUTS), None)
 
 
 @MODELS.register_module(force=True)
@@ -78,11 +77,6 @@ def WithLayerAttention(  # a function, by the name that configs know
     Raises:
         InputError: the backbone has no run, or none that `stages` matches; or the variant has a
             memory, which what calls the blocks of a run cannot pass on.
-
-    Example:
-        >>> from mmengine.registry import MODELS
-        >>> cfg = dict(type="WithLayerAttention", backbone="mmdet.ResNeXt", depth=50, groups=32)
-        >>> backbone = MODELS.build(cfg)
     """
     attention = attention_config(layer_attention)
     pattern = re.compile(stages)
@@ -97,6 +91,10 @@ def WithLayerAttention(  # a function, by the name that configs know
             "methods of the blocks, without layer attention; leave rfp_backbone as it is"
         )
     model = make_class(AnyBackbone, host)(**kwargs)
+    if isinstance(getattr(model, "pretrained", None), str) and not pretrained_entries(model):
+        # mmdet's DetectoRS, for whose convolutions its files lack tensors
+        file = dict(type="Pretrained", checkpoint=model.pretrained, strict=False)
+        model.init_cfg = file | (kwargs.get("init_cfg") or {})
     if attention is None:
         return model
     if any(isinstance(module, AttentionResidual) for module in model.modules()):

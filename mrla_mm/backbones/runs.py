@@ -2,9 +2,6 @@
 
 A run is two or more consecutive blocks of one class in one container, which may share a memory.
 Each is called once, on the output of the block before it; all but the first keep its shape.
-
-`record_calls` runs the backbone, `as_block` tells blocks from other modules by their calls,
-`group_blocks` puts the blocks of a container into runs.
 """
 
 import copy
@@ -109,9 +106,10 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     """Return a module as a block, or None.
 
     It is none if it has no children, is called several times, has a forward that was replaced on
-    the object, or overwrites its input, as ReLU(inplace=True) does: the branch could not take it.
+    the object, or a `fuse`, with which timm replaces it, or overwrites its input, as
+    ReLU(inplace=True) does: the branch could not take it.
     """
-    if not module._modules or "forward" in vars(module):
+    if not module._modules or "forward" in vars(module) or hasattr(module, "fuse"):
         return None
     is_repeated = len(calls) > len({call.image for call in calls})
     layout = layout_of(calls)

@@ -147,6 +147,8 @@ LAYOUTS = {
     ),
     "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", converter="pvt.pvt_convert"),
     "swin": ConvertedLayout(first="patch_embed.proj.weight", converter="swin.swin_converter"),
+    # older files of mmpretrain, which renames their keys for objects of its very class alone
+    "mmpretrain_swin": KeyLayout(prefixes={"norm.": "norm3."}),
 }
 
 

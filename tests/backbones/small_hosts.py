@@ -48,17 +48,15 @@ TRANSFORMERS = """
     mmpretrain.RevVisionTransformer mmpretrain.VisionTransformer
 """
 RESNEXTS = ("mmdet.ResNeXt", "mmpretrain.ResNeXt", "mmseg.ResNeXt")
-HRNETS = ("mmdet.HRNet", "mmpretrain.HRNet", "mmseg.HRNet")
 ARGUMENTS = {
     **dict.fromkeys(SMALL_RESNETS.split(), SMALL),
     **dict.fromkeys(TRANSFORMERS.split(), dict(arch=ARCH)),
     **dict.fromkeys(RESNEXTS, dict(SMALL, groups=4)),
-    **dict.fromkeys(HRNETS, dict(extra=HRNET)),
+    **dict.fromkeys(("mmdet.HRNet", "mmpretrain.HRNet", "mmseg.HRNet"), dict(extra=HRNET)),
     "mmdet.CSPDarknet": CSP,
     "mmdet.CSPNeXt": CSP,
     "mmdet.DetectoRS_ResNet": dict(SMALL, conv_cfg=dict(type="ConvAWS")),
     "mmdet.DetectoRS_ResNeXt": dict(SMALL, groups=4, conv_cfg=dict(type="ConvAWS")),
-    "mmdet.EfficientNet": dict(arch="b0"),
     "mmdet.HourglassNet": HOURGLASS,
     "mmdet.MobileNetV2": dict(widen_factor=0.5),
     "mmdet.PyramidVisionTransformer": PVT,
@@ -75,7 +73,6 @@ ARGUMENTS = {
     "mmpretrain.ConvMixer": dict(arch=dict(embed_dims=32, depth=3, patch_size=7, kernel_size=5)),
     "mmpretrain.ConvNeXt": dict(arch="atto", out_indices=(0, 1, 2, 3), gap_before_final_norm=False),
     "mmpretrain.DaViT": dict(arch=dict(embed_dims=24, depths=[1, 1, 3, 1], num_heads=[1, 1, 1, 1])),
-    "mmpretrain.EdgeNeXt": dict(arch="xxsmall"),
     "mmpretrain.EfficientNetV2": dict(arch="b0"),
     "mmpretrain.HiViT": dict(arch="tiny", out_indices=[0]),
     "mmpretrain.LeViT": dict(arch="128s"),

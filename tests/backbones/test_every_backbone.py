@@ -27,7 +27,6 @@ from .common import assert_equal, branches, levels, randomize_zero_init
 from .small_hosts import ARGUMENTS, TIMM
 
 PAGE = ROOT / "docs/any_backbone.md"
-LIBRARIES = ("mmdet", "mmpretrain", "mmseg")
 SIDES = (128, 224, 256)
 WORDS = ("right", "refused", "plain")  # columns of the table
 
@@ -35,7 +34,7 @@ WORDS = ("right", "refused", "plain")  # columns of the table
 def names():
     """Names of all hosts with their scopes; timm's by that of the architecture."""
     found = []
-    for library in LIBRARIES:
+    for library in ("mmdet", "mmpretrain", "mmseg"):
         pytest.importorskip(library)
         import_module(f"{library}.models")
         for name, kind in import_module(f"{library}.registry").MODELS.module_dict.items():
@@ -53,10 +52,9 @@ def make(name, **ours):
         name = "mmpretrain.TIMMBackbone"
     init_default_scope(name.partition(".")[0])
     torch.manual_seed(0)
+    kind = dict(type="WithLayerAttention", backbone=name) if ours else dict(type=name)
     try:
-        if ours:
-            return MODELS.build(dict(type="WithLayerAttention", backbone=name, **arguments))
-        return MODELS.build(dict(type=name, **arguments))
+        return MODELS.build(kind | arguments)
     finally:
         init_default_scope("mmengine")
 
