@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from mmdet.models.detectors import SemiBaseDetector
+from mmdet.models import DetTTAModel, SemiBaseDetector
 from mmengine.config import ConfigDict
 from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
@@ -58,7 +58,7 @@ def save(tmp_path, state, **meta):
 )
 def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, model, file, reason):
     path = save(tmp_path, Detector(**file).state_dict(), epoch=1, iter=1)
-    runner(tmp_path, Detector(**file), load_from=path).test()
+    runner(tmp_path, DetTTAModel(module=Detector(**file))).load_checkpoint(path)
     with pytest.raises(InputError, match=reason):
         runner(tmp_path, Detector(**model), load_from=path).test()
     with pytest.raises(InputError, match=reason):
