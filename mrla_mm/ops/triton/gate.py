@@ -18,14 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (
-    Attention,
-    Coefficients,
-    Layer,
-    Parameters,
-    Saved,
-    project_both_transposed,
-)
+from mrla_mm.ops.coefficients import Layer, Parameters, Saved, project_both_transposed
 from mrla_mm.ops.reference import BatchNorm
 from mrla_mm.ops.triton.launch import SIZES, Unsupported, launch, next_power_of_2
 
@@ -304,43 +297,41 @@ def check_support(layer: Layer) -> None:
         raise Unsupported
 
 
-def light_coefficients(pooled, layer, size) -> Saved:
+def light_coefficients(averages, layer, size) -> Saved:
     """See `Passes.light_coefficients`."""
-    return base_coefficients(pooled, layer, None, softmax=False)
+    return base_coefficients(averages, layer, None, softmax=False)
 
 
-def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
+def base_coefficients(averages, layer, earlier_keys, *, softmax=True) -> Saved:
     """See `Passes.base_coefficients`."""
     check_support(layer)
     weights, norm, heads = layer.weights, layer.frozen_norm or NO_NORM, layer.heads
-    spans, batch, channels = pooled.shape
+    spans, batch, channels = averages.shape
     head_channels = channels // heads
     depth = 1
     if earlier_keys is not None:
         earlier_keys = earlier_keys.float().contiguous()
         depth += earlier_keys.shape[1]
-    new = pooled.new_empty
-    attention = Attention(
+    new = averages.new_empty
+    saved = Saved(
         pooled=new(batch, channels),
         query=new(batch, channels),
         keys=new(batch, depth, channels),
         scores=new(batch, depth, heads),
-    )
-    coefficients = Coefficients(
         gain=None if softmax and not layer.fuses_norm else new(batch, channels),
         slope=new(batch, channels) if layer.has_history else None,
         offset=new(batch, channels) if layer.fuses_norm else None,
     )
     inputs = dict(
-        averages_ptr=pooled, query_weight_ptr=weights.query, key_weight_ptr=weights.key,
+        averages_ptr=averages, query_weight_ptr=weights.query, key_weight_ptr=weights.key,
         history_scale_ptr=weights.history_scale,
         norm_weight_ptr=norm.weight, norm_bias_ptr=norm.bias, mean_ptr=norm.mean,
         variance_ptr=norm.variance, keep_ptr=norm.keep, earlier_keys_ptr=earlier_keys,
     )  # fmt: skip
     outputs = dict(
-        pooled_ptr=attention.pooled, query_ptr=attention.query, keys_ptr=attention.keys,
-        scores_ptr=attention.scores, gain_ptr=coefficients.gain, slope_ptr=coefficients.slope,
-        offset_ptr=coefficients.offset,
+        pooled_ptr=saved.pooled, query_ptr=saved.query, keys_ptr=saved.keys,
+        scores_ptr=saved.scores, gain_ptr=saved.gain, slope_ptr=saved.slope,
+        offset_ptr=saved.offset,
     )  # fmt: skip
     numbers = dict(
         B=batch, spans=spans, logit_scale=head_channels**-0.5, eps=norm.eps,
@@ -348,30 +339,29 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
         BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
     )  # fmt: skip
     launch(coefficients_kernel, (batch, heads, 1), inputs, outputs, numbers)
-    return Saved(attention, coefficients)
+    return saved
 
 
 def light_coefficients_backward(saved, layer, size, sums) -> tuple[PendingGradients, Parameters]:
     """See `Passes.light_coefficients_backward`."""
-    return base_coefficients_backward(saved, layer, size, sums, None, None)[:2]
+    return base_coefficients_backward(saved, layer, size, sums, None)[:2]
 
 
 def base_coefficients_backward(
-    saved, layer, size, sums, value_sums, grad_keys, grad_averages=None
+    saved, layer, size, sums, value_sums, *, grad_keys=None, grad_pooled=None
 ) -> tuple[PendingGradients, Parameters, Tensor | None]:
     """See `Passes.base_coefficients_backward`."""
     check_support(layer)
-    attention = saved.attention
-    batch, depth, channels = attention.keys.shape
+    batch, depth, channels = saved.keys.shape
     heads, taps = layer.heads, sums.shape[2] - 2
     head_channels = channels // heads
     query, key, value, history_scale = layer.weights
     norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
     param_sizes = taps * channels, channels, channels, channels
-    new = attention.keys.new_empty
+    new = saved.keys.new_empty
     pending = PendingGradients(
-        offset=None if grad_averages is None else grad_averages.contiguous() / size[2:].numel(),
+        offset=None if grad_pooled is None else grad_pooled.contiguous() / size[2:].numel(),
         grad_qk=new(batch, 2, channels),
         query_weight=query,
         key_weight=key,
@@ -383,9 +373,9 @@ def base_coefficients_backward(
     )
     grad_earlier_keys = new(batch, depth - 1, channels) if depth > 1 else None
     inputs = dict(
-        sums_ptr=sums, value_sums_ptr=value_sums, pooled_ptr=attention.pooled,
-        query_ptr=attention.query, keys_ptr=attention.keys, scores_ptr=attention.scores,
-        gain_ptr=saved.coefficients.gain if is_light else None,  # base's is of the weighted sum
+        sums_ptr=sums, value_sums_ptr=value_sums, pooled_ptr=saved.pooled,
+        query_ptr=saved.query, keys_ptr=saved.keys, scores_ptr=saved.scores,
+        gain_ptr=saved.gain if is_light else None,  # base's is of the weighted sum
         value_weight_ptr=value, history_scale_ptr=history_scale,
         norm_weight_ptr=norm.weight, mean_ptr=norm.mean, variance_ptr=norm.variance,
         keep_ptr=norm.keep, grad_keys_ptr=None if grad_keys is None else grad_keys.contiguous(),

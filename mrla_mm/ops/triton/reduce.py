@@ -220,7 +220,7 @@ def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     return averages
 
 
-def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
+def weighted_sum(values, scores, *, gain=None, offset=None, x=None, out) -> None:
     """See `Passes.weighted_sum`; partial sums of deep stages are in float32."""
     grid, tiles = tiling(out.shape, not out.is_contiguous())
     _, depth, heads = scores.shape
@@ -231,15 +231,14 @@ def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
         target = out if is_end else torch.empty_like(out, dtype=torch.float32)
         inputs = dict(
             zip_longest(VALUES, some), start_ptr=total, x_ptr=x if is_end else None,
-            scores_ptr=scores, gain_ptr=coefficients.gain,
-            offset_ptr=coefficients.offset if is_end else None,
+            scores_ptr=scores, gain_ptr=gain, offset_ptr=offset if is_end else None,
         )  # fmt: skip
         dims = dict(first=first, C=out.shape[1], D=out.shape[1] // heads, T=depth, COUNT=len(some))
         launch(weighted_sum_kernel, grid, inputs, dict(out_ptr=target), tiles | dims)
         total = target
 
 
-def some_values_backward(grad, values, scores, gain, *, grad_values, first=0) -> Tensor:
+def some_values_backward(grad, values, scores, *, gain=None, grad_values, first=0) -> Tensor:
     """See `Passes.weighted_sum_backward`; a part for each span of the grid, always with grad's sum.
 
     These are at most MAX_VALUES of the T values, from `first` on.

@@ -316,11 +316,11 @@ def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     return tiling["UNIT"], block_c, block_w, *[min(2, ceil_div(*side)) for side in sides]
 
 
-def launch_convolve(
-    x, weight, gain, slope, offset, *, flip, residual, history, out,
-    relu_output=None, grad_history=None, pending=NOTHING_PENDING,
+def convolve(
+    x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False, out,
+    flip=False, relu_output=None, grad_history=None, pending=NOTHING_PENDING,
 ) -> None:  # fmt: skip
-    """Launch `convolve_kernel`."""
+    """See `Passes.convolve`; the arguments after out are those of `convolve_backward`."""
     grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     inputs = dict(
         x_ptr=x, history_ptr=history, weight_ptr=weight, gain_ptr=gain, slope_ptr=slope,
@@ -336,13 +336,6 @@ def launch_convolve(
     launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
-def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
-    """See `Passes.convolve`."""
-    launch_convolve(
-        x, weight, *coefficients, flip=False, residual=residual, history=history, out=out
-    )
-
-
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     """See `Passes.grid_sums`; a part for each span of the grid."""
     grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
@@ -356,16 +349,15 @@ def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
 
 
 def convolve_backward(
-    grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
+    grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
     """See `Passes.convolve_backward`; grad_pixel may be a `PendingGradients`."""
     pending = grad_pixel
     if not isinstance(pending, PendingGradients):
         pending = PendingGradients(offset=grad_pixel)
-    gain, slope, _ = coefficients
-    launch_convolve(
-        grad, weight, gain, slope, pending.offset, flip=True, residual=residual,
-        history=extra_grad, relu_output=relu_output, out=grad_x, grad_history=grad_history,
-        pending=pending,
+    convolve(
+        grad, weight, gain=gain, slope=slope, offset=pending.offset, history=extra_grad,
+        residual=residual, out=grad_x, flip=True, relu_output=relu_output,
+        grad_history=grad_history, pending=pending,
     )  # fmt: skip
