@@ -186,7 +186,7 @@ def base_coefficients(averages: Tensor, layer: Layer, earlier_keys: Tensor | Non
     factor, offset = norm_coefficients(layer.frozen_norm, pooled.shape)
     query, key = project_both(pooled, layer.weights)
     scores, keys = scores_and_keys(split_heads(query, heads), split_heads(key, heads), earlier_keys)
-    return Saved(pooled, query, keys, scores.transpose(1, 2), gain=factor, offset=offset)
+    return Saved(pooled, query, keys, scores, gain=factor, offset=offset)
 
 
 def split_grid_sums(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
