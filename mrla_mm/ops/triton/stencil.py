@@ -30,32 +30,20 @@ NOTHING_PENDING = PendingGradients(offset=None)
 
 
 @triton.jit
-def tile_of(
-    C, H, W, tiles, rows,
-    CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    """Place of a program's tile.
+def first_row_of(channels, columns, C, H, W, CHANNELS_LAST: tl.constexpr):
+    """Element offsets of a tile's first row in a sample of a map."""
+    if CHANNELS_LAST:
+        return channels[:, None] + columns[None, :] * C
+    else:
+        return channels[:, None] * (H * W) + columns[None, :]
 
-    Returns channels, and which of them exist; which columns are inside the map, have a left
-    neighbour in another unit, have a right one; where the elements of the first row lie in their
-    sample; the sample, and where it starts; the first row of the span, and the one after its last.
-    """
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
-    exists = channels < C
-    inside = exists[:, None] & (columns < W)[None, :]
+
+@triton.jit
+def sides_of(inside, columns, W, UNIT: tl.constexpr):
+    """Which elements inside the map have a left and which a right neighbour in another unit."""
     left = inside & ((columns > 0) & (columns % UNIT == 0))[None, :]
     right = inside & ((columns + 1 < W) & (columns % UNIT == UNIT - 1))[None, :]
-    if CHANNELS_LAST:
-        first_row = channels[:, None] + columns[None, :] * C
-    else:
-        first_row = channels[:, None] * (H * W) + columns[None, :]
-    sample = tl.program_id(0).to(tl.int64)
-    start = sample * C * H * W
-    begin = tl.program_id(2) // tiles * rows
-    end = tl.minimum(begin + rows, H)
-    return channels, exists, inside, left, right, first_row, sample, start, begin, end
+    return left, right
 
 
 @triton.jit
@@ -122,9 +110,16 @@ def convolve_kernel(
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
-    )
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    exists = channels < C
+    inside = exists[:, None] & (columns < W)[None, :]
+    left, right = sides_of(inside, columns, W, UNIT)
+    first_row = first_row_of(channels, columns, C, H, W, CHANNELS_LAST)
+    sample = tl.program_id(0).to(tl.int64)
+    start = sample * C * H * W
+    begin = tl.program_id(2) // tiles * rows
+    end = tl.minimum(begin + rows, H)
     of_sample = sample * C + channels
     offset = load_or(offset_ptr, of_sample, exists, 0.0)
     if grad_qk_ptr is not None:
@@ -224,9 +219,16 @@ def sums_kernel(
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
-    )
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    exists = channels < C
+    inside = exists[:, None] & (columns < W)[None, :]
+    left, right = sides_of(inside, columns, W, UNIT)
+    first_row = first_row_of(channels, columns, C, H, W, CHANNELS_LAST)
+    sample = tl.program_id(0).to(tl.int64)
+    start = sample * C * H * W
+    begin = tl.program_id(2) // tiles * rows
+    end = tl.minimum(begin + rows, H)
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, history_total, grad_total = zero, zero, zero
