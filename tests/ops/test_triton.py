@@ -326,7 +326,7 @@ def test_what_is_launched_compiles(variant, shape, target, launches):
     for (name, *_), source in sources.items():
         ptx = compile(source, target=GPUTarget("cuda", target, 32)).asm["ptx"]
         assert ".visible .entry" in ptx
-        if shape[3] == 14 and name.startswith(("pool", "weighted_sum")):
+        if shape[3] == 14 and name.startswith(("add_relu", "weighted_sum")):
             # 168 positions, eight at a time in half precision
             assert re.search(r"ld\.global[.\w]*\.v4\.b32", ptx)
 
@@ -362,11 +362,11 @@ def test_a_second_launch_passes_what_triton_passes(monkeypatch):
     stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(args)
     monkeypatch.setattr(driver, "_active", stub)
     monkeypatch.setattr(launch, "KNOWN", {})
-    kernel = reduce.pool_kernel
+    kernel = reduce.add_relu_kernel
     caches = type(kernel.device_caches)(kernel.create_binder)  # else later tests get the stub's
     monkeypatch.setattr(kernel, "device_caches", caches)
     x, averages = torch.zeros(2, 4, 6, 5), torch.zeros(1, 2, 4)
-    inputs, outputs = dict(x_ptr=x, shortcut_ptr=None), dict(out_ptr=None, pooled_ptr=averages)
+    inputs, outputs = dict(x_ptr=x, shortcut_ptr=None), dict(out_ptr=None, averages_ptr=averages)
     tiling = dict(B=2, units=30, UNIT=1, CHANNELS_LAST=False, BLOCK_C=4, BLOCK_S=32)
     for span in (32, 32, 16):
         launch.launch(kernel, (2, 1, 1), inputs, outputs, dict(tiling, C=4, span=span))
