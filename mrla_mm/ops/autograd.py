@@ -36,9 +36,9 @@ class Options(NamedTuple):
 
     @classmethod
     def after_self_check(
-        cls, path: str, c: Tensor, parameters: Parameters, norm: BatchNorm | None, **layer: object
+        cls, path: str, c: Tensor, parameters: Parameters, norm: BatchNorm | None, **others: object
     ) -> "Options":
-        """Check the path for a map c (B, C, H, W); `layer` are the other fields of its `Form`."""
+        """Check the path for a map c (B, C, H, W); `others` are the other fields of its `Form`."""
         form = Form(
             path=path,
             device=c.device,
@@ -47,7 +47,7 @@ class Options(NamedTuple):
             shape=c.shape,
             kernel_size=0 if parameters.query is None else parameters.query.shape[-1],
             dtypes=tuple([None if tensor is None else tensor.dtype for tensor in parameters]),
-            **layer,
+            **others,
         )
         outcome = prove(form, passes_of(path)) if path in SELF_CHECKS else None
         eps = 0.0 if norm is None else norm.eps
@@ -57,7 +57,7 @@ class Options(NamedTuple):
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
         weights, norm = parameters.weights(), parameters.frozen_norm(self.eps)
-        return Layer(weights, norm, **self.form.options(), is_mla=self.form.is_mla)
+        return Layer(weights, norm, **self.form.settings(), is_mla=self.form.is_mla)
 
     def has_failed(self) -> bool:
         """Whether the path failed its self-check, or failed since."""
