@@ -129,7 +129,7 @@ class BaseSteps:
             grad_values=grad_values,
             sum_grad=layer.fuses_norm,
         )
-        grad_own_value = grad_values[-1]
+        grad_own_value = grad_values[-1]  # with what the weighted sum has just added
         sums = passes.grid_sums(grad_own_value, x, convolved=True, sum_grad=False)
         grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
             saved, layer, x.shape, sums, value_sums, grad_keys=grad_keys

@@ -37,17 +37,18 @@ class Layout(NamedTuple):
         return cls(x.shape, channels_last, bands)
 
     def run(self, loop: str, maps: Sequence[Maps], *args: object) -> None:
-        """Run a loop by its name on all threads; args are what follows its maps.
+        """Run a loop by its name on all threads; maps and args are in the order of its parameters.
 
-        Its maps are addresses, of memory that is held here until the loop has ended.
+        It gets addresses of maps, whose memory is held here until the loop has ended.
         """
         batch, channels, height, width = self.size
         pixels = height * width
         module = channels_last if self.channels_last else contiguous
         units = batch * (self.bands if self.channels_last else channels)
         shape = (batch, pixels, channels) if self.channels_last else (batch * channels, pixels)
-        start = (height, width, self.bands), shape, *map(self.address, maps)
-        share(getattr(module, loop), units, self.size.numel(), *start, *args)
+        grid = height, width, self.bands
+        addresses = map(self.address, maps)
+        share(getattr(module, loop), units, self.size.numel(), grid, shape, *addresses, *args)
 
     def address(self, maps: Maps) -> int | np.ndarray:
         """Where a map begins, 0 for None; of a sequence of maps an array.
@@ -119,7 +120,7 @@ class NumbaPasses(TorchPasses):
         self, x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False,
         relu_output=None, out, grad_history=None,
     ) -> None:  # fmt: skip
-        """Run one loop, whose kernel holds gain and residual; backward too."""
+        """Run one loop, whose kernel holds gain and residual; its gradients take the same."""
         layout = Layout.of(x)
         kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
         offset = layout.coefficient(offset, 0)

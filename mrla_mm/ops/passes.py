@@ -94,7 +94,7 @@ class Passes(abc.ABC):
             grad_pixel: what is added to the gradient of every pixel of x (B, C), as the methods
                 for coefficients return it. Triton's return what `convolve_backward` has to finish,
                 and their gradients of parameters are written by then only.
-            extra_grad: map that is added to the gradient of x; not together with grad_history.
+            extra_grad: map that is added to the gradient of x; not with slope or grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
                 where x is 0, extra_grad included.
             grad_history: receives slope times grad. With `relu_output` the history is the shortcut,
