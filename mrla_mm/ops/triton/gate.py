@@ -303,7 +303,7 @@ def light_coefficients(averages, layer, size) -> Saved:
 
 
 def base_coefficients(averages, layer, earlier_keys, *, softmax=True) -> Saved:
-    """See `Passes.base_coefficients`."""
+    """See `Passes.base_coefficients`; without softmax those of light."""
     check_support(layer)
     weights, norm, heads = layer.weights, layer.frozen_norm or NO_NORM, layer.heads
     spans, batch, channels = averages.shape
@@ -350,7 +350,7 @@ def light_coefficients_backward(saved, layer, size, sums) -> tuple[PendingGradie
 def base_coefficients_backward(
     saved, layer, size, sums, value_sums, *, grad_keys=None, grad_pooled=None
 ) -> tuple[PendingGradients, Parameters, Tensor | None]:
-    """See `Passes.base_coefficients_backward`."""
+    """See `Passes.base_coefficients_backward`; without value sums those of light."""
     check_support(layer)
     batch, depth, channels = saved.keys.shape
     heads, taps = layer.heads, sums.shape[2] - 2
@@ -358,7 +358,7 @@ def base_coefficients_backward(
     query, key, value, history_scale = layer.weights
     norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
-    param_sizes = taps * channels, channels, channels, channels
+    param_sizes = taps * channels, channels, channels, channels  # as the kernel lays them out
     new = saved.keys.new_empty
     pending = PendingGradients(
         offset=None if grad_pooled is None else grad_pooled.contiguous() / size[2:].numel(),

@@ -157,7 +157,8 @@ def convolve_kernel(
         history = load_within(history_ptr + start + elements, inside, begin, begin, end)
     if relu_output_ptr is not None:
         relu_output = load_within(relu_output_ptr + start + elements, inside, begin, begin, end)
-    for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
+    # Two rows a turn, so that none is moved between registers; one beyond the last is masked.
+    for pair in range(begin, end, 2):
         for second in tl.static_range(2):
             row = pair + second
             elements = first_row + row * row_stride
@@ -235,7 +236,8 @@ def sums_kernel(
     if TAPS == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
-        # Rows of x, beside the rows of grad above, at and below each.
+        # Rows of x, beside the rows of grad above, at and below each, of which those outside the
+        # span are 0: they belong to other programs.
         for pair in range(begin - 1, end + 1, 2):
             for second in tl.static_range(2):
                 row = pair + second
