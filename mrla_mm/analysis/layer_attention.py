@@ -162,11 +162,11 @@ def softmax_weights(attention: nn.Module, pooled: Tensor, earlier: list[Layer]) 
     keys.append(attention.project_key(pooled))
     if isinstance(attention, LinearRLA):
         features = feature_map(query)
-        products = torch.stack([(features * feature_map(key)).sum(-1) for key in keys], -1)
-        scores = products / products.sum(-1, keepdim=True)  # (B, G, t)
+        products = torch.stack([(features * feature_map(key)).sum(-1) for key in keys], 1)
+        scores = products / products.sum(1, keepdim=True)  # (B, t, G)
     else:
-        scores = softmax_scores(query, torch.stack(keys, 1))  # (B, G, t)
-    return [expand_heads(score, pooled) for score in scores.unbind(-1)]
+        scores = softmax_scores(query, torch.stack(keys, 1))  # (B, t, G)
+    return [expand_heads(score, pooled) for score in scores.unbind(1)]
 
 
 def light_weights(

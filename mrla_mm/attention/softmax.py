@@ -26,7 +26,7 @@ class MRLABase(LayerAttention):
         query, key = self.query_and_key(x)  # (B, G, D)
         earlier_keys, *earlier_values = memory or (None,)
         values = *earlier_values, self.project_value(x)
-        scores, keys = scores_and_keys(query, key, earlier_keys)  # (B, G, T), (B, T, E)
+        scores, keys = scores_and_keys(query, key, earlier_keys)  # (B, T, G), (B, T, E)
         return weighted_sum(scores, values), (keys, *values)
 
 

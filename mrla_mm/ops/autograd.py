@@ -5,14 +5,14 @@ which gradients a backward pass may add to.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mrla_mm.errors import InputError
-from mrla_mm.ops.coefficients import Attention, Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.coefficients import Layer, Parameters, Saved
 from mrla_mm.ops.dispatch import passes_of
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import SELF_CHECKS, Form, Outcome, prove
@@ -20,8 +20,6 @@ from mrla_mm.ops.reference import BatchNorm
 
 # Does what `without_autocast` does at a tenth of its cost.
 DisableAutocast = torch._C._DisableAutocast
-# Where each group of what `save_for_backward` saves ends.
-ENDS = tuple(accumulate(len(group._fields) for group in (Parameters, Attention, Coefficients)))
 
 
 class Options(NamedTuple):
@@ -38,9 +36,9 @@ class Options(NamedTuple):
 
     @classmethod
     def after_self_check(
-        cls, path: str, c: Tensor, parameters: Parameters, norm: BatchNorm | None, **layer: object
+        cls, path: str, c: Tensor, parameters: Parameters, norm: BatchNorm | None, **others: object
     ) -> "Options":
-        """Check the path for a map c (B, C, H, W); `layer` are the other fields of its `Form`."""
+        """Check the path for a map c (B, C, H, W); `others` are the other fields of its `Form`."""
         form = Form(
             path=path,
             device=c.device,
@@ -49,7 +47,7 @@ class Options(NamedTuple):
             shape=c.shape,
             kernel_size=0 if parameters.query is None else parameters.query.shape[-1],
             dtypes=tuple([None if tensor is None else tensor.dtype for tensor in parameters]),
-            **layer,
+            **others,
         )
         outcome = prove(form, passes_of(path)) if path in SELF_CHECKS else None
         eps = 0.0 if norm is None else norm.eps
@@ -59,7 +57,7 @@ class Options(NamedTuple):
     def layer(self, parameters: Parameters) -> Layer:
         """The layer with these options and parameters."""
         weights, norm = parameters.weights(), parameters.frozen_norm(self.eps)
-        return Layer(weights, norm, **self.form.options(), is_mla=self.form.is_mla)
+        return Layer(weights, norm, **self.form.settings(), is_mla=self.form.is_mla)
 
     def has_failed(self) -> bool:
         """Whether the path failed its self-check, or failed since."""
@@ -75,17 +73,15 @@ def save_for_backward(
 ) -> None:
     """Save what `load_saved` returns; autograd takes one flat sequence of tensors."""
     ctx.options = options
-    ctx.save_for_backward(*parameters, *saved.attention, *saved.coefficients, *maps)
+    ctx.save_for_backward(*parameters, *saved, *maps)
 
 
 def load_saved(ctx) -> tuple[Layer, Saved, Sequence[Tensor | None]]:
     """The layer of the saved options and parameters, and what else was saved."""
-    tensors = ctx.saved_tensors
-    first, second, third = ENDS
-    layer = ctx.options.layer(Parameters._make(tensors[:first]))
-    attention = Attention._make(tensors[first:second])
-    coefficients = Coefficients._make(tensors[second:third])
-    return layer, Saved(attention, coefficients), tensors[third:]
+    tensors = iter(ctx.saved_tensors)
+    layer = ctx.options.layer(Parameters._make(islice(tensors, len(Parameters._fields))))
+    saved = Saved._make(islice(tensors, len(Saved._fields)))
+    return layer, saved, list(tensors)
 
 
 def batch_norm_residual(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import Coefficients, Layer, Parameters, Saved
+from mrla_mm.ops.coefficients import Layer, Parameters, Saved
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
@@ -50,19 +50,19 @@ class BaseFunction(torch.autograd.Function):
         values = (*earlier_values, own_value)
         y = torch.empty_like(c)
         with autograd.DisableAutocast():
-            pooled = passes.add_relu(c, shortcut, out=x, pool=True)
+            averages = passes.add_relu(c, shortcut, out=x, pool=True)
             if not is_mla:
-                passes.convolve(x, layer.weights.value, Coefficients(), out=own_value)
-            saved = passes.base_coefficients(pooled, layer, earlier_keys)
+                passes.convolve(x, layer.weights.value, out=own_value)
+            saved = passes.base_coefficients(averages, layer, earlier_keys)
             STEPS[is_mla](passes, layer, saved, x, values).write_output(out=y)
             norm = options.training_norm
             y, *statistics = autograd.batch_norm_residual(y, norm, residual=x)
         autograd.save_for_backward(ctx, options, parameters, saved, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
-        return y, saved.attention.pooled if is_mla else saved.attention.keys, *values
+        return y, saved.pooled if is_mla else saved.keys, *values
 
     @staticmethod
-    def backward(ctx, grad, grad_keys_or_averages, *grad_values):
+    def backward(ctx, grad, grad_keys_or_pooled, *grad_values):
         """Compute the gradients of c, shortcut, parameters, and earlier keys and values."""
         autograd.refuse_second_derivative()
         layer, saved, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
@@ -75,7 +75,7 @@ class BaseFunction(torch.autograd.Function):
                 grad, x, norm, (mean, inverse_deviation), steps.write_output
             )
             grad_x, gradients, grad_earlier_keys = steps.backward(
-                grad_out, grad_keys_or_averages, grad_values
+                grad_out, grad_keys_or_pooled, grad_values
             )
             if norm is not None:  # and so no ReLU before x
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
@@ -104,9 +104,14 @@ class BaseSteps:
 
     def write_output(self, *, out: Tensor) -> None:
         """Write y, or o before a batch norm in training."""
-        residual = self.x if self.layer.fuses_norm else None
-        scores, coefficients = self.saved.attention.scores, self.saved.coefficients
-        self.passes.weighted_sum(self.values, scores, coefficients, x=residual, out=out)
+        self.passes.weighted_sum(
+            self.values,
+            self.saved.scores,
+            gain=self.saved.gain,
+            offset=self.saved.offset,
+            x=self.x if self.layer.fuses_norm else None,
+            out=out,
+        )
 
     def backward(
         self, grad: Tensor, grad_keys: Tensor | None, grad_values: Sequence[Tensor]
@@ -116,14 +121,18 @@ class BaseSteps:
         Returned are the gradients of x (with add_relu of c and shortcut), parameters, earlier keys.
         """
         passes, layer, saved, x = self.passes, self.layer, self.saved, self.x
-        scores, gain = saved.attention.scores, saved.coefficients.gain
         value_sums = passes.weighted_sum_backward(
-            grad, self.values, scores, gain, grad_values=grad_values, sum_grad=layer.fuses_norm
+            grad,
+            self.values,
+            saved.scores,
+            gain=saved.gain,
+            grad_values=grad_values,
+            sum_grad=layer.fuses_norm,
         )
-        grad_own_value = grad_values[-1]
+        grad_own_value = grad_values[-1]  # with what the weighted sum has just added
         sums = passes.grid_sums(grad_own_value, x, convolved=True, sum_grad=False)
         grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
-            saved, layer, x.shape, sums, value_sums, grad_keys
+            saved, layer, x.shape, sums, value_sums, grad_keys=grad_keys
         )
         grad_x = self.backward_of_x(grad, grad_own_value, layer.weights.value, grad_pixel)
         return grad_x, gradients, grad_earlier_keys
@@ -136,7 +145,6 @@ class BaseSteps:
         self.passes.convolve_backward(
             grad_own_value,
             weight,
-            Coefficients(),
             grad_pixel=grad_pixel,
             extra_grad=grad if self.layer.fuses_norm else None,
             relu_output=self.x if self.layer.add_relu else None,
@@ -150,34 +158,41 @@ class MLASteps(BaseSteps):
 
     def write_output(self, *, out: Tensor) -> None:
         """Write y, or o before a batch norm in training."""
-        offset = Coefficients(offset=self.saved.coefficients.offset)
-        # A history without a slope is added as it is; here it is the residual.
-        residual = self.x if self.layer.fuses_norm else None
-        weight = self.layer.weights.value
-        self.passes.convolve(self.sum_maps(), weight, offset, history=residual, out=out)
+        self.passes.convolve(
+            self.sum_maps(),
+            self.layer.weights.value,
+            offset=self.saved.offset,
+            # A history without a slope is added as it is; here it is the residual.
+            history=self.x if self.layer.fuses_norm else None,
+            out=out,
+        )
 
     def sum_maps(self) -> Tensor:
         """Weighted sum of the values."""
         total = torch.empty_like(self.x)
-        gain = Coefficients(gain=self.saved.coefficients.gain)
-        self.passes.weighted_sum(self.values, self.saved.attention.scores, gain, out=total)
+        saved = self.saved
+        self.passes.weighted_sum(self.values, saved.scores, gain=saved.gain, out=total)
         return total
 
     def backward(
-        self, grad: Tensor, grad_averages: Tensor | None, grad_values: Sequence[Tensor]
+        self, grad: Tensor, grad_pooled: Tensor | None, grad_values: Sequence[Tensor]
     ) -> tuple[Tensor, Parameters, Tensor | None]:
-        """See `BaseSteps.backward`; given is the gradient of the averages in place of the keys'."""
+        """See `BaseSteps.backward`; given is the gradient of the average in place of the keys'."""
         passes, layer, saved, x = self.passes, self.layer, self.saved, self.x
-        scores, gain = saved.attention.scores, saved.coefficients.gain
         total = self.sum_maps()
         sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.fuses_norm)
         grad_total = total  # the memory of total is free again
-        passes.convolve_backward(grad, layer.weights.value, Coefficients(), grad_x=grad_total)
+        passes.convolve_backward(grad, layer.weights.value, grad_x=grad_total)
         value_sums = passes.weighted_sum_backward(
-            grad_total, self.values, scores, gain, grad_values=grad_values, sum_grad=False
+            grad_total,
+            self.values,
+            saved.scores,
+            gain=saved.gain,
+            grad_values=grad_values,
+            sum_grad=False,
         )
         grad_pixel, gradients, grad_earlier_keys = passes.base_coefficients_backward(
-            saved, layer, x.shape, sums, value_sums, None, grad_averages
+            saved, layer, x.shape, sums, value_sums, grad_pooled=grad_pooled
         )
         grad_x = self.backward_of_x(grad, grad_values[-1], None, grad_pixel)
         return grad_x, gradients, grad_earlier_keys

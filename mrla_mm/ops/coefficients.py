@@ -93,36 +93,20 @@ class Layer(NamedTuple):
         return self.frozen_norm is not None
 
 
-class Attention(NamedTuple):
-    """Scores of a layer and what they are computed from; None each for a layer without a gate.
-
-    pooled: averages of x over the grid (B, C); query (B, C); keys of the stage's layers so far
-    (B, T, C), T = 1 for light; scores (B, T, G).
-    """
-
-    pooled: Tensor | None = None
-    query: Tensor | None = None
-    keys: Tensor | None = None
-    scores: Tensor | None = None
-
-
-class Coefficients(NamedTuple):
-    """What maps are multiplied by, or what is added to every pixel: (B, C) each.
-
-    gain of the value or values, slope of the history, offset. None stands for what is absent: a
-    gain or slope of 1, an offset of 0.
-    """
-
-    gain: Tensor | None = None
-    slope: Tensor | None = None
-    offset: Tensor | None = None
-
-
 class Saved(NamedTuple):
-    """Small tensors that a layer's forward pass leaves for its backward pass."""
+    """Small tensors that a layer's forward pass leaves for its backward pass, at least float32.
 
-    attention: Attention
-    coefficients: Coefficients
+    The first four are None for a layer without a gate. The others are what maps are multiplied by
+    or what is added to every pixel; None stands for a gain or slope of 1, an offset of 0.
+    """
+
+    pooled: Tensor | None = None  # average of x over the grid (B, C)
+    query: Tensor | None = None  # (B, C)
+    keys: Tensor | None = None  # of the stage's layers so far (B, T, C), of light its own
+    scores: Tensor | None = None  # (B, T, G)
+    gain: Tensor | None = None  # of the value or values (B, C)
+    slope: Tensor | None = None  # of the history (B, C)
+    offset: Tensor | None = None  # (B, C)
 
 
 def product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -177,35 +161,32 @@ def project_both_transposed(grads: Tensor, query_weight: Tensor, key_weight: Ten
     return (both.flip(2) @ windows(grads, both.shape[2])).sum((1, 2))
 
 
-def light_coefficients(pooled: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
+def light_coefficients(averages: Tensor | None, layer: Layer, size: torch.Size) -> Saved:
     """Coefficients of MRLA-light for averages, None without a gate; size is that of x."""
     factor, offset = norm_coefficients(layer.frozen_norm, size[:2])
-    attention = Attention()
-    gain = factor
-    if pooled is not None:
-        pooled = pooled.sum(0)  # (B, C)
-        query, key = project_both(pooled, layer.weights)
-        heads = layer.heads
-        scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
-        attention = Attention(pooled, query, key.unsqueeze(1), scores)
-        gain = value_weights(scores, factor, size[1]).squeeze(1)
     slope = None
     if layer.has_history:
         slope = product(at_least_float32(layer.weights.history_scale), factor)
     if slope is not None:
         slope = slope.expand(size[:2])
-    return Saved(attention, Coefficients(gain, slope, offset))
+    if averages is None:
+        return Saved(gain=factor, slope=slope, offset=offset)
+    pooled = averages.sum(0)  # (B, C)
+    query, key = project_both(pooled, layer.weights)
+    heads = layer.heads
+    scores = light_gate(split_heads(query, heads), split_heads(key, heads)).unsqueeze(1)
+    gain = value_weights(scores, factor, size[1]).squeeze(1)
+    return Saved(pooled, query, key.unsqueeze(1), scores, gain, slope, offset)
 
 
-def base_coefficients(pooled: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
+def base_coefficients(averages: Tensor, layer: Layer, earlier_keys: Tensor | None) -> Saved:
     """Coefficients of MRLA-base and MLA for averages and earlier keys (B, T - 1, C)."""
-    pooled = pooled.sum(0)  # (B, C)
+    pooled = averages.sum(0)  # (B, C)
     heads = layer.heads
     factor, offset = norm_coefficients(layer.frozen_norm, pooled.shape)
     query, key = project_both(pooled, layer.weights)
     scores, keys = scores_and_keys(split_heads(query, heads), split_heads(key, heads), earlier_keys)
-    attention = Attention(pooled, query, keys, scores.transpose(1, 2))
-    return Saved(attention, Coefficients(gain=factor, offset=offset))
+    return Saved(pooled, query, keys, scores, gain=factor, offset=offset)
 
 
 def split_grid_sums(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,7 +204,7 @@ def light_coefficients_backward(
         What the gate adds to the gradient of every pixel of x (B, C), None without a gate; and the
         gradients of the parameters, summed over the samples.
     """
-    weights, scores, gain = layer.weights, saved.attention.scores, saved.coefficients.gain
+    weights, scores, gain = layer.weights, saved.scores, saved.gain
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     of_taps, of_history, of_grad = split_grid_sums(sums)
     grad_pixel = grad_query = grad_key = grad_value = grad_history_scale = None
@@ -237,9 +218,7 @@ def light_coefficients_backward(
         grad_factor = grad_gain * expand_scores(scores, size[1]).squeeze(1)
         grad_gate = sum_heads(product(grad_gain, factor).unsqueeze(1), layer.heads)
         grad_logits = torch.ops.aten.sigmoid_backward(grad_gate, scores)
-        grad_pixel, grad_query, grad_key, _ = logits_backward(
-            saved.attention, weights, size, grad_logits, None
-        )
+        grad_pixel, grad_query, grad_key, _ = logits_backward(saved, weights, size, grad_logits)
     if layer.has_history:
         history_scale = at_least_float32(weights.history_scale)
         grad_factor = grad_factor + product(of_history, history_scale)
@@ -260,19 +239,20 @@ def base_coefficients_backward(
     size: torch.Size,
     sums: Tensor,
     value_sums: Tensor,
-    grad_keys: Tensor | None,
-    grad_averages: Tensor | None = None,
+    *,
+    grad_keys: Tensor | None = None,
+    grad_pooled: Tensor | None = None,
 ) -> tuple[Tensor, Parameters, Tensor | None]:
     """Gradients of MRLA-base and MLA that follow from sums over the grid.
 
     `sums` are the grid sums of the gradient of the convolution's output, `value_sums` the value
     sums of that of the weighted sum; `grad_keys` (B, T, C) comes from later layers of base,
-    `grad_averages` (B, C) from those of MLA.
+    `grad_pooled` (B, C) from those of MLA.
 
     Returns:
         As `light_coefficients_backward`; and gradients of earlier keys (B, T - 1, C) or None.
     """
-    scores = saved.attention.scores
+    scores = saved.scores
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     of_taps, _, of_grad = split_grid_sums(sums)
     of_values = value_sums.sum(0)
@@ -284,10 +264,10 @@ def base_coefficients_backward(
     grad_scores = sum_heads(grad_gain, layer.heads)
     grad_logits = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
     grad_pixel, grad_query, grad_key, grad_earlier_keys = logits_backward(
-        saved.attention, layer.weights, size, grad_logits, grad_keys
+        saved, layer.weights, size, grad_logits, grad_keys
     )
-    if grad_averages is not None:
-        grad_pixel = grad_pixel + grad_averages / (size[2] * size[3])
+    if grad_pooled is not None:
+        grad_pixel = grad_pixel + grad_pooled / (size[2] * size[3])
     gradients = Parameters(
         query=grad_query,
         key=grad_key,
@@ -298,11 +278,11 @@ def base_coefficients_backward(
 
 
 def logits_backward(
-    attention: Attention,
+    saved: Saved,
     weights: Weights,
     size: torch.Size,
     grad_logits: Tensor,
-    grad_keys: Tensor | None,
+    grad_keys: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Backward of the logits q . k / sqrt(D), which the sigmoid or softmax takes.
 
@@ -313,14 +293,14 @@ def logits_backward(
     _, channels, height, width = size
     head_channels = channels // grad_logits.shape[2]
     grad_products = expand_scores(grad_logits * head_channels**-0.5, channels)  # (B, T, C)
-    grad_query = (grad_products * attention.keys).sum(1)
-    grad_all_keys = grad_products * attention.query.unsqueeze(1)
+    grad_query = (grad_products * saved.keys).sum(1)
+    grad_all_keys = grad_products * saved.query.unsqueeze(1)
     if grad_keys is not None:
         grad_all_keys = grad_all_keys + grad_keys
     grads = torch.stack((grad_query, grad_all_keys[:, -1]), 1)  # (B, 2, C)
     grad_pixel = project_both_transposed(grads, weights.query, weights.key) / (height * width)
     kernel_size = weights.query.shape[-1]
-    grad_both = (grads @ windows(attention.pooled, kernel_size).mT).sum(0)  # (2, k)
+    grad_both = (grads @ windows(saved.pooled, kernel_size).mT).sum(0)  # (2, k)
     grad_query_weight, grad_key_weight = grad_both.view(2, 1, 1, kernel_size)
     grad_earlier = grad_all_keys[:, :-1] if grad_all_keys.shape[1] > 1 else None
     return grad_pixel, grad_query_weight, grad_key_weight, grad_earlier

@@ -35,16 +35,9 @@ class LightFunction(torch.autograd.Function):
         x = torch.empty_like(c) if layer.add_relu else c
         y = torch.empty_like(c)
         with autograd.DisableAutocast():
-            pooled = passes.add_relu(c, summand, out=x, pool=has_gate)
-            saved = passes.light_coefficients(pooled, layer, x.shape)
-            passes.convolve(
-                x,
-                layer.weights.value,
-                saved.coefficients,
-                history=history,
-                residual=layer.fuses_norm,
-                out=y,
-            )
+            averages = passes.add_relu(c, summand, out=x, pool=has_gate)
+            saved = passes.light_coefficients(averages, layer, x.shape)
+            write_output(passes, layer, saved, x, history, out=y)
             norm = options.training_norm
             y, *statistics = autograd.batch_norm_residual(y, norm, residual=x)
         autograd.save_for_backward(ctx, options, parameters, saved, (x, history, *statistics))
@@ -58,15 +51,13 @@ class LightFunction(torch.autograd.Function):
         passes = ctx.options.passes()
         norm = ctx.options.training_norm
         grad = autograd.match_layout(grad, x)
-        recompute = partial(
-            passes.convolve, x, layer.weights.value, saved.coefficients, history=history
-        )
+        recompute = partial(write_output, passes, layer, saved, x, history)
         with autograd.DisableAutocast():
             grad_out, norm_grads = autograd.batch_norm_backward(
                 grad, x, norm, statistics, recompute
             )
             grad_x, grad_history, gradients = layer_backward(
-                passes, grad_out, x, history, layer, saved
+                passes, layer, saved, x, history, grad_out
             )
             if norm is not None:  # and so no ReLU before x
                 grad_x.add_(grad)  # the residual's; behind a frozen norm the passes add it
@@ -77,12 +68,22 @@ class LightFunction(torch.autograd.Function):
         return None, grad_x, grad_shortcut, *gradients
 
 
+def write_output(
+    passes: Passes, layer: Layer, saved: Saved, x: Tensor, history: Tensor | None, *, out: Tensor
+) -> None:
+    """Write y, or o before a batch norm in training."""
+    passes.convolve(
+        x, layer.weights.value, gain=saved.gain, slope=saved.slope, offset=saved.offset,
+        history=history, residual=layer.fuses_norm, out=out,
+    )  # fmt: skip
+
+
 def layer_backward(
-    passes: Passes, grad: Tensor, x: Tensor, history: Tensor | None, layer: Layer, saved: Saved
+    passes: Passes, layer: Layer, saved: Saved, x: Tensor, history: Tensor | None, grad: Tensor
 ) -> tuple[Tensor, Tensor | None, Parameters]:
     """Gradients of x and the history, with add_relu of c and the shortcut; and of the parameters.
 
-    grad is that of what the passes wrote: of o before a batch norm in training, else of y.
+    grad is that of what `write_output` wrote.
     """
     weight = layer.weights.value
     options = dict(convolved=weight is not None, sum_grad=layer.fuses_norm)
@@ -93,7 +94,8 @@ def layer_backward(
     passes.convolve_backward(
         grad,
         weight,
-        saved.coefficients,
+        gain=saved.gain,
+        slope=saved.slope,
         grad_pixel=grad_pixel,
         residual=layer.fuses_norm,
         relu_output=x if layer.add_relu else None,

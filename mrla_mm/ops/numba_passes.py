@@ -37,17 +37,18 @@ class Layout(NamedTuple):
         return cls(x.shape, channels_last, bands)
 
     def run(self, loop: str, maps: Sequence[Maps], *args: object) -> None:
-        """Run a loop by its name on all threads; args are what follows its maps.
+        """Run a loop by its name on all threads; maps and args are in the order of its parameters.
 
-        Its maps are addresses, of memory that is held here until the loop has ended.
+        It gets addresses of maps, whose memory is held here until the loop has ended.
         """
         batch, channels, height, width = self.size
         pixels = height * width
         module = channels_last if self.channels_last else contiguous
         units = batch * (self.bands if self.channels_last else channels)
         shape = (batch, pixels, channels) if self.channels_last else (batch * channels, pixels)
-        start = (height, width, self.bands), shape, *map(self.address, maps)
-        share(getattr(module, loop), units, self.size.numel(), *start, *args)
+        grid = height, width, self.bands
+        addresses = map(self.address, maps)
+        share(getattr(module, loop), units, self.size.numel(), grid, shape, *addresses, *args)
 
     def address(self, maps: Maps) -> int | np.ndarray:
         """Where a map begins, 0 for None; of a sequence of maps an array.
@@ -116,12 +117,11 @@ class NumbaPasses(TorchPasses):
         return layout.collect(sums)[:, :, 0] / out[0, 0].numel() if pool else None
 
     def convolve(
-        self, x, weight, coefficients, *, history=None, residual=False, relu_output=None, out,
-        grad_history=None,
+        self, x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False,
+        relu_output=None, out, grad_history=None,
     ) -> None:  # fmt: skip
-        """Run one loop, whose kernel holds gain and residual; backward too."""
+        """Run one loop, whose kernel holds gain and residual; its gradients take the same."""
         layout = Layout.of(x)
-        gain, slope, offset = coefficients
         kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
         offset = layout.coefficient(offset, 0)
         slope = layout.coefficient(slope, 1)
@@ -129,13 +129,13 @@ class NumbaPasses(TorchPasses):
         layout.run("convolve", maps, kernels, offset, slope)
 
     def convolve_backward(
-        self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
-        relu_output=None, grad_x, grad_history=None,
+        self, grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None,
+        residual=False, relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the loop of `convolve` with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
         self.convolve(
-            grad, flipped, coefficients._replace(offset=grad_pixel), history=extra_grad,
+            grad, flipped, gain=gain, slope=slope, offset=grad_pixel, history=extra_grad,
             residual=residual, relu_output=relu_output, out=grad_x, grad_history=grad_history,
         )  # fmt: skip
 
@@ -149,14 +149,16 @@ class NumbaPasses(TorchPasses):
         layout.run("grid_sums", (grad, x, history), sums)
         return layout.collect(sums)
 
-    def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
+    def weighted_sum(self, values, scores, *, gain=None, offset=None, x=None, out) -> None:
         """Read all values in one loop."""
         layout = Layout.of(out)
-        weights = layout.coefficients(value_weights(scores, coefficients.gain, out.shape[1]).mT)
-        offset = layout.coefficient(coefficients.offset, 0)
+        weights = layout.coefficients(value_weights(scores, gain, out.shape[1]).mT)
+        offset = layout.coefficient(offset, 0)
         layout.run("weighted_sum", (x, values, out), weights, offset)
 
-    def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
+    def weighted_sum_backward(
+        self, grad, values, scores, *, gain=None, grad_values, sum_grad
+    ) -> Tensor:
         """Read and write all values in one loop."""
         layout = Layout.of(grad)
         weights = layout.coefficients(value_weights(scores, gain, grad.shape[1]).mT)

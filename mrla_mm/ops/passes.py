@@ -7,7 +7,8 @@
 `light` and `base` say in which order a layer runs them. The abstract methods read and write maps;
 those for coefficients take small tensors.
 
-Coefficients are (B, C), keys (B, T, C); `coefficients` says what its functions compute.
+Gain, slope and offset are (B, C), None where they are 1, 1 and 0; `coefficients` says what its
+functions compute.
 
 Averages and sums over the grid come in S parts, one or more, which are to be added up:
 
@@ -29,7 +30,6 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import coefficients as torch_coefficients
-from mrla_mm.ops.coefficients import Coefficients
 
 
 class Passes(abc.ABC):
@@ -58,8 +58,10 @@ class Passes(abc.ABC):
         self,
         x: Tensor,
         weight: Tensor | None,
-        coefficients: Coefficients,
         *,
+        gain: Tensor | None = None,
+        slope: Tensor | None = None,
+        offset: Tensor | None = None,
         history: Tensor | None = None,
         residual: bool = False,
         out: Tensor,
@@ -75,8 +77,9 @@ class Passes(abc.ABC):
         self,
         grad: Tensor,
         weight: Tensor | None,
-        coefficients: Coefficients,
         *,
+        gain: Tensor | None = None,
+        slope: Tensor | None = None,
         grad_pixel: object = None,
         extra_grad: Tensor | None = None,
         residual: bool = False,
@@ -86,12 +89,12 @@ class Passes(abc.ABC):
     ) -> None:
         """Write the gradients of x and, if asked for, of the history: the transpose of `convolve`.
 
-        Args; others are those of `convolve`, whose offset has no part in this:
+        Args; others are those of `convolve`:
             grad: gradient of what `convolve` wrote.
             grad_pixel: what is added to the gradient of every pixel of x (B, C), as the methods
                 for coefficients return it. Triton's return what `convolve_backward` has to finish,
                 and their gradients of parameters are written by then only.
-            extra_grad: map that is added to the gradient of x; not together with grad_history.
+            extra_grad: map that is added to the gradient of x; not with slope or grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
                 where x is 0, extra_grad included.
             grad_history: receives slope times grad. With `relu_output` the history is the shortcut,
@@ -118,8 +121,9 @@ class Passes(abc.ABC):
         self,
         values: Sequence[Tensor],
         scores: Tensor,
-        coefficients: Coefficients,
         *,
+        gain: Tensor | None = None,
+        offset: Tensor | None = None,
         x: Tensor | None = None,
         out: Tensor,
     ) -> None:
@@ -134,8 +138,8 @@ class Passes(abc.ABC):
         grad: Tensor,
         values: Sequence[Tensor],
         scores: Tensor,
-        gain: Tensor | None,
         *,
+        gain: Tensor | None = None,
         grad_values: Sequence[Tensor],
         sum_grad: bool,
     ) -> Tensor:

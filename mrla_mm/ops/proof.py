@@ -45,10 +45,10 @@ class Form(NamedTuple):
     is_mla: bool = False
     depth: int = 0
 
-    def options(self) -> dict[str, object]:
-        """Options of the layer by the names that `Layer` and the functions of layers have."""
-        options = dict(heads=self.heads, add_relu=self.add_relu)
-        return options if self.depth else options | dict(has_history=self.has_history)
+    def settings(self) -> dict[str, object]:
+        """Settings of the layer by the names that `Layer` and the functions of layers have."""
+        settings = dict(heads=self.heads, add_relu=self.add_relu)
+        return settings if self.depth else settings | dict(has_history=self.has_history)
 
     def specialisation(self, passes: Passes) -> "Form":
         """The form with the compile key in place of sizes: layers with equal ones run one code."""

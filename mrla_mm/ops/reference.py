@@ -147,10 +147,10 @@ def light_attention(
 def softmax_scores(query: Tensor, keys: Tensor) -> Tensor:
     """Attention of a layer over its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
 
-    Shapes: query (B, G, D), keys (B, T, G, D) -> (B, G, T), summing to 1 over T.
+    Shapes: query (B, G, D), keys (B, T, G, D) -> (B, T, G), summing to 1 over T.
     """
     logits = (query.unsqueeze(1) * keys).sum(-1) * query.shape[-1] ** -0.5  # (B, T, G)
-    return logits.transpose(1, 2).softmax(-1)
+    return logits.mT.softmax(-1).mT
 
 
 def scores_and_keys(
@@ -158,7 +158,7 @@ def scores_and_keys(
 ) -> tuple[Tensor, Tensor]:
     """Softmax scores of a layer, and the keys of all layers so far, of G * D = E channels.
 
-    Shapes: query and key (B, G, D), earlier_keys (B, T - 1, E) or None -> (B, G, T), (B, T, E).
+    Shapes: query and key (B, G, D), earlier_keys (B, T - 1, E) or None -> (B, T, G), (B, T, E).
     """
     keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
     if earlier_keys is not None:
@@ -172,9 +172,9 @@ def weighted_sum(scores: Tensor, values: Sequence[Tensor]) -> Tensor:
     Backward needs the values and nothing of their size besides: memory is linear in depth. The last
     value gives the layout: earlier ones may be views whose odd strides a batch norm takes wrongly.
 
-    Shapes: scores (B, G, T), T values (B, C, H, W) -> (B, C, H, W).
+    Shapes: scores (B, T, G), T values (B, C, H, W) -> (B, C, H, W).
     """
-    *earlier, last = zip(scores.unbind(-1), values, strict=True)
+    *earlier, last = zip(scores.unbind(1), values, strict=True)
     out = expand_heads(*last) * last[1]  # (B, C, H, W)
     for score, value in earlier:
         out = torch.addcmul(out, expand_heads(score, value), value)

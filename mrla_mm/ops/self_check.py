@@ -168,12 +168,12 @@ def run_layer(form: Form, inputs: dict[str, Tensor], is_naive: bool) -> Sequence
     """All outputs of a layer, by the reference or fused."""
     parameters = Parameters(**{name: inputs.get(name) for name in Parameters._fields})
     arguments = inputs["c"], inputs["shortcut"], parameters.weights()
-    options = form.options() | dict(norm=parameters.frozen_norm(EPS))
+    settings = form.settings() | dict(norm=parameters.frozen_norm(EPS))
     if not form.depth:
         light = light_layer if is_naive else partial(light_fused, form.path)
-        return [light(*arguments, **options)]
+        return [light(*arguments, **settings)]
     naive, fused = (mla_layer, mla_fused) if form.is_mla else (base_layer, base_fused)
     layer = naive if is_naive else partial(fused, form.path)
     memory = [inputs[name] for name in inputs if name == "keys" or name.startswith("value ")]
-    y, memory = layer(*arguments, memory, **options)
+    y, memory = layer(*arguments, memory, **settings)
     return [y, *memory]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Coefficients, value_weights
+from mrla_mm.ops.coefficients import value_weights
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import at_least_float32, dtype_of_sums, global_average
 
@@ -25,13 +25,16 @@ class TorchPasses(Passes):
             torch.add(c, shortcut, out=out).relu_()
         return global_average(out).unsqueeze(0) if pool else None
 
-    def convolve(self, x, weight, coefficients, *, history=None, residual=False, out=None):
+    def convolve(
+        self, x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False,
+        out=None,
+    ) -> Tensor:  # fmt: skip
         """Run one convolution, whose kernel holds gain and residual; return out, else a new map."""
         residual_in_kernel = residual and x.dtype in FULL_PRECISION
-        kernel = sample_kernels(x, weight, coefficients.gain, residual_in_kernel)
-        y = depthwise(x, kernel, coefficients.offset)
-        if history is not None and coefficients.slope is not None:
-            y = torch.addcmul(y, history, on_grid(coefficients.slope, x), out=out)
+        kernel = sample_kernels(x, weight, gain, residual_in_kernel)
+        y = depthwise(x, kernel, offset)
+        if history is not None and slope is not None:
+            y = torch.addcmul(y, history, on_grid(slope, x), out=out)
         elif history is not None:
             y = torch.add(y, history, out=out)
         elif out is not None:
@@ -39,22 +42,19 @@ class TorchPasses(Passes):
         return y.add_(x) if residual and not residual_in_kernel else y
 
     def convolve_backward(
-        self, grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
-        relu_output=None, grad_x, grad_history=None,
+        self, grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None,
+        residual=False, relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the convolution with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
-        transposed = Coefficients(gain=coefficients.gain, offset=grad_pixel)
-        options = dict(history=extra_grad, residual=residual)
-        slope = grad.new_ones(1)
-        if coefficients.slope is not None:
-            slope = on_grid(coefficients.slope, grad)
+        options = dict(gain=gain, offset=grad_pixel, history=extra_grad, residual=residual)
+        slope = grad.new_ones(1) if slope is None else on_grid(slope, grad)
         if relu_output is None:
-            self.convolve(grad, flipped, transposed, **options, out=grad_x)
+            self.convolve(grad, flipped, **options, out=grad_x)
             if grad_history is not None:
                 torch.mul(grad, slope, out=grad_history)
             return
-        grad_relu = self.convolve(grad, flipped, transposed, **options)
+        grad_relu = self.convolve(grad, flipped, **options)
         torch.ops.aten.threshold_backward.grad_input(grad_relu, relu_output, 0, grad_input=grad_x)
         if grad_history is not None:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
@@ -87,9 +87,9 @@ class TorchPasses(Passes):
             sums[0, :, taps + 1] = grid_sum(grad) if grad_sums is None else grad_sums
         return sums
 
-    def weighted_sum(self, values, scores, coefficients, *, x=None, out) -> None:
+    def weighted_sum(self, values, scores, *, gain=None, offset=None, x=None, out) -> None:
         """Add one value after the other to out."""
-        weights = value_weights(scores, coefficients.gain, out.shape[1])  # (B, T, C)
+        weights = value_weights(scores, gain, out.shape[1])  # (B, T, C)
         weights = [on_grid(weight, out) for weight in weights.unbind(1)]
         starts_with_x = x is not None and out.dtype in FULL_PRECISION
         if starts_with_x:
@@ -98,12 +98,14 @@ class TorchPasses(Passes):
             torch.mul(values[0], weights[0], out=out)
         for value, weight in zip(values[1:], weights[1:], strict=True):
             out.addcmul_(value, weight)
-        if coefficients.offset is not None:
-            out.add_(on_grid(coefficients.offset, out))
+        if offset is not None:
+            out.add_(on_grid(offset, out))
         if x is not None and not starts_with_x:
             out.add_(x)
 
-    def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
+    def weighted_sum_backward(
+        self, grad, values, scores, *, gain=None, grad_values, sum_grad
+    ) -> Tensor:
         """Return sums in one part."""
         batch, channels = grad.shape[:2]
         sums = scores.new_zeros(1, batch, len(values) + 1, channels)

@@ -226,14 +226,16 @@ def test_values_of_a_deep_stage_that_cancel(path):
     assert_same(output, tensors, path=path, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("variant", [base, mla], ids=["base", "MLA"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_gradient_of_keys_that_is_not_contiguous(path):
+def test_keys_or_averages_and_gradients_of_them_that_are_not_contiguous(path, variant):
     tensors = draw((2, 12, 3, 4), "branch", depth=2, history=False)
+    tensors["keys"] = tensors["keys"].mT.contiguous().mT
 
     def joined(t, path):
-        out, (keys, *_) = base(t, "branch", path)
-        ramp = torch.arange(keys[0].numel()).to(keys).view(12, 3)
-        return out + (keys.mT * ramp).sum((1, 2))[:, None, None, None].to(out.dtype)
+        out, (keys, *_) = variant(t, "branch", path)
+        ramp = torch.linspace(-1, 1, keys.numel()).to(keys).view(keys.mT.shape)
+        return out + (keys.mT * ramp).sum().to(out.dtype)
 
     assert_same(joined, tensors, path=path, dtype=torch.float32)
 

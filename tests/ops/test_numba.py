@@ -11,16 +11,12 @@ from mrla_mm.ops import choose_path, dispatch, proof
 
 from ..conftest import run_python
 from .cases import LAYOUTS, base_joined, draw, light, mla_joined, results
+from .test_fused import poisoned
 
+__all__ = ["poisoned"]  # a fixture of this module too
 pytest.importorskip("numba", reason="numba is not installed")
 loops = pytest.importorskip("mrla_mm.ops.loops")
 SHAPE = (3, 32, 23, 17)  # above the size from which threads share a map
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    """Let wrong loops fail the tests: after a failed self-check naive would run."""
-    monkeypatch.delitem(proof.SELF_CHECKS, "numba")
 
 
 @pytest.fixture
@@ -36,8 +32,11 @@ def run(function, layout, path="numba"):
     return results(bound, tensors, dtype=torch.float32, layout=layout)
 
 
-def assert_equal(first, second):
-    assert all(torch.equal(first[name], second[name]) for name in first)
+@pytest.mark.parametrize("other", [torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 5).double()])
+def test_loops_refuse_a_map_of_another_size_or_dtype(other):
+    x = torch.zeros(2, 3, 4, 5)
+    with pytest.raises(ValueError, match="float32 map"):
+        dispatch.passes_of("numba").add_relu(x, other, out=x, pool=True)
 
 
 @pytest.mark.parametrize("function", [light, base_joined, mla_joined])
@@ -47,7 +46,7 @@ def test_any_number_of_threads(layout, function, threads):
     for count in (3, 1, 2):
         threads(count)
         first = run(function, layout)
-        assert_equal(first, run(function, layout))
+        torch.testing.assert_close(first, run(function, layout), rtol=0, atol=0)
         torch.testing.assert_close(first, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -104,7 +103,7 @@ def test_without_torchs_threads_one_does_all(monkeypatch, threads):
     threads(2)
     wanted = run(light, "contiguous")
     monkeypatch.setattr(loops, "openmp_parallel", lambda: None)
-    assert_equal(run(light, "contiguous"), wanted)
+    torch.testing.assert_close(run(light, "contiguous"), wanted, rtol=0, atol=0)
     monkeypatch.setattr(dispatch, "openmp_parallel", lambda: None)
     monkeypatch.delenv("MRLA_OPS", raising=False)
     assert choose_path(torch.zeros(1, 4, 2, 2)).path == "fused"

@@ -1,7 +1,8 @@
 """The passes over float32 maps as loops that numba compiles, shared out to torch's threads.
 
 `contiguous` and `channels_last` have the same five functions, each of which writes every map once,
-for the units of work from start to stop: planes of a sample and channel, or bands of rows.
+for the units of work from start to stop: planes of a sample and channel, or bands of rows. After
+these come grid, which is (height, width, bands), the shape that maps are seen in, and the maps.
 """
 
 import logging

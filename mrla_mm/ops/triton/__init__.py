@@ -16,7 +16,7 @@ import torch
 import triton.backends  # noqa: F401  which Triton 2 lacks: the kernels are not written for it
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Attention, Coefficients, Saved
+from mrla_mm.ops.coefficients import Saved
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.proof import Outcome, describe, give_up
 from mrla_mm.ops.torch_passes import TorchPasses
@@ -26,10 +26,10 @@ from mrla_mm.ops.triton import gate, launch, reduce, stencil
 class TorchFallback(TorchPasses):
     """Torch's passes beside kernels."""
 
-    def some_values_backward(self, grad, values, scores, gain, *, first=0, **options) -> Tensor:
+    def some_values_backward(self, grad, values, scores, *, first=0, **options) -> Tensor:
         """See `reduce.some_values_backward`."""
         scores = scores[:, first : first + len(values)]
-        return self.weighted_sum_backward(grad, values, scores, gain, sum_grad=True, **options)
+        return self.weighted_sum_backward(grad, values, scores, sum_grad=True, **options)
 
     def light_coefficients(self, *args) -> Saved:
         """Return tensors that kernels can read."""
@@ -39,19 +39,16 @@ class TorchFallback(TorchPasses):
         """Return tensors that kernels can read."""
         return contiguous(super().base_coefficients(*args))
 
-    def convolve_backward(self, grad, *args, grad_pixel=None, **options) -> None:
+    def convolve_backward(self, grad, weight, *, grad_pixel=None, **options) -> None:
         """Finish a `PendingGradients` too."""
         if isinstance(grad_pixel, gate.PendingGradients):
             grad_pixel = grad_pixel.finish(pixels=grad.shape[2] * grad.shape[3])
-        super().convolve_backward(grad, *args, grad_pixel=grad_pixel, **options)
+        super().convolve_backward(grad, weight, grad_pixel=grad_pixel, **options)
 
 
 def contiguous(saved: Saved) -> Saved:
     """Saved tensors as the kernels can read them."""
-    attention, coefficients = (
-        [None if tensor is None else tensor.contiguous() for tensor in tensors] for tensors in saved
-    )
-    return Saved(Attention(*attention), Coefficients(*coefficients))
+    return Saved(*[None if tensor is None else tensor.contiguous() for tensor in saved])
 
 
 def or_torch(kernel_pass: Callable) -> Callable:
@@ -101,13 +98,15 @@ class TritonPasses(Passes):
         maps = shape, channels_last
         return stencil.compile_key(*maps), reduce.compile_key(*maps), gate.compile_key(shape, heads)
 
-    def weighted_sum_backward(self, grad, values, scores, gain, *, grad_values, sum_grad) -> Tensor:
+    def weighted_sum_backward(
+        self, grad, values, scores, *, gain=None, grad_values, sum_grad
+    ) -> Tensor:
         """A launch takes a few values, and each is a pass of its own: what it added stays added."""
         parts = []
         for first in range(0, len(values), reduce.MAX_VALUES):
             some = slice(first, first + reduce.MAX_VALUES)
-            options = dict(grad_values=grad_values[some], first=first)
-            parts.append(self.some_values_backward(grad, values[some], scores, gain, **options))
+            options = dict(gain=gain, grad_values=grad_values[some], first=first)
+            parts.append(self.some_values_backward(grad, values[some], scores, **options))
         if len(parts) == 1:
             return parts[0]
         sums = [part.sum(0) for part in parts]  # (B, n + 1, C)

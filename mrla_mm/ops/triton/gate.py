@@ -18,14 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import (
-    Attention,
-    Coefficients,
-    Layer,
-    Parameters,
-    Saved,
-    project_both_transposed,
-)
+from mrla_mm.ops.coefficients import Layer, Parameters, Saved, project_both_transposed
 from mrla_mm.ops.reference import BatchNorm
 from mrla_mm.ops.triton.launch import SIZES, Unsupported, launch, next_power_of_2
 
@@ -83,33 +76,33 @@ def coefficients_kernel(
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
-    inside = inner < D
+    exists = inner < D
     of_sample = sample * C + channels
     query = tl.zeros((BLOCK,), dtype=tl.float32)
     key = tl.zeros((BLOCK,), dtype=tl.float32)
     for k in tl.static_range(K):
         at = channels + k - K // 2
-        mask = inside & (at >= 0) & (at < C)
+        mask = exists & (at >= 0) & (at < C)
         pooled = sum_spans(averages_ptr, sample * C + at, mask, spans, B * C)
         query += tl.load(query_weight_ptr + k).to(tl.float32) * pooled
         key += tl.load(key_weight_ptr + k).to(tl.float32) * pooled
         if k == K // 2:
-            tl.store(pooled_ptr + of_sample, pooled, mask=inside)
-    tl.store(query_ptr + of_sample, query, mask=inside)
-    tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=inside)
-    score = tl.sum(tl.where(inside, query * key, 0.0), axis=0) * logit_scale
+            tl.store(pooled_ptr + of_sample, pooled, mask=exists)
+    tl.store(query_ptr + of_sample, query, mask=exists)
+    tl.store(keys_ptr + (sample * T + T - 1) * C + channels, key, mask=exists)
+    score = tl.sum(tl.where(exists, query * key, 0.0), axis=0) * logit_scale
     layers = tl.arange(0, LANES)
     scores = tl.where(layers == T - 1, score, float("-inf"))
     if earlier_keys_ptr is not None:
         for s in range(T - 1):
-            key = load(earlier_keys_ptr + (sample * (T - 1) + s) * C + channels, inside)
-            tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=inside)
+            key = load(earlier_keys_ptr + (sample * (T - 1) + s) * C + channels, exists)
+            tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=exists)
             scores = tl.where(layers == s, tl.sum(query * key, axis=0) * logit_scale, scores)
     keep = 1.0
     if keep_ptr is not None:
         keep = tl.load(keep_ptr + sample).to(tl.float32)
-    norm_scale = load_or(norm_weight_ptr, channels, inside, 1.0)
-    norm_scale *= load_root(variance_ptr, eps, channels, inside)
+    norm_scale = load_or(norm_weight_ptr, channels, exists, 1.0)
+    norm_scale *= load_root(variance_ptr, eps, channels, exists)
     factor = norm_scale * keep
     if SOFTMAX:
         scores = tl.exp(scores - tl.max(scores, axis=0))
@@ -120,14 +113,14 @@ def coefficients_kernel(
         gain = factor * tl.sum(scores, axis=0)
     tl.store(scores_ptr + (sample * T + layers) * (C // D) + head, scores, mask=layers < T)
     if gain_ptr is not None:
-        tl.store(gain_ptr + of_sample, gain, mask=inside)
+        tl.store(gain_ptr + of_sample, gain, mask=exists)
     if slope_ptr is not None:
-        slope = factor * load_or(history_scale_ptr, channels, inside, 1.0)
-        tl.store(slope_ptr + of_sample, slope, mask=inside)
+        slope = factor * load_or(history_scale_ptr, channels, exists, 1.0)
+        tl.store(slope_ptr + of_sample, slope, mask=exists)
     if offset_ptr is not None:
-        norm_bias = -load(mean_ptr + channels, inside) * norm_scale
-        norm_bias += load_or(norm_bias_ptr, channels, inside, 0.0)
-        tl.store(offset_ptr + of_sample, norm_bias * keep, mask=inside)
+        norm_bias = -load(mean_ptr + channels, exists) * norm_scale
+        norm_bias += load_or(norm_bias_ptr, channels, exists, 0.0)
+        tl.store(offset_ptr + of_sample, norm_bias * keep, mask=exists)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -148,13 +141,13 @@ def coefficients_backward_kernel(
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
-    inside = inner < D
+    exists = inner < D
     keep = 1.0
     if keep_ptr is not None:
         keep = tl.load(keep_ptr + sample).to(tl.float32)
-    root = load_root(variance_ptr, eps, channels, inside)
-    factor = keep * root * load_or(norm_weight_ptr, channels, inside, 1.0)
-    query = load(query_ptr + sample * C + channels, inside)
+    root = load_root(variance_ptr, eps, channels, exists)
+    factor = keep * root * load_or(norm_weight_ptr, channels, exists, 1.0)
+    query = load(query_ptr + sample * C + channels, exists)
     layers = tl.arange(0, LANES)
     scores = load(scores_ptr + (sample * T + layers) * (C // D) + head, layers < T)
     grad_value_weight = grad_params_ptr + sample * (TAPS + 3) * C
@@ -165,12 +158,12 @@ def coefficients_backward_kernel(
     history_sums = tap_sums + TAPS * C
     grad_sums = history_sums + C
     stride = B * (TAPS + 2) * C
-    gain = load_or(gain_ptr, sample * C + channels, inside, 1.0)
+    gain = load_or(gain_ptr, sample * C + channels, exists, 1.0)
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
-        total = sum_spans(sums_ptr, tap_sums + tap * C, inside, spans, stride)
-        grad_gain += total * load_or(value_weight_ptr, channels * TAPS + tap, inside, 1.0)
-        tl.store(grad_value_weight + channels * TAPS + tap, total * gain, mask=inside)
+        total = sum_spans(sums_ptr, tap_sums + tap * C, exists, spans, stride)
+        grad_gain += total * load_or(value_weight_ptr, channels * TAPS + tap, exists, 1.0)
+        tl.store(grad_value_weight + channels * TAPS + tap, total * gain, mask=exists)
     grad_scores = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
     value_sums = sample * (T + 1) * C + channels  # and those of value sums
@@ -181,42 +174,42 @@ def coefficients_backward_kernel(
         grad_factor += grad_gain * tl.sum(scores, axis=0)
     else:
         for s in range(T):
-            total = sum_spans(value_sums_ptr, value_sums + s * C, inside, value_spans, value_stride)
+            total = sum_spans(value_sums_ptr, value_sums + s * C, exists, value_spans, value_stride)
             grad_scores = tl.where(layers == s, tl.sum(total * factor, axis=0), grad_scores)
             grad_factor += tl.sum(tl.where(layers == s, scores, 0.0), axis=0) * total
         grad_logits = scores * (grad_scores - tl.sum(scores * grad_scores, axis=0)) * logit_scale
     if HISTORY:
-        total = sum_spans(sums_ptr, history_sums, inside, spans, stride)
-        grad_factor += total * load_or(history_scale_ptr, channels, inside, 1.0)
-        tl.store(grad_history_scale + channels, total * factor, mask=inside)
+        total = sum_spans(sums_ptr, history_sums, exists, spans, stride)
+        grad_factor += total * load_or(history_scale_ptr, channels, exists, 1.0)
+        tl.store(grad_history_scale + channels, total * factor, mask=exists)
     if variance_ptr is not None:
         if value_sums_ptr is None or MLA:  # the norm comes after the convolution
-            grad_offset = sum_spans(sums_ptr, grad_sums, inside, spans, stride)
+            grad_offset = sum_spans(sums_ptr, grad_sums, exists, spans, stride)
         else:
             place = value_sums + T * C
-            grad_offset = sum_spans(value_sums_ptr, place, inside, value_spans, value_stride)
-        grad_scale = grad_factor - load(mean_ptr + channels, inside) * grad_offset
-        tl.store(grad_norm_weight + channels, keep * root * grad_scale, mask=inside)
-        tl.store(grad_norm_bias + channels, keep * grad_offset, mask=inside)
+            grad_offset = sum_spans(value_sums_ptr, place, exists, value_spans, value_stride)
+        grad_scale = grad_factor - load(mean_ptr + channels, exists) * grad_offset
+        tl.store(grad_norm_weight + channels, keep * root * grad_scale, mask=exists)
+        tl.store(grad_norm_bias + channels, keep * grad_offset, mask=exists)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
     grad_key = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(T):  # the own key comes last, and its gradient stays
         grad_logit = tl.sum(tl.where(layers == s, grad_logits, 0.0), axis=0)
         of_layer = (sample * T + s) * C + channels
-        grad_query += grad_logit * load(keys_ptr + of_layer, inside)
-        grad_key = grad_logit * query + load_or(grad_keys_ptr, of_layer, inside, 0.0)
+        grad_query += grad_logit * load(keys_ptr + of_layer, exists)
+        grad_key = grad_logit * query + load_or(grad_keys_ptr, of_layer, exists, 0.0)
         if grad_earlier_keys_ptr is not None:
             of_earlier = (sample * (T - 1) + s) * C + channels
-            is_earlier = (inside & (s < T - 1)) != 0  # Triton 3.9 interprets & as an integer
+            is_earlier = (exists & (s < T - 1)) != 0  # Triton 3.9 interprets & as an integer
             tl.store(grad_earlier_keys_ptr + of_earlier, grad_key, mask=is_earlier)
-    grad_query = tl.where(inside, grad_query, 0.0)
-    grad_key = tl.where(inside, grad_key, 0.0)
-    tl.store(grad_qk_ptr + sample * 2 * C + channels, grad_query, mask=inside)
-    tl.store(grad_qk_ptr + (sample * 2 + 1) * C + channels, grad_key, mask=inside)
+    grad_query = tl.where(exists, grad_query, 0.0)
+    grad_key = tl.where(exists, grad_key, 0.0)
+    tl.store(grad_qk_ptr + sample * 2 * C + channels, grad_query, mask=exists)
+    tl.store(grad_qk_ptr + (sample * 2 + 1) * C + channels, grad_key, mask=exists)
     grad_weights = grad_qk_weights_ptr + (sample * (C // D) + head) * 2 * K
     for k in tl.static_range(K):
         at = channels + k - K // 2
-        pooled = load(pooled_ptr + sample * C + at, inside & (at >= 0) & (at < C))
+        pooled = load(pooled_ptr + sample * C + at, exists & (at >= 0) & (at < C))
         tl.store(grad_weights + k, tl.sum(grad_query * pooled, axis=0))
         tl.store(grad_weights + K + k, tl.sum(grad_key * pooled, axis=0))
 
@@ -304,43 +297,41 @@ def check_support(layer: Layer) -> None:
         raise Unsupported
 
 
-def light_coefficients(pooled, layer, size) -> Saved:
+def light_coefficients(averages, layer, size) -> Saved:
     """See `Passes.light_coefficients`."""
-    return base_coefficients(pooled, layer, None, softmax=False)
+    return base_coefficients(averages, layer, None, softmax=False)
 
 
-def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
-    """See `Passes.base_coefficients`."""
+def base_coefficients(averages, layer, earlier_keys, *, softmax=True) -> Saved:
+    """See `Passes.base_coefficients`; without softmax those of light."""
     check_support(layer)
     weights, norm, heads = layer.weights, layer.frozen_norm or NO_NORM, layer.heads
-    spans, batch, channels = pooled.shape
+    spans, batch, channels = averages.shape
     head_channels = channels // heads
     depth = 1
     if earlier_keys is not None:
         earlier_keys = earlier_keys.float().contiguous()
         depth += earlier_keys.shape[1]
-    new = pooled.new_empty
-    attention = Attention(
+    new = averages.new_empty
+    saved = Saved(
         pooled=new(batch, channels),
         query=new(batch, channels),
         keys=new(batch, depth, channels),
         scores=new(batch, depth, heads),
-    )
-    coefficients = Coefficients(
         gain=None if softmax and not layer.fuses_norm else new(batch, channels),
         slope=new(batch, channels) if layer.has_history else None,
         offset=new(batch, channels) if layer.fuses_norm else None,
     )
     inputs = dict(
-        averages_ptr=pooled, query_weight_ptr=weights.query, key_weight_ptr=weights.key,
+        averages_ptr=averages, query_weight_ptr=weights.query, key_weight_ptr=weights.key,
         history_scale_ptr=weights.history_scale,
         norm_weight_ptr=norm.weight, norm_bias_ptr=norm.bias, mean_ptr=norm.mean,
         variance_ptr=norm.variance, keep_ptr=norm.keep, earlier_keys_ptr=earlier_keys,
     )  # fmt: skip
     outputs = dict(
-        pooled_ptr=attention.pooled, query_ptr=attention.query, keys_ptr=attention.keys,
-        scores_ptr=attention.scores, gain_ptr=coefficients.gain, slope_ptr=coefficients.slope,
-        offset_ptr=coefficients.offset,
+        pooled_ptr=saved.pooled, query_ptr=saved.query, keys_ptr=saved.keys,
+        scores_ptr=saved.scores, gain_ptr=saved.gain, slope_ptr=saved.slope,
+        offset_ptr=saved.offset,
     )  # fmt: skip
     numbers = dict(
         B=batch, spans=spans, logit_scale=head_channels**-0.5, eps=norm.eps,
@@ -348,30 +339,29 @@ def base_coefficients(pooled, layer, earlier_keys, *, softmax=True) -> Saved:
         BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
     )  # fmt: skip
     launch(coefficients_kernel, (batch, heads, 1), inputs, outputs, numbers)
-    return Saved(attention, coefficients)
+    return saved
 
 
 def light_coefficients_backward(saved, layer, size, sums) -> tuple[PendingGradients, Parameters]:
     """See `Passes.light_coefficients_backward`."""
-    return base_coefficients_backward(saved, layer, size, sums, None, None)[:2]
+    return base_coefficients_backward(saved, layer, size, sums, None)[:2]
 
 
 def base_coefficients_backward(
-    saved, layer, size, sums, value_sums, grad_keys, grad_averages=None
+    saved, layer, size, sums, value_sums, *, grad_keys=None, grad_pooled=None
 ) -> tuple[PendingGradients, Parameters, Tensor | None]:
-    """See `Passes.base_coefficients_backward`."""
+    """See `Passes.base_coefficients_backward`; without value sums those of light."""
     check_support(layer)
-    attention = saved.attention
-    batch, depth, channels = attention.keys.shape
+    batch, depth, channels = saved.keys.shape
     heads, taps = layer.heads, sums.shape[2] - 2
     head_channels = channels // heads
     query, key, value, history_scale = layer.weights
     norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
-    param_sizes = taps * channels, channels, channels, channels
-    new = attention.keys.new_empty
+    param_sizes = taps * channels, channels, channels, channels  # as the kernel lays them out
+    new = saved.keys.new_empty
     pending = PendingGradients(
-        offset=None if grad_averages is None else grad_averages.contiguous() / size[2:].numel(),
+        offset=None if grad_pooled is None else grad_pooled.contiguous() / size[2:].numel(),
         grad_qk=new(batch, 2, channels),
         query_weight=query,
         key_weight=key,
@@ -383,9 +373,9 @@ def base_coefficients_backward(
     )
     grad_earlier_keys = new(batch, depth - 1, channels) if depth > 1 else None
     inputs = dict(
-        sums_ptr=sums, value_sums_ptr=value_sums, pooled_ptr=attention.pooled,
-        query_ptr=attention.query, keys_ptr=attention.keys, scores_ptr=attention.scores,
-        gain_ptr=saved.coefficients.gain if is_light else None,  # base's is of the weighted sum
+        sums_ptr=sums, value_sums_ptr=value_sums, pooled_ptr=saved.pooled,
+        query_ptr=saved.query, keys_ptr=saved.keys, scores_ptr=saved.scores,
+        gain_ptr=saved.gain if is_light else None,  # base's is of the weighted sum
         value_weight_ptr=value, history_scale_ptr=history_scale,
         norm_weight_ptr=norm.weight, mean_ptr=norm.mean, variance_ptr=norm.variance,
         keep_ptr=norm.keep, grad_keys_ptr=None if grad_keys is None else grad_keys.contiguous(),

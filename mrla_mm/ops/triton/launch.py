@@ -17,7 +17,7 @@ MANY = True  # whether to use them; see `Passes.few_programs`
 SIZES = frozenset(
     {"B", "H", "units", "tiles", "rows", "heads", "params_size", "value_spans", "spans", "first"}
 )
-CONSTANTS = {}  # by kernel, an itemgetter of its numbers that are not SIZES
+PICK_CONSTANTS = {}  # by kernel, an itemgetter of its numbers that are not SIZES
 KNOWN = {}  # compiled kernels by all that Triton compiles a kernel for
 # Before Triton 3.3 launchers take no constants.
 CAN_CACHE = "constexprs" in inspect.signature(ASTSource).parameters
@@ -79,9 +79,10 @@ def launch(
     ]
     tensors = *aligned, *outputs.values()  # outputs are always our own
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
-    pick = CONSTANTS.get(kernel.__name__)
+    pick = PICK_CONSTANTS.get(kernel.__name__)
     if pick is None:
-        pick = CONSTANTS[kernel.__name__] = itemgetter(*[n for n in numbers if n not in SIZES])
+        pick = itemgetter(*[name for name in numbers if name not in SIZES])
+        PICK_CONSTANTS[kernel.__name__] = pick
     device = aligned[0].get_device()
     key = (kernel.__name__, device, pick(numbers), *dtypes)
     known = KNOWN.get(key)

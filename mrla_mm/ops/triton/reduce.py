@@ -39,15 +39,15 @@ def tile_elements(sample, channels, pixels, C, S, CHANNELS_LAST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def pool_kernel(
-    x_ptr, shortcut_ptr, out_ptr, pooled_ptr, B, units,
+def add_relu_kernel(
+    x_ptr, shortcut_ptr, out_ptr, averages_ptr, B, units,
     UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     C, span,
 ):  # fmt: skip
     """Sum of x over a span of the grid, divided by the positions of all of it.
 
-    With a shortcut that of out = relu(x + shortcut), of the rounded values, which is stored; pooled
-    may be None.
+    With a shortcut that of out = relu(x + shortcut), of the rounded values, which is stored;
+    averages may be None.
     """
     S = units * UNIT
     sample = tl.program_id(0).to(tl.int64)
@@ -65,9 +65,9 @@ def pool_kernel(
             tl.store(out_ptr + elements, rounded, mask=inside)
             value = rounded.to(tl.float32)
         total += value
-    if pooled_ptr is not None:
+    if averages_ptr is not None:
         place = (tl.program_id(2) * B + sample) * C + channels
-        tl.store(pooled_ptr + place, tl.sum(total, axis=1) / S, mask=channels < C)
+        tl.store(averages_ptr + place, tl.sum(total, axis=1) / S, mask=channels < C)
 
 
 @triton.jit
@@ -103,12 +103,12 @@ def load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, index, C, 
 
 @triton.jit(do_not_specialize=SIZES)
 def weighted_sum_kernel(
-    v0, v1, v2, v3, v4, v5, v6, v7, start_ptr, x_ptr, scores_ptr, gain_ptr, offset_ptr, out_ptr,
+    v0, v1, v2, v3, v4, v5, v6, v7, partial_ptr, x_ptr, scores_ptr, gain_ptr, offset_ptr, out_ptr,
     units,
     UNIT: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     first, C, D, T, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Compute out = [start +] gain sum_s scores_s v_s [+ offset] [+ x].
+    """Compute out = [partial +] gain sum_s scores_s v_s [+ offset] [+ x].
 
     The sum is over COUNT of the T values, from `first` on.
     """
@@ -118,8 +118,8 @@ def weighted_sum_kernel(
     elements, inside = tile_elements(sample, channels, pixels, C, units * UNIT, CHANNELS_LAST)
     exists = channels < C
     total = tl.zeros((BLOCK_C, BLOCK_S), dtype=tl.float32)
-    if start_ptr is not None:
-        total += tl.load(start_ptr + elements, mask=inside, other=0.0)
+    if partial_ptr is not None:
+        total += tl.load(partial_ptr + elements, mask=inside, other=0.0)
     for index in tl.static_range(COUNT):
         s = first + index
         weight = load_value_weight(scores_ptr, gain_ptr, sample, channels, exists, s, C, D, T)
@@ -214,13 +214,13 @@ def add_relu(c, shortcut, *, out, pool) -> Tensor | None:
     averages = None
     if pool:
         averages = torch.empty(grid[2], *c.shape[:2], dtype=torch.float32, device=c.device)
-    outputs = dict(out_ptr=out, pooled_ptr=averages)
+    outputs = dict(out_ptr=out, averages_ptr=averages)
     numbers = dict(tiles, C=c.shape[1], span=span)
-    launch(pool_kernel, grid, dict(x_ptr=c, shortcut_ptr=shortcut), outputs, numbers)
+    launch(add_relu_kernel, grid, dict(x_ptr=c, shortcut_ptr=shortcut), outputs, numbers)
     return averages
 
 
-def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
+def weighted_sum(values, scores, *, gain=None, offset=None, x=None, out) -> None:
     """See `Passes.weighted_sum`; partial sums of deep stages are in float32."""
     grid, tiles = tiling(out.shape, not out.is_contiguous())
     _, depth, heads = scores.shape
@@ -230,16 +230,15 @@ def weighted_sum(values, scores, coefficients, *, x=None, out) -> None:
         is_end = first + MAX_VALUES >= depth
         target = out if is_end else torch.empty_like(out, dtype=torch.float32)
         inputs = dict(
-            zip_longest(VALUES, some), start_ptr=total, x_ptr=x if is_end else None,
-            scores_ptr=scores, gain_ptr=coefficients.gain,
-            offset_ptr=coefficients.offset if is_end else None,
+            zip_longest(VALUES, some), partial_ptr=total, x_ptr=x if is_end else None,
+            scores_ptr=scores, gain_ptr=gain, offset_ptr=offset if is_end else None,
         )  # fmt: skip
         dims = dict(first=first, C=out.shape[1], D=out.shape[1] // heads, T=depth, COUNT=len(some))
         launch(weighted_sum_kernel, grid, inputs, dict(out_ptr=target), tiles | dims)
         total = target
 
 
-def some_values_backward(grad, values, scores, gain, *, grad_values, first=0) -> Tensor:
+def some_values_backward(grad, values, scores, *, gain=None, grad_values, first=0) -> Tensor:
     """See `Passes.weighted_sum_backward`; a part for each span of the grid, always with grad's sum.
 
     These are at most MAX_VALUES of the T values, from `first` on.

@@ -30,32 +30,20 @@ NOTHING_PENDING = PendingGradients(offset=None)
 
 
 @triton.jit
-def tile_of(
-    C, H, W, tiles, rows,
-    CHANNELS_LAST: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr,
-):  # fmt: skip
-    """Place of a program's tile.
+def first_row_of(channels, columns, C, H, W, CHANNELS_LAST: tl.constexpr):
+    """Element offsets of a tile's first row in a sample of a map."""
+    if CHANNELS_LAST:
+        return channels[:, None] + columns[None, :] * C
+    else:
+        return channels[:, None] * (H * W) + columns[None, :]
 
-    Returns channels, and which of them exist; which columns are inside the map, have a left
-    neighbour in another unit, have a right one; where the elements of the first row lie in their
-    sample; the sample, and where it starts; the first row of the span, and the one after its last.
-    """
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
-    exists = channels < C
-    inside = exists[:, None] & (columns < W)[None, :]
+
+@triton.jit
+def sides_of(inside, columns, W, UNIT: tl.constexpr):
+    """Which elements inside the map have a left and which a right neighbour in another unit."""
     left = inside & ((columns > 0) & (columns % UNIT == 0))[None, :]
     right = inside & ((columns + 1 < W) & (columns % UNIT == UNIT - 1))[None, :]
-    if CHANNELS_LAST:
-        first_row = channels[:, None] + columns[None, :] * C
-    else:
-        first_row = channels[:, None] * (H * W) + columns[None, :]
-    sample = tl.program_id(0).to(tl.int64)
-    start = sample * C * H * W
-    begin = tl.program_id(2) // tiles * rows
-    end = tl.minimum(begin + rows, H)
-    return channels, exists, inside, left, right, first_row, sample, start, begin, end
+    return left, right
 
 
 @triton.jit
@@ -122,9 +110,16 @@ def convolve_kernel(
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
-    )
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    exists = channels < C
+    inside = exists[:, None] & (columns < W)[None, :]
+    left, right = sides_of(inside, columns, W, UNIT)
+    first_row = first_row_of(channels, columns, C, H, W, CHANNELS_LAST)
+    sample = tl.program_id(0).to(tl.int64)
+    start = sample * C * H * W
+    begin = tl.program_id(2) // tiles * rows
+    end = tl.minimum(begin + rows, H)
     of_sample = sample * C + channels
     offset = load_or(offset_ptr, of_sample, exists, 0.0)
     if grad_qk_ptr is not None:
@@ -162,7 +157,8 @@ def convolve_kernel(
         history = load_within(history_ptr + start + elements, inside, begin, begin, end)
     if relu_output_ptr is not None:
         relu_output = load_within(relu_output_ptr + start + elements, inside, begin, begin, end)
-    for pair in range(begin, end, 2):  # two rows a turn, so that none is moved between registers
+    # Two rows a turn, so that none is moved between registers; one beyond the last is masked.
+    for pair in range(begin, end, 2):
         for second in tl.static_range(2):
             row = pair + second
             elements = first_row + row * row_stride
@@ -224,16 +220,24 @@ def sums_kernel(
     W = units * UNIT
     step = C if CHANNELS_LAST else 1
     row_stride = W * step
-    channels, exists, inside, left, right, first_row, sample, start, begin, end = tile_of(
-        C, H, W, tiles, rows, CHANNELS_LAST, UNIT, BLOCK_C, BLOCK_W
-    )
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    exists = channels < C
+    inside = exists[:, None] & (columns < W)[None, :]
+    left, right = sides_of(inside, columns, W, UNIT)
+    first_row = first_row_of(channels, columns, C, H, W, CHANNELS_LAST)
+    sample = tl.program_id(0).to(tl.int64)
+    start = sample * C * H * W
+    begin = tl.program_id(2) // tiles * rows
+    end = tl.minimum(begin + rows, H)
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, history_total, grad_total = zero, zero, zero
     if TAPS == 9:
         s0, s1, s2, s3, s5, s6, s7, s8 = zero, zero, zero, zero, zero, zero, zero, zero
         above, at = zero, zero
-        # Rows of x, beside the rows of grad above, at and below each.
+        # Rows of x, beside the rows of grad above, at and below each, of which those outside the
+        # span are 0: they belong to other programs.
         for pair in range(begin - 1, end + 1, 2):
             for second in tl.static_range(2):
                 row = pair + second
@@ -316,11 +320,11 @@ def compile_key(shape: torch.Size, channels_last: bool) -> tuple[int, ...]:
     return tiling["UNIT"], block_c, block_w, *[min(2, ceil_div(*side)) for side in sides]
 
 
-def launch_convolve(
-    x, weight, gain, slope, offset, *, flip, residual, history, out,
-    relu_output=None, grad_history=None, pending=NOTHING_PENDING,
+def convolve(
+    x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False, out,
+    flip=False, relu_output=None, grad_history=None, pending=NOTHING_PENDING,
 ) -> None:  # fmt: skip
-    """Launch `convolve_kernel`."""
+    """See `Passes.convolve`; the arguments after out are those of `convolve_backward`."""
     grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
     inputs = dict(
         x_ptr=x, history_ptr=history, weight_ptr=weight, gain_ptr=gain, slope_ptr=slope,
@@ -336,13 +340,6 @@ def launch_convolve(
     launch(convolve_kernel, grid, inputs, outputs, numbers)
 
 
-def convolve(x, weight, coefficients, *, history=None, residual=False, out) -> None:
-    """See `Passes.convolve`."""
-    launch_convolve(
-        x, weight, *coefficients, flip=False, residual=residual, history=history, out=out
-    )
-
-
 def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
     """See `Passes.grid_sums`; a part for each span of the grid."""
     grid, tiling = row_tiling(x.shape, not x.is_contiguous(), programs(x.device))
@@ -356,16 +353,15 @@ def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
 
 
 def convolve_backward(
-    grad, weight, coefficients, *, grad_pixel=None, extra_grad=None, residual=False,
+    grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
     """See `Passes.convolve_backward`; grad_pixel may be a `PendingGradients`."""
     pending = grad_pixel
     if not isinstance(pending, PendingGradients):
         pending = PendingGradients(offset=grad_pixel)
-    gain, slope, _ = coefficients
-    launch_convolve(
-        grad, weight, gain, slope, pending.offset, flip=True, residual=residual,
-        history=extra_grad, relu_output=relu_output, out=grad_x, grad_history=grad_history,
-        pending=pending,
+    convolve(
+        grad, weight, gain=gain, slope=slope, offset=pending.offset, history=extra_grad,
+        residual=residual, out=grad_x, flip=True, relu_output=relu_output,
+        grad_history=grad_history, pending=pending,
     )  # fmt: skip
