@@ -26,15 +26,15 @@ class AttentionResidual(BaseModule):
 
     Args:
         attention: config of the layer attention, built with `channels` and `first_in_stage`.
-        norm_cfg: config of the norm after the attention, always trained (`build_branch_norm`).
+        norm_cfg: config of the norm after the attention; a requires_grad=False in it is ignored.
         drop_path: probability to drop the branch for a sample in training.
         zero_init: start the norm's weight at zero, else at one.
         first_in_stage: the layer starts a stage, so its memory is empty.
         has_shortcut: whether the block has a shortcut; without, the layer has no parameters for it.
 
     Raises:
-        InputError: drop_path is not in [0, 1); or zero_init asks for a norm with a
-            weight, and this one has none, or has an activation behind it, which may stop learning.
+        InputError: drop_path is not in [0, 1); or zero_init asks for a norm with a weight, and this
+            one has none, or an activation behind it, where such a weight may never learn.
     """
 
     def __init__(
