@@ -327,17 +327,7 @@ def depth(args, depths=(4, 8, 16, 23)):
     return {"Growth with the depth of a stage": rows}
 
 
-SUITES = (
-    goals,
-    oom,
-    branch,
-    depth,
-    backbone,
-    compiled,
-    anywhere,
-    detector,
-    comparators,
-)
+SUITES = (goals, oom, branch, depth, backbone, compiled, anywhere, detector, comparators)
 SUITES = {suite.__name__: suite for suite in SUITES}
 
 
