@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-import cv2
+import mmcv
 
 from mrla_mm import cli
 from mrla_mm.config import read_config
@@ -54,7 +54,7 @@ def readable_images(source):
     if shared := find_repeated(path.stem for path in paths):
         raise InputError(f"{source}: two images share preds/{shared[0]}.json: rename one of them")
     for path in paths:  # OpenCV's error has no name in it
-        if not cv2.haveImageReader(str(path)):
+        if not path.stat().st_size or mmcv.imread(path) is None:
             raise InputError(f"image {path} is empty or cannot be decoded: replace it")
     return [str(path) for path in paths]
 

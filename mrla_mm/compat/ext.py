@@ -46,7 +46,7 @@ def install() -> None:
     if importlib.util.find_spec(NAME) is not None:
         return
     module = StandIn(NAME, "Stand-in of mrla_mm for mmcv's compiled ops.")
-    # no loader: mmcv and mmengine ask for one to learn whether compiled ops are installed
-    module.__spec__ = importlib.machinery.ModuleSpec(NAME, loader=None, origin=__name__)
+    # with a loader, by which mmengine tells whether to look for deformable convolutions
+    module.__spec__ = importlib.machinery.ModuleSpec(NAME, __spec__.loader, origin=__name__)
     sys.modules[NAME] = module
     sys.modules["mmcv"]._ext = module

@@ -121,7 +121,7 @@ def write_split(root: Path, split: str, *, first_id: int, count: int, size: int,
         height, width = rng.permutation(sides).tolist()
         picture, shapes = draw_scene((height, width), rng)
         name = f"{image_id:012d}.jpg"
-        cv2.imwrite(str(root / split / name), picture, [cv2.IMWRITE_JPEG_QUALITY, 92])
+        cv2.imencode(".jpg", picture, [cv2.IMWRITE_JPEG_QUALITY, 92])[1].tofile(root / split / name)
         images.append(dict(id=image_id, file_name=name, width=width, height=height))
         for number, (label, mask) in enumerate(shapes, 1):
             runs = coco_mask.encode(np.asfortranarray(mask, np.uint8))

@@ -3,10 +3,11 @@
 import importlib
 import json
 import pkgutil
-import warnings
 
 import pytest
-from mmcv.utils.ext_loader import check_ops_exist, load_ext
+from mmcv.utils.ext_loader import load_ext
+from mmengine.optim import build_optim_wrapper
+from torch import nn
 
 from mrla_mm.compat.ext_ops import OPS
 
@@ -25,12 +26,14 @@ def test_an_unknown_op_raises_when_called_and_not_before():
 
 
 @needs_stand_in
-def test_hosts_still_see_that_no_compiled_ops_are_installed():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert not check_ops_exist()  # OneDL's mmengine asks otherwise, and sees them
-    from mmcv.ops import get_compiler_version
+def test_mmengine_gives_offsets_of_convolutions_their_own_rate():
+    from mmcv.ops import ModulatedDeformConv2dPack, get_compiler_version
 
+    multiples = dict(bias_lr_mult=2.0, dcn_offset_lr_mult=0.1)
+    cfg = dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=multiples)
+    model = nn.Sequential(ModulatedDeformConv2dPack(4, 4, 3, bias=False))
+    optimizer = build_optim_wrapper(model, cfg).optimizer
+    assert [group["lr"] for group in optimizer.param_groups] == [1, 0.1, 0.1]
     assert "mrla_mm" in get_compiler_version()
 
 

@@ -59,7 +59,7 @@ def test_same_parameters_give_the_same_bytes_and_are_kept(tmp_path):
 
 def test_a_killed_run_leaves_nothing_and_another_folder_is_left_alone(tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(AttributeError):
-        patch.delattr(cv2, "imwrite")
+        patch.delattr(cv2, "imencode")
         generate_shapes(tmp_path / "shapes", **FEW)
     generate_shapes(tmp_path / "shapes", **FEW)
     before = sorted(tmp_path.rglob("*"))

@@ -61,7 +61,7 @@ def test_without_a_config_it_finds_blood_cells(tmp_path, run_tool):
     assert (sure.count(1), sure.count(2)) == (1, 1) and sure.count(0) > 5  # of 11 red cells
 
 
-@pytest.mark.parametrize("content", [b"", b"no image"])
+@pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0 of a JPEG"])
 def test_an_image_that_cannot_be_decoded_is_named(content, tmp_path, run_tool):
     (tmp_path / "one.jpg").write_bytes(content)
     for source in (tmp_path, tmp_path / "one.jpg"):
