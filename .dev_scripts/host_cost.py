@@ -2,9 +2,8 @@
 """Count what a block of layer attention costs the host: `python .dev_scripts/host_cost.py`.
 
 Per block of a stage of T layers, forward and backward: microseconds, and launches of Triton
-kernels. Kernels are compiled for compute capability 9.0 and bound, but a stub stands for the
-driver, so nothing is computed and no GPU is needed. Maps are tiny, so that work on them counts for
-nothing. PYTHONPATH can name another checkout, whose package is measured then.
+kernels. They are compiled for compute capability 9.0, and a stub stands for the driver: it needs
+no GPU. Maps are tiny, so that work on them counts for nothing. PYTHONPATH can name another package.
 """
 
 import os
