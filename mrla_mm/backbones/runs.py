@@ -109,7 +109,7 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     the object, or a `fuse`, with which timm replaces it, or overwrites its input, as
     ReLU(inplace=True) does: the branch could not take it.
     """
-    if not module._modules or "forward" in vars(module) or hasattr(module, "fuse"):
+    if not module._modules or "forward" in vars(module) or hasattr(type(module), "fuse"):
         return None
     is_repeated = len(calls) > len({call.image for call in calls})
     layout = layout_of(calls)
