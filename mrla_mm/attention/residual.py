@@ -54,7 +54,7 @@ class AttentionResidual(BaseModule):
         self.first_in_stage = first_in_stage
         self.has_shortcut = has_shortcut
         self.attention = MODELS.build(
-            {**attention, "channels": channels, "first_in_stage": first_in_stage}
+            dict(**attention, channels=channels, first_in_stage=first_in_stage)
         )
         if not has_shortcut and hasattr(self.attention, "remove_shortcut"):
             self.attention.remove_shortcut()

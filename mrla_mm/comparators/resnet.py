@@ -68,7 +68,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     def make_gate(self, channels: int, first_in_stage: bool) -> nn.Module:
         """Build the gate of a block."""
         gate = MODELS.build(
-            {**self.layer_attention, "channels": channels, "first_in_stage": first_in_stage}
+            dict(**self.layer_attention, channels=channels, first_in_stage=first_in_stage)
         )
         if getattr(gate, "activation", None):
             raise InputError(f"{type(gate).__name__} is a residual branch, not a gate: MRLAResNet")
