@@ -33,7 +33,6 @@ class StopRequest:
 
         def handling_run() -> object:
             loop.run = run
-            self.received = False
             if threading.current_thread() is not threading.main_thread():
                 return run()  # Python handles signals in the main thread alone
             default_sigterm_in_forks()

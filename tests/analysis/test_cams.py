@@ -72,8 +72,7 @@ def test_scorecam_masks_the_image_with_each_map(classifier, images, limit):
     low, high = maps.amin((1, 2), keepdim=True), maps.amax((1, 2), keepdim=True)
     masks = ((maps - low) / (high - low)).nan_to_num()
     masks = F.interpolate(masks[:, None], size=SIZE, mode="bilinear")
-    scores = classifier(masks * images, mode="tensor")[:, 2]
-    weights = (scores - classifier(images, mode="tensor")[0, 2]).softmax(0)
+    weights = classifier(masks * images, mode="tensor")[:, 2].softmax(0)
     assert weights.std() > 1e-3, "equal weights would prove nothing"
     expected = normalised(torch.einsum("k,khw->hw", weights, maps))
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
@@ -91,8 +90,10 @@ def test_the_detectors_score_by_its_definition(detector, images):
     other = int(instances.labels[instances.labels != target.label][0])
     assert cams.choose_target(detector, images, SAMPLE, other).label == other
     assert cams.choose_target(detector, images, SAMPLE, 99) is None
-    elsewhere = target._replace(box=torch.tensor([200.0, 200, 210, 210]))
-    found = cams.score(detector, images, elsewhere, SAMPLE)
+    same = instances.bboxes[instances.labels == target.label]
+    larger = same[(same[:, 2:] - same[:, :2]).prod(1).argmax()].clone()
+    larger[2] += 1.5 * (larger[2] - larger[0])  # overlaps it with an IoU of 0.4, others with less
+    found = cams.score(detector, images, target._replace(box=larger), SAMPLE)
     assert float(found) == pytest.approx(np.log(0.001 / 0.999), rel=1e-4)
     nowhere = cams.Target(99, torch.tensor([0.0, 0, 8, 8]))
     with torch.enable_grad():
@@ -107,8 +108,7 @@ def test_gradcam_of_a_dense_head_whose_scores_mmdet_detaches(images):
     layer = model.backbone.layer3
     target = cams.choose_target(model, images, SAMPLE)
     found = cams.grad_cam(model, layer, images, target, SAMPLE)
-    inputs = images.clone().requires_grad_()
-    (scores, _), maps = cams.run_with_map(layer, lambda: model(inputs, mode="tensor"))
+    (scores, _), maps = cams.run_with_map(layer, lambda: model(images, mode="tensor"))
     (grad,) = torch.autograd.grad(torch.cat([each.flatten() for each in scores]).max(), maps)
     expected = normalised((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].detach())
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

@@ -185,8 +185,7 @@ def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     assert extent(branch, shortcut=x, relu=nn.ReLU()) == "all"
     assert extent(branch, shortcut=x, relu=relu6) == "branch"
     assert extent(branch, shortcut=x.float(), relu=nn.ReLU()) == "branch"
-    found = branch.forward_add_relu(x, x, relu6)[0]
-    torch.testing.assert_close(found, branch(relu6(x + x), x)[0])
+    torch.testing.assert_close(branch.forward_add_relu(x, x, relu6), branch(relu6(x + x), x))
     branch.drop_path = nn.Dropout(0.5)
     assert extent(branch) == "attention"
     branch.drop_path = nn.Identity()
@@ -194,6 +193,8 @@ def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     assert extent(branch) == "attention"
     branched = branch.norm(branch.attention(x, x)[0]).sigmoid()
     torch.testing.assert_close(branch(x, x)[0], x + branched)
+    with pytest.raises(ValueError, match="more than 1 value"):  # torch's
+        make_stage(norm="batch statistics")[0](*[draw_map(1)[..., :1, :1]] * 2)
 
 
 @pytest.mark.parametrize("dropping", [True, False])
@@ -231,8 +232,7 @@ def test_a_subclass_of_batch_norm(training):
     branch = make_stage(depth=1)[0]
     branch.norm = SigmoidNorm(12).double().train(training)
     x = draw_map().requires_grad_()
-    expected = x + branch.norm(branch.attention(x, x)[0])
-    assert_same([branch(x, x)[0]], [expected], dict(x=x))
+    assert_same([branch(x, x)[0]], [x + branch.norm(branch.attention(x, x)[0])], dict(x=x))
 
 
 @pytest.mark.parametrize(("value", "convolutions"), [("dwconv", 1), ("dwconv_gelu", 3)])

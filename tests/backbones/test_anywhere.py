@@ -116,7 +116,7 @@ class Network(BaseModule):
         self.last = nn.ModuleList([nn.ModuleList([LastBlock(8, 8), LastBlock(8, 8)])])
         self.tokens = nn.ModuleList([TokenBlock(8, 8), TokenBlock(8, 8)])
         self.again = nn.ModuleList(self.tokens)  # lists the same blocks
-        self.tied = nn.Sequential(*[Block(8, 8)] * 2)
+        self.tied = nn.Sequential(*[Block(8, 8), Block(8, 8)] * 2)
         self.side_by_side = nn.ModuleList([Block(8, 8), Block(8, 8)])
         self.fusible = nn.Sequential(Fusible(8, 8), Fusible(8, 8))
         self.overwriting = nn.Sequential(OverwritingBlock(8, 8), OverwritingBlock(8, 8))

@@ -50,8 +50,8 @@ def make_config(root, classes=ABC):
 
 def make_runner(cfg, num_classes=3, scope="mmdet"):
     init_default_scope(scope)
-    heads = dict(rpn_head=nn.Module(), roi_head=nn.ModuleDict(dict(bbox_head=nn.Module())))
-    heads["rpn_head"].num_classes, heads["roi_head"].bbox_head.num_classes = 1, num_classes
+    heads = dict(rpn_head=nn.Module(), bbox_head=nn.ModuleList([nn.Module()]))  # as in a cascade
+    heads["rpn_head"].num_classes, heads["bbox_head"][0].num_classes = 1, num_classes
     return SimpleNamespace(cfg=cfg, model=nn.ModuleDict(heads))
 
 
@@ -249,7 +249,7 @@ def test_names_and_boxes_in_xml_files(tmp_path):
     assert told.startswith("no training image")
     one = tmp_path / "Annotations/one.xml"
     entry = one.read_text()
-    for right, wrong in ((r"\d", "0.4"), ("9.5", "0"), ("9.5", "one"), ("bndbox", "box")):
+    for right, wrong in ((r"[\d.]+", "0.4"), ("9.5", "0"), ("9.5", "one"), ("bndbox", "box")):
         one.write_text(re.sub(right, wrong, entry))
         ((told, _),) = check("cat", "dog")
         assert "1 of 2 objects" in told and str(one) in told
@@ -290,7 +290,7 @@ def test_data_sets_must_number_their_classes_alike(root):
 def test_heads_need_the_number_of_classes(root):
     cfg = make_config(root)
     lines = faults(cfg, num_classes=80)
-    assert len(lines) == 2 and "3 classes, but the model roi_head.bbox_head.num_class" in lines[0]
+    assert len(lines) == 2 and "3 classes, but the model bbox_head.0.num_classes" in lines[0]
     panoptic = dict(classes=ABC, thing_classes=["a"])
     for values in (dict(metainfo=panoptic), dict(return_classes=True)):
         other = copy.deepcopy(cfg)

@@ -122,9 +122,10 @@ def test_an_interrupted_epoch_of_another_length_is_repeated(tmp_path):
     with pytest.raises(SystemExit):
         build(tmp_path, hooks=[At("after_train_iter", terminate, 7)]).train()
     resumed = build(tmp_path, resume=True)
-    resumed._train_dataloader["batch_size"] = 1
+    resumed._train_dataloader.update(batch_size=1, sampler=dict(type="DefaultSampler", seed=5))
     resumed.train()
     assert resumed.iter == 7 + 2 * len(resumed.train_dataloader)
+    assert resumed.train_dataloader.sampler.seed == 5, "of the sampler's own config"
 
 
 @pytest.mark.parametrize(("hooks", "iteration"), [([], 3), ([dict(type="EMAHook")], 4)])
@@ -140,8 +141,7 @@ def test_sigterm_during_evaluation_ends_the_run_and_saves_what_is_not(tmp_path, 
 
 
 def agree(rank, port, received):
-    address = f"tcp://127.0.0.1:{port}"
-    torch.distributed.init_process_group("gloo", address, rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     stop = StopRequest()
     stop.received = rank == 1
     if [stop.agreed(iteration) for iteration in (9, 10)] == [False, True]:

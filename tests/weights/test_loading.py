@@ -54,7 +54,7 @@ FORMS = {
     "detector": lambda s: {"state_dict": CLASSIFIER | prefixed(s, "backbone."), "meta": {}},
     "ddp": lambda s: prefixed(s, "module."),
     "ddp-classifier": lambda s: prefixed(prefixed(s, "backbone.") | CLASSIFIER, "module."),
-    "compiled": lambda s: prefixed(s, "_orig_mod."),
+    "compiled ddp": lambda s: prefixed(prefixed(s, "module."), "_orig_mod."),
     "mmengine-ema": lambda s: {"ema_state_dict": prefixed(s, "module.backbone.") | COUNTER},
     "timm-ema": lambda s: {"state_dict_ema": prefixed(s, "module.")},
     "deit-ema": lambda s: {"model_ema": s},
