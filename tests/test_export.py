@@ -1,13 +1,16 @@
 """Backbones as ONNX files and programs for any batch and size, and under torch.compile."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from torch import nn
 
 from mrla_mm import export
+from mrla_mm.backbones import WithLayerAttention
 from mrla_mm.errors import InputError
 
 from .backbones.common import FAMILIES, gradients
+from .backbones.test_anywhere import LIGHT_8, Network
 
 VARIANTS = ("light", "base", "mla", "linear")
 NAMES = [name for name in FAMILIES if name not in ("resnet50", "swin")]
@@ -20,13 +23,13 @@ SIZES = [(2, 64, 64), (3, 96, 128), (1, 64, 96)]  # the embeddings are made for 
 
 def make(family, variant="light"):
     torch.manual_seed(0)
+    if family == "tokens":
+        return WithLayerAttention(Network, LIGHT_8, stages="tokens", zero_init_attention=False)
     return FAMILIES[family].mrla(variant, zero_init_attention=False, **OPTIONS.get(family, {}))
 
 
 def graph_of(backbone, shape=None):
-    model = nn.Module()
-    model.backbone = backbone
-    return export.make_graph(model, shape, backbone_only=True)
+    return export.make_graph(SimpleNamespace(backbone=backbone), shape, backbone_only=True)
 
 
 def assert_computes_the_same(graph, run, sizes=SIZES):
@@ -37,13 +40,14 @@ def assert_computes_the_same(graph, run, sizes=SIZES):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", NAMES)
-def test_onnx_for_any_batch_and_size(family, tmp_path):
+@pytest.mark.parametrize("family", [*NAMES, "swin"])
+def test_onnx_for_any_batch_and_size_or_for_one(family, tmp_path):
     pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
     onnx = pytest.importorskip("onnx")
-    graph = graph_of(make(family))
+    sizes = [(1, 64, 96)] if family == "swin" else SIZES
+    graph = graph_of(make(family), sizes[0][1:] if family == "swin" else None)
     export.to_onnx(graph, tmp_path / "model.onnx", {"a": "b"})
-    assert_computes_the_same(graph, export.onnx_runner(tmp_path / "model.onnx"))
+    assert_computes_the_same(graph, export.onnx_runner(tmp_path / "model.onnx"), sizes)
     model = onnx.load(tmp_path / "model.onnx")
     assert {entry.domain: entry.version for entry in model.opset_import}[""] == 18
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}, "only we could run others"
@@ -51,23 +55,19 @@ def test_onnx_for_any_batch_and_size(family, tmp_path):
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
 
 
-@pytest.mark.slow
-def test_onnx_of_swin_for_one_image_of_one_size(tmp_path):
-    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
-    graph = graph_of(make("swin"), (64, 96))
-    export.to_onnx(graph, tmp_path / "model.onnx")
-    assert_computes_the_same(graph, export.onnx_runner(tmp_path / "model.onnx"), [(1, 64, 96)])
-
-
 @pytest.mark.parametrize(
-    ("family", "variant"), [*(("resnet18", v) for v in VARIANTS), ("vit", "base")]
+    ("family", "variant"),
+    [*(("resnet18", v) for v in VARIANTS), ("vit", "base"), ("tokens", "light")],
 )
-def test_program_of_plain_operators_for_any_batch_and_size(family, variant):
+def test_program_of_plain_operators_for_any_batch_and_size(family, variant, tmp_path):
     graph = graph_of(make(family, variant))
     program = export.to_program(graph)
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in called if "mrla_mm" in name]
     assert_computes_the_same(graph, program.module())
+    assert_computes_the_same(graph, torch.jit.trace(graph.module, graph.images[0]))
+    pytest.importorskip("onnx")
+    torch.onnx.export(graph.module, (graph.images[0],), str(tmp_path / "older"), dynamo=False)
 
 
 @pytest.mark.slow

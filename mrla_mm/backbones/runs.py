@@ -155,11 +155,14 @@ def find_grid(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
     """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
     pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
-    for rows, columns in pairs:
-        is_pair = isinstance(rows, int) and isinstance(columns, int)
-        if is_pair and 0 <= tokens.shape[1] - rows * columns <= MAX_EXTRA_TOKENS:
-            return rows, columns
-    return None
+    grids = [tuple(pair) for pair in pairs if all(map(is_side, pair))]
+    fitting = [grid for grid in grids if 0 <= tokens.shape[1] - prod(grid) <= MAX_EXTRA_TOKENS]
+    return fitting[0] if fitting else None
+
+
+def is_side(value: object) -> bool:
+    """Whether a value is a number; tracers have a SymInt for one, that of torch.jit a tensor."""
+    return isinstance(value, int | torch.SymInt) or getattr(value, "ndim", None) == 0
 
 
 def call_with_zeros(backbone: nn.Module, in_channels: int, size: Size | None) -> dict:
@@ -197,8 +200,7 @@ def record_calls(backbone: nn.Module, image: Tensor) -> list[tuple[str, Call]]:
     names = {module: name for name, module in probe.named_modules()}
     calls = []
     producers = WeakTensorKeyDictionary()  # names of the modules that returned a tensor
-    # Names of the modules whose forward runs, the innermost last, and versions of their inputs.
-    running = [("", None)]
+    running = [("", None)]  # names of modules that run, innermost last, and versions of inputs
 
     def before(module: nn.Module, args: tuple) -> None:
         version = args[0]._version if args and isinstance(args[0], Tensor) else None

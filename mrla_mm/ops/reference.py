@@ -150,7 +150,7 @@ def softmax_scores(query: Tensor, keys: Tensor) -> Tensor:
     Shapes: query (B, G, D), keys (B, T, G, D) -> (B, T, G), summing to 1 over T.
     """
     logits = (query.unsqueeze(1) * keys).sum(-1) * query.shape[-1] ** -0.5  # (B, T, G)
-    return logits.mT.softmax(-1).mT
+    return logits.softmax(1)
 
 
 def scores_and_keys(
