@@ -290,6 +290,8 @@ def test_variants_of_any_registry_and_scope_compute_what_they_say():
         torch.testing.assert_close(run(stage, x, x), expected)
     with MODELS.switch_scope_and_registry("mmdet"), pytest.raises(KeyError, match="MRLAHeavy"):
         make_stage(dict(type="MRLAHeavy"))
+    with pytest.raises(TypeError, match="channels"):
+        make_stage(dict(type="MLA", channels=12))
 
 
 def value(size=3, padding=1, groups=12, bias=False, **options):

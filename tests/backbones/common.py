@@ -62,7 +62,6 @@ def levels(backbone, image):
 
 
 def assert_equal(found, expected):
-    """Compare tensors bit for bit."""
     for level, other in zip(found, expected, strict=True):
         assert torch.equal(level.nan_to_num(), other.nan_to_num())
 

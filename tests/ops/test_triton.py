@@ -344,7 +344,6 @@ def test_grids_are_those_of_a_gpu(shape, variant, layout, launches):
 
 
 def test_a_second_launch_passes_what_triton_passes(monkeypatch):
-    """With a stub for the driver."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
