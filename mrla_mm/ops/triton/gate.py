@@ -11,14 +11,14 @@ launch, with the gradient of the map (see `PendingGradients`). What other kernel
 each span of the grid; here the spans are added up on the way. Everything is in float32.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Layer, Parameters, Saved, project_both_transposed
+from mrla_mm.ops.coefficients import Layer, Parameters, PixelGrad, Saved, project_both_transposed
 from mrla_mm.ops.reference import BatchNorm
 from mrla_mm.ops.triton.launch import SIZES, Unsupported, launch, next_power_of_2
 
@@ -234,7 +234,7 @@ def finish_gradients(
     grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size, channels, exists, C, pixels,
     K: tl.constexpr,
 ):  # fmt: skip
-    """`PendingGradients.finish` without the offset; all programs of `stencil` share the sums."""
+    """As `PendingGradients.finish`, without `known`; all programs of `stencil` share the sums."""
     grad_query_ptr = grad_qk_ptr + tl.program_id(0).to(tl.int64) * 2 * C
     grad_pooled = project_transposed(grad_query_ptr, query_weight_ptr, channels, exists, C, K)
     grad_pooled += project_transposed(grad_query_ptr + C, key_weight_ptr, channels, exists, C, K)
@@ -254,37 +254,27 @@ def finish_gradients(
     return grad_pooled / pixels
 
 
-class PendingGradients(NamedTuple):
-    """What is left to do for the gradients of the averages and of the parameters.
+@dataclass
+class PendingGradients(PixelGrad):
+    """What of a `PixelGrad` and parameters' gradients `stencil.convolve_backward` has to finish."""
 
-    `stencil.convolve_backward` does it on its way, or `finish` by torch.
-
-    Attributes:
-        offset: what is added to the gradient of every pixel (B, C), or None.
-        grad_qk: gradients of query and own key (B, 2, C); None if nothing but the offset is left.
-        query_weight, key_weight: of the convolutions that make them of averages (1, 1, K).
-        grad_params: those of the other parameters by sample (B, params_size).
-        grad_qk_weights: those of both weights by sample and head (B, heads, 2, K).
-        grad_params_sum, grad_qk_weights_sum: their sums, to be written.
-    """
-
-    offset: Tensor | None
-    grad_qk: Tensor | None = None
-    query_weight: Tensor | None = None
+    grad_qk: Tensor | None = None  # of query and own key (B, 2, C); None if nothing is left to do
+    query_weight: Tensor | None = None  # of the convolution that makes it of averages (1, 1, K)
     key_weight: Tensor | None = None
-    grad_params: Tensor | None = None
-    grad_params_sum: Tensor | None = None
-    grad_qk_weights: Tensor | None = None
-    grad_qk_weights_sum: Tensor | None = None
-    sizes: dict[str, int] = dict(heads=0, params_size=0, K=0)
+    grad_params: Tensor | None = None  # of the other parameters by sample (B, params_size)
+    grad_params_sum: Tensor | None = None  # that over the samples, to be written
+    grad_qk_weights: Tensor | None = None  # of both weights by sample and head (B, heads, 2, K)
+    grad_qk_weights_sum: Tensor | None = None  # that over samples and heads, to be written
+    sizes: dict[str, int] = field(default_factory=lambda: dict(heads=0, params_size=0, K=0))
+    pixels: int = 0  # of a map
 
-    def finish(self, pixels: int) -> Tensor:
-        """Write the sums; return the gradient of every pixel (B, C), of so many on a map."""
+    def finish(self) -> Tensor:
+        """Do by torch what `finish_gradients` does, and add what is known."""
         torch.sum(self.grad_params, 0, out=self.grad_params_sum)
         self.grad_qk_weights_sum.view(2, -1).copy_(self.grad_qk_weights.sum((0, 1)))
         grad_pooled = project_both_transposed(self.grad_qk, self.query_weight, self.key_weight)
-        grad_pixel = grad_pooled / pixels
-        return grad_pixel if self.offset is None else grad_pixel + self.offset
+        grad_pixel = grad_pooled / self.pixels
+        return grad_pixel if self.known is None else grad_pixel + self.known
 
 
 def compile_key(shape: torch.Size, heads: int) -> tuple[int, ...]:
@@ -361,11 +351,12 @@ def base_coefficients_backward(
     query, key, value, history_scale = layer.weights
     norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
+    pixels = size[2:].numel()
     sizes = param_sizes.fn(channels, taps)
     params_size = sum(sizes)
     new = saved.keys.new_empty
     pending = PendingGradients(
-        offset=None if grad_pooled is None else grad_pooled.contiguous() / size[2:].numel(),
+        known=None if grad_pooled is None else grad_pooled.contiguous() / pixels,
         grad_qk=new(batch, 2, channels),
         query_weight=query,
         key_weight=key,
@@ -374,6 +365,7 @@ def base_coefficients_backward(
         grad_qk_weights=new(batch, heads, 2, query.shape[-1]),
         grad_qk_weights_sum=new(2, *query.shape),
         sizes=dict(heads=heads, params_size=params_size, K=query.shape[-1]),
+        pixels=pixels,
     )
     grad_earlier_keys = new(batch, depth - 1, channels) if depth > 1 else None
     inputs = dict(

@@ -26,7 +26,7 @@ from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 THREADS = 128  # of a program
 TILE = 4 * THREADS  # elements of a tile
-NOTHING_PENDING = PendingGradients(offset=None)
+NOTHING_PENDING = PendingGradients()
 
 
 @triton.jit
@@ -353,15 +353,13 @@ def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
 
 
 def convolve_backward(
-    grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None, residual=False,
+    grad, weight, *, gain=None, slope=None, grad_pixel, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.convolve_backward`; grad_pixel may be a `PendingGradients`."""
-    pending = grad_pixel
-    if not isinstance(pending, PendingGradients):
-        pending = PendingGradients(offset=grad_pixel)
+    """See `Passes.convolve_backward`."""
+    pending = grad_pixel if isinstance(grad_pixel, PendingGradients) else NOTHING_PENDING
     convolve(
-        grad, weight, gain=gain, slope=slope, offset=pending.offset, history=extra_grad,
+        grad, weight, gain=gain, slope=slope, offset=grad_pixel.known, history=extra_grad,
         residual=residual, out=grad_x, flip=True, relu_output=relu_output,
         grad_history=grad_history, pending=pending,
     )  # fmt: skip
