@@ -117,7 +117,7 @@ class PixelGrad:
     A subclass may leave a part of it, and gradients of parameters, to `convolve_backward`.
     """
 
-    known: Tensor | None = None
+    known: Tensor | None = None  # all of it, or a part that a subclass adds to
 
     def finish(self) -> Tensor | None:
         """Do what is left to do, and return the whole."""
