@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from mrla_mm.ops import autograd
-from mrla_mm.ops.coefficients import Layer, Parameters, Saved
+from mrla_mm.ops.coefficients import Layer, Parameters, PixelGrad, Saved
 from mrla_mm.ops.passes import Passes
 from mrla_mm.ops.reference import BatchNorm, Weights, base_layer, mla_layer
 
@@ -138,12 +138,12 @@ class BaseSteps:
         return grad_x, gradients, grad_earlier_keys
 
     def backward_of_x(
-        self, grad: Tensor, grad_own_value: Tensor, weight: Tensor | None, grad_pixel: Tensor
+        self, grad: Tensor, grad_value: Tensor, weight: Tensor | None, grad_pixel: PixelGrad
     ) -> Tensor:
         """Gradient of x or, with add_relu, of c; the own value is dw(x; weight) or, without, x."""
         grad_x = torch.empty_like(self.x)
         self.passes.convolve_backward(
-            grad_own_value,
+            grad_value,
             weight,
             grad_pixel=grad_pixel,
             extra_grad=grad if self.layer.fuses_norm else None,
@@ -182,7 +182,9 @@ class MLASteps(BaseSteps):
         total = self.sum_maps()
         sums = passes.grid_sums(grad, total, convolved=True, sum_grad=layer.fuses_norm)
         grad_total = total  # the memory of total is free again
-        passes.convolve_backward(grad, layer.weights.value, grad_x=grad_total)
+        passes.convolve_backward(
+            grad, layer.weights.value, grad_pixel=PixelGrad(), grad_x=grad_total
+        )
         value_sums = passes.weighted_sum_backward(
             grad_total,
             self.values,

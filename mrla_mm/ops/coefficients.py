@@ -23,6 +23,7 @@ sums over the grid.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -107,6 +108,20 @@ class Saved(NamedTuple):
     gain: Tensor | None = None  # of the value or values (B, C)
     slope: Tensor | None = None  # of the history (B, C)
     offset: Tensor | None = None  # (B, C)
+
+
+@dataclass
+class PixelGrad:
+    """What the gate adds to the gradient of every pixel of x (B, C), None for nothing.
+
+    A subclass may leave a part of it, and gradients of parameters, to `convolve_backward`.
+    """
+
+    known: Tensor | None = None  # all of it, or a part that a subclass adds to
+
+    def finish(self) -> Tensor | None:
+        """Do what is left to do, and return the whole."""
+        return self.known
 
 
 def product(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -197,12 +212,10 @@ def split_grid_sums(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def light_coefficients_backward(
     saved: Saved, layer: Layer, size: torch.Size, sums: Tensor
-) -> tuple[Tensor | None, Parameters]:
+) -> tuple[PixelGrad, Parameters]:
     """Gradients of MRLA-light that follow from the grid sums of its output's gradient.
 
-    Returns:
-        What the gate adds to the gradient of every pixel of x (B, C), None without a gate; and the
-        gradients of the parameters, summed over the samples.
+    Returned are that of every pixel of x, and those of the parameters, summed over the samples.
     """
     weights, scores, gain = layer.weights, saved.scores, saved.gain
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
@@ -224,7 +237,7 @@ def light_coefficients_backward(
         grad_factor = grad_factor + product(of_history, history_scale)
         if history_scale is not None:
             grad_history_scale = product(of_history, factor).sum(0)
-    return grad_pixel, Parameters(
+    return PixelGrad(grad_pixel), Parameters(
         query=grad_query,
         key=grad_key,
         value=grad_value,
@@ -242,15 +255,14 @@ def base_coefficients_backward(
     *,
     grad_keys: Tensor | None = None,
     grad_pooled: Tensor | None = None,
-) -> tuple[Tensor, Parameters, Tensor | None]:
+) -> tuple[PixelGrad, Parameters, Tensor | None]:
     """Gradients of MRLA-base and MLA that follow from sums over the grid.
 
     `sums` are the grid sums of the gradient of the convolution's output, `value_sums` the value
     sums of that of the weighted sum; `grad_keys` (B, T, C) comes from later layers of base,
     `grad_pooled` (B, C) from those of MLA.
 
-    Returns:
-        As `light_coefficients_backward`; and gradients of earlier keys (B, T - 1, C) or None.
+    Returned are also gradients of earlier keys (B, T - 1, C) or None.
     """
     scores = saved.scores
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
@@ -274,7 +286,7 @@ def base_coefficients_backward(
         value=of_taps.sum(0).mT.reshape(layer.weights.value.shape),
         **norm_backward(layer.frozen_norm, grad_factor, grad_offset),
     )
-    return grad_pixel, gradients, grad_earlier_keys
+    return PixelGrad(grad_pixel), gradients, grad_earlier_keys
 
 
 def logits_backward(

@@ -129,13 +129,13 @@ class NumbaPasses(TorchPasses):
         layout.run("convolve", maps, kernels, offset, slope)
 
     def convolve_backward(
-        self, grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None,
+        self, grad, weight, *, gain=None, slope=None, grad_pixel, extra_grad=None,
         residual=False, relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the loop of `convolve` with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
         self.convolve(
-            grad, flipped, gain=gain, slope=slope, offset=grad_pixel, history=extra_grad,
+            grad, flipped, gain=gain, slope=slope, offset=grad_pixel.finish(), history=extra_grad,
             residual=residual, relu_output=relu_output, out=grad_x, grad_history=grad_history,
         )  # fmt: skip
 

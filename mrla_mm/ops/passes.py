@@ -80,7 +80,7 @@ class Passes(abc.ABC):
         *,
         gain: Tensor | None = None,
         slope: Tensor | None = None,
-        grad_pixel: object = None,
+        grad_pixel: torch_coefficients.PixelGrad,
         extra_grad: Tensor | None = None,
         residual: bool = False,
         relu_output: Tensor | None = None,
@@ -91,9 +91,7 @@ class Passes(abc.ABC):
 
         Args; others are those of `convolve`:
             grad: gradient of what `convolve` wrote.
-            grad_pixel: what is added to the gradient of every pixel of x (B, C), as the methods
-                for coefficients return it. Triton's return what `convolve_backward` has to finish,
-                and their gradients of parameters are written by then only.
+            grad_pixel: what the methods for coefficients return, to finish and to add to grad_x.
             extra_grad: map that is added to the gradient of x; not with slope or grad_history.
             relu_output: x = relu(c + shortcut), if grad_x is to be the gradient of c: it is zeroed
                 where x is 0, extra_grad included.

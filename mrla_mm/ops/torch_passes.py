@@ -42,12 +42,12 @@ class TorchPasses(Passes):
         return y.add_(x) if residual and not residual_in_kernel else y
 
     def convolve_backward(
-        self, grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None,
+        self, grad, weight, *, gain=None, slope=None, grad_pixel, extra_grad=None,
         residual=False, relu_output=None, grad_x, grad_history=None,
     ) -> None:  # fmt: skip
         """Run the convolution with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
-        options = dict(gain=gain, offset=grad_pixel, history=extra_grad, residual=residual)
+        options = dict(gain=gain, offset=grad_pixel.finish(), history=extra_grad, residual=residual)
         slope = grad.new_ones(1) if slope is None else on_grid(slope, grad)
         if relu_output is None:
             self.convolve(grad, flipped, **options, out=grad_x)

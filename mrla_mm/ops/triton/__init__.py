@@ -39,12 +39,6 @@ class TorchFallback(TorchPasses):
         """Return tensors that kernels can read."""
         return contiguous(super().base_coefficients(*args))
 
-    def convolve_backward(self, grad, weight, *, grad_pixel=None, **options) -> None:
-        """Finish a `PendingGradients` too."""
-        if isinstance(grad_pixel, gate.PendingGradients):
-            grad_pixel = grad_pixel.finish(pixels=grad.shape[2] * grad.shape[3])
-        super().convolve_backward(grad, weight, grad_pixel=grad_pixel, **options)
-
 
 def contiguous(saved: Saved) -> Saved:
     """Saved tensors as the kernels can read them."""

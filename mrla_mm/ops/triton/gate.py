@@ -11,14 +11,14 @@ launch, with the gradient of the map (see `PendingGradients`). What other kernel
 each span of the grid; here the spans are added up on the way. Everything is in float32.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mrla_mm.ops.coefficients import Layer, Parameters, Saved, project_both_transposed
+from mrla_mm.ops.coefficients import Layer, Parameters, PixelGrad, Saved, project_both_transposed
 from mrla_mm.ops.reference import BatchNorm
 from mrla_mm.ops.triton.launch import SIZES, Unsupported, launch, next_power_of_2
 
@@ -98,9 +98,7 @@ def coefficients_kernel(
             key = load(earlier_keys_ptr + (sample * (T - 1) + s) * C + channels, exists)
             tl.store(keys_ptr + (sample * T + s) * C + channels, key, mask=exists)
             scores = tl.where(layers == s, tl.sum(query * key, axis=0) * logit_scale, scores)
-    keep = 1.0
-    if keep_ptr is not None:
-        keep = tl.load(keep_ptr + sample).to(tl.float32)
+    keep = load_or(keep_ptr, sample, True, 1.0)
     norm_scale = load_or(norm_weight_ptr, channels, exists, 1.0)
     norm_scale *= load_root(variance_ptr, eps, channels, exists)
     factor = norm_scale * keep
@@ -123,6 +121,12 @@ def coefficients_kernel(
         tl.store(offset_ptr + of_sample, norm_bias * keep, mask=exists)
 
 
+@triton.jit
+def param_sizes(C, TAPS):
+    """Sizes of grad_params: value's weight (C, TAPS), history scale, norm weight, norm bias."""
+    return TAPS * C, C, C, C
+
+
 @triton.jit(do_not_specialize=SIZES)
 def coefficients_backward_kernel(
     sums_ptr, value_sums_ptr, pooled_ptr, query_ptr, keys_ptr, scores_ptr, gain_ptr,
@@ -134,63 +138,62 @@ def coefficients_backward_kernel(
 ):  # fmt: skip
     """Gradients of one sample's and head's query, keys and parameters; of light without value_sums.
 
-    `Passes` has the planes of sums (grid sums) and value sums. A sample's grad_params are those of
-    the value's weight (C, TAPS), history scale, norm weight and norm bias (C,) each, one after the
-    other; nobody reads what stands for a parameter that is absent.
+    `Passes` has the planes of sums (grid sums) and value sums, `param_sizes` the layout of
+    grad_params. Nobody reads the part of a parameter that is absent.
     """
     sample, head = tl.program_id(0), tl.program_id(1)
     inner = tl.arange(0, BLOCK)
     channels = head * D + inner
     exists = inner < D
-    keep = 1.0
-    if keep_ptr is not None:
-        keep = tl.load(keep_ptr + sample).to(tl.float32)
+    keep = load_or(keep_ptr, sample, True, 1.0)
     root = load_root(variance_ptr, eps, channels, exists)
     factor = keep * root * load_or(norm_weight_ptr, channels, exists, 1.0)
     query = load(query_ptr + sample * C + channels, exists)
     layers = tl.arange(0, LANES)
     scores = load(scores_ptr + (sample * T + layers) * (C // D) + head, layers < T)
-    grad_value_weight = grad_params_ptr + sample * (TAPS + 3) * C
-    grad_history_scale = grad_value_weight + TAPS * C
-    grad_norm_weight = grad_history_scale + C
-    grad_norm_bias = grad_norm_weight + C
-    tap_sums = sample * (TAPS + 2) * C + channels  # where the planes of sums lie within a span
-    history_sums = tap_sums + TAPS * C
-    grad_sums = history_sums + C
+    value_size, scale_size, weight_size, bias_size = param_sizes(C, TAPS)
+    grad_value_ptr = grad_params_ptr + sample * (value_size + scale_size + weight_size + bias_size)
+    grad_history_scale_ptr = grad_value_ptr + value_size
+    grad_norm_weight_ptr = grad_history_scale_ptr + scale_size
+    grad_norm_bias_ptr = grad_norm_weight_ptr + weight_size
+    tap_places = sample * (TAPS + 2) * C + channels  # in a span of the grid sums
+    history_places = tap_places + TAPS * C
+    grad_places = history_places + C
     stride = B * (TAPS + 2) * C
+    value_places = sample * (T + 1) * C + channels  # in a span of the value sums
+    value_stride = B * (T + 1) * C
     gain = load_or(gain_ptr, sample * C + channels, exists, 1.0)
     grad_gain = tl.zeros((BLOCK,), dtype=tl.float32)
     for tap in tl.static_range(TAPS):
-        total = sum_spans(sums_ptr, tap_sums + tap * C, exists, spans, stride)
+        total = sum_spans(sums_ptr, tap_places + tap * C, exists, spans, stride)
         grad_gain += total * load_or(value_weight_ptr, channels * TAPS + tap, exists, 1.0)
-        tl.store(grad_value_weight + channels * TAPS + tap, total * gain, mask=exists)
+        tl.store(grad_value_ptr + channels * TAPS + tap, total * gain, mask=exists)
     grad_scores = tl.zeros((LANES,), dtype=tl.float32)
     grad_factor = tl.zeros((BLOCK,), dtype=tl.float32)
-    value_sums = sample * (T + 1) * C + channels  # and those of value sums
-    value_stride = B * (T + 1) * C
     if value_sums_ptr is None:
         grad_scores += tl.sum(grad_gain * factor, axis=0)
         grad_logits = grad_scores * scores * (1.0 - scores) * logit_scale
         grad_factor += grad_gain * tl.sum(scores, axis=0)
     else:
         for s in range(T):
-            total = sum_spans(value_sums_ptr, value_sums + s * C, exists, value_spans, value_stride)
+            places = value_places + s * C
+            total = sum_spans(value_sums_ptr, places, exists, value_spans, value_stride)
             grad_scores = tl.where(layers == s, tl.sum(total * factor, axis=0), grad_scores)
             grad_factor += tl.sum(tl.where(layers == s, scores, 0.0), axis=0) * total
         grad_logits = scores * (grad_scores - tl.sum(scores * grad_scores, axis=0)) * logit_scale
     if HISTORY:
-        total = sum_spans(sums_ptr, history_sums, exists, spans, stride)
+        total = sum_spans(sums_ptr, history_places, exists, spans, stride)
         grad_factor += total * load_or(history_scale_ptr, channels, exists, 1.0)
-        tl.store(grad_history_scale + channels, total * factor, mask=exists)
+        tl.store(grad_history_scale_ptr + channels, total * factor, mask=exists)
     if variance_ptr is not None:
         if value_sums_ptr is None or MLA:  # the norm comes after the convolution
-            grad_offset = sum_spans(sums_ptr, grad_sums, exists, spans, stride)
+            grad_offset = sum_spans(sums_ptr, grad_places, exists, spans, stride)
         else:
-            place = value_sums + T * C
-            grad_offset = sum_spans(value_sums_ptr, place, exists, value_spans, value_stride)
+            places = value_places + T * C
+            grad_offset = sum_spans(value_sums_ptr, places, exists, value_spans, value_stride)
         grad_scale = grad_factor - load(mean_ptr + channels, exists) * grad_offset
-        tl.store(grad_norm_weight + channels, keep * root * grad_scale, mask=exists)
-        tl.store(grad_norm_bias + channels, keep * grad_offset, mask=exists)
+        tl.store(grad_norm_weight_ptr + channels, keep * root * grad_scale, mask=exists)
+        tl.store(grad_norm_bias_ptr + channels, keep * grad_offset, mask=exists)
     grad_query = tl.zeros((BLOCK,), dtype=tl.float32)
     grad_key = tl.zeros((BLOCK,), dtype=tl.float32)
     for s in range(T):  # the own key comes last, and its gradient stays
@@ -206,22 +209,22 @@ def coefficients_backward_kernel(
     grad_key = tl.where(exists, grad_key, 0.0)
     tl.store(grad_qk_ptr + sample * 2 * C + channels, grad_query, mask=exists)
     tl.store(grad_qk_ptr + (sample * 2 + 1) * C + channels, grad_key, mask=exists)
-    grad_weights = grad_qk_weights_ptr + (sample * (C // D) + head) * 2 * K
+    grad_weights_ptr = grad_qk_weights_ptr + (sample * (C // D) + head) * 2 * K
     for k in tl.static_range(K):
         at = channels + k - K // 2
         pooled = load(pooled_ptr + sample * C + at, exists & (at >= 0) & (at < C))
-        tl.store(grad_weights + k, tl.sum(grad_query * pooled, axis=0))
-        tl.store(grad_weights + K + k, tl.sum(grad_key * pooled, axis=0))
+        tl.store(grad_weights_ptr + k, tl.sum(grad_query * pooled, axis=0))
+        tl.store(grad_weights_ptr + K + k, tl.sum(grad_key * pooled, axis=0))
 
 
 @triton.jit
-def project_transposed(grads, weight_ptr, channels, exists, C, K: tl.constexpr):
+def project_transposed(grads_ptr, weight_ptr, channels, exists, C, K: tl.constexpr):
     """Convolve a sample's gradients over the channels (C,) with a weight turned round."""
     total = tl.zeros(channels.shape, dtype=tl.float32)
     for k in tl.static_range(K):
         at = channels - k + K // 2
         near = exists & (at >= 0) & (at < C)
-        total += load(weight_ptr + k, True) * load(grads + at, near)
+        total += load(weight_ptr + k, True) * load(grads_ptr + at, near)
     return total
 
 
@@ -231,10 +234,10 @@ def finish_gradients(
     grad_params_sum_ptr, grad_qk_weights_sum_ptr, heads, params_size, channels, exists, C, pixels,
     K: tl.constexpr,
 ):  # fmt: skip
-    """`PendingGradients.finish` without offset, in programs of `stencil`, which share the sums."""
-    grad_query = grad_qk_ptr + tl.program_id(0).to(tl.int64) * 2 * C
-    grad_pooled = project_transposed(grad_query, query_weight_ptr, channels, exists, C, K)
-    grad_pooled += project_transposed(grad_query + C, key_weight_ptr, channels, exists, C, K)
+    """As `PendingGradients.finish`, without `known`; all programs of `stencil` share the sums."""
+    grad_query_ptr = grad_qk_ptr + tl.program_id(0).to(tl.int64) * 2 * C
+    grad_pooled = project_transposed(grad_query_ptr, query_weight_ptr, channels, exists, C, K)
+    grad_pooled += project_transposed(grad_query_ptr + C, key_weight_ptr, channels, exists, C, K)
     BLOCK: tl.constexpr = channels.shape[0]
     B, group = tl.num_programs(0), tl.program_id(1)
     if (tl.program_id(0) == 0) & (tl.program_id(2) == 0):
@@ -251,37 +254,27 @@ def finish_gradients(
     return grad_pooled / pixels
 
 
-class PendingGradients(NamedTuple):
-    """What is left to do for the gradients of the averages and of the parameters.
+@dataclass
+class PendingGradients(PixelGrad):
+    """What of a `PixelGrad` and parameters' gradients `stencil.convolve_backward` has to finish."""
 
-    `stencil.convolve_backward` does it on its way, or `finish` by torch.
-
-    Attributes:
-        offset: what is added to the gradient of every pixel (B, C), or None.
-        grad_qk: gradients of query and own key (B, 2, C); None if nothing but the offset is left.
-        query_weight, key_weight: of the convolutions that make them of averages (1, 1, K).
-        grad_params: those of the other parameters by sample (B, params_size).
-        grad_qk_weights: those of both weights by sample and head (B, heads, 2, K).
-        grad_params_sum, grad_qk_weights_sum: their sums, to be written.
-    """
-
-    offset: Tensor | None
-    grad_qk: Tensor | None = None
-    query_weight: Tensor | None = None
+    grad_qk: Tensor | None = None  # of query and own key (B, 2, C); None if nothing is left to do
+    query_weight: Tensor | None = None  # of the convolution that makes it of averages (1, 1, K)
     key_weight: Tensor | None = None
-    grad_params: Tensor | None = None
-    grad_params_sum: Tensor | None = None
-    grad_qk_weights: Tensor | None = None
-    grad_qk_weights_sum: Tensor | None = None
-    sizes: dict[str, int] = dict(heads=0, params_size=0, K=0)
+    grad_params: Tensor | None = None  # of the other parameters by sample (B, params_size)
+    grad_params_sum: Tensor | None = None  # that over the samples, to be written
+    grad_qk_weights: Tensor | None = None  # of both weights by sample and head (B, heads, 2, K)
+    grad_qk_weights_sum: Tensor | None = None  # that over samples and heads, to be written
+    sizes: dict[str, int] = field(default_factory=lambda: dict(heads=0, params_size=0, K=0))
+    pixels: int = 0  # of a map
 
-    def finish(self, pixels: int) -> Tensor:
-        """Write the sums; return the gradient of every pixel (B, C), of so many on a map."""
+    def finish(self) -> Tensor:
+        """Do by torch what `finish_gradients` does, and add what is known."""
         torch.sum(self.grad_params, 0, out=self.grad_params_sum)
         self.grad_qk_weights_sum.view(2, -1).copy_(self.grad_qk_weights.sum((0, 1)))
         grad_pooled = project_both_transposed(self.grad_qk, self.query_weight, self.key_weight)
-        grad_pixel = grad_pooled / pixels
-        return grad_pixel if self.offset is None else grad_pixel + self.offset
+        grad_pixel = grad_pooled / self.pixels
+        return grad_pixel if self.known is None else grad_pixel + self.known
 
 
 def compile_key(shape: torch.Size, heads: int) -> tuple[int, ...]:
@@ -358,18 +351,21 @@ def base_coefficients_backward(
     query, key, value, history_scale = layer.weights
     norm = layer.frozen_norm or NO_NORM
     is_light = value_sums is None
-    param_sizes = taps * channels, channels, channels, channels  # as the kernel lays them out
+    pixels = size[2:].numel()
+    sizes = param_sizes.fn(channels, taps)
+    params_size = sum(sizes)
     new = saved.keys.new_empty
     pending = PendingGradients(
-        offset=None if grad_pooled is None else grad_pooled.contiguous() / size[2:].numel(),
+        known=None if grad_pooled is None else grad_pooled.contiguous() / pixels,
         grad_qk=new(batch, 2, channels),
         query_weight=query,
         key_weight=key,
-        grad_params=new(batch, sum(param_sizes)),
-        grad_params_sum=new(sum(param_sizes)),
+        grad_params=new(batch, params_size),
+        grad_params_sum=new(params_size),
         grad_qk_weights=new(batch, heads, 2, query.shape[-1]),
         grad_qk_weights_sum=new(2, *query.shape),
-        sizes=dict(heads=heads, params_size=sum(param_sizes), K=query.shape[-1]),
+        sizes=dict(heads=heads, params_size=params_size, K=query.shape[-1]),
+        pixels=pixels,
     )
     grad_earlier_keys = new(batch, depth - 1, channels) if depth > 1 else None
     inputs = dict(
@@ -391,7 +387,7 @@ def base_coefficients_backward(
         BLOCK=next_power_of_2(head_channels), LANES=next_power_of_2(depth),
     )  # fmt: skip
     launch(coefficients_backward_kernel, (batch, heads, 1), inputs, outputs, numbers)
-    grads = pending.grad_params_sum.split_with_sizes(param_sizes)
+    grads = pending.grad_params_sum.split_with_sizes(sizes)
     grad_value, grad_scale, grad_norm_weight, grad_norm_bias = grads
     grad_query, grad_key = pending.grad_qk_weights_sum.unbind()
     parameters = Parameters(

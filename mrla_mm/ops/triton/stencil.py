@@ -26,16 +26,25 @@ from mrla_mm.ops.triton.launch import SIZES, ceil_div, launch, next_power_of_2, 
 SHORTEST = 8  # rows of a span at least: each span loads two more
 THREADS = 128  # of a program
 TILE = 4 * THREADS  # elements of a tile
-NOTHING_PENDING = PendingGradients(offset=None)
+NOTHING_PENDING = PendingGradients()
 
 
 @triton.jit
-def first_row_of(channels, columns, C, H, W, CHANNELS_LAST: tl.constexpr):
-    """Element offsets of a tile's first row in a sample of a map."""
+def tile_and_span(tiles, rows, H, BLOCK_C: tl.constexpr, BLOCK_W: tl.constexpr):
+    """Channels and columns of a program's tile; its rows, which go from begin to before end."""
+    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    begin = tl.program_id(2) // tiles * rows
+    return channels, columns, begin, tl.minimum(begin + rows, H)
+
+
+@triton.jit
+def strides_of(C, H, W, CHANNELS_LAST: tl.constexpr):
+    """Elements from a channel, row and column of a map to the next."""
     if CHANNELS_LAST:
-        return channels[:, None] + columns[None, :] * C
+        return 1, W * C, C
     else:
-        return channels[:, None] * (H * W) + columns[None, :]
+        return H * W, W, 1
 
 
 @triton.jit
@@ -108,18 +117,14 @@ def convolve_kernel(
     at NaN, and is added to grad_history. With grad_qk it finishes `PendingGradients` too.
     """
     W = units * UNIT
-    step = C if CHANNELS_LAST else 1
-    row_stride = W * step
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    channels, columns, begin, end = tile_and_span(tiles, rows, H, BLOCK_C, BLOCK_W)
+    channel_stride, row_stride, step = strides_of(C, H, W, CHANNELS_LAST)
+    first_row = channels[:, None] * channel_stride + columns[None, :] * step
     exists = channels < C
     inside = exists[:, None] & (columns < W)[None, :]
     left, right = sides_of(inside, columns, W, UNIT)
-    first_row = first_row_of(channels, columns, C, H, W, CHANNELS_LAST)
     sample = tl.program_id(0).to(tl.int64)
     start = sample * C * H * W
-    begin = tl.program_id(2) // tiles * rows
-    end = tl.minimum(begin + rows, H)
     of_sample = sample * C + channels
     offset = load_or(offset_ptr, of_sample, exists, 0.0)
     if grad_qk_ptr is not None:
@@ -133,6 +138,7 @@ def convolve_kernel(
     if RESIDUAL:  # the sum is in float32, where 1 swallows nothing
         w4 += 1.0
     x, out = x_ptr + start, out_ptr + start
+    elements = first_row + begin * row_stride
     if weight_ptr is not None:
         w0 = load_weight(weight_ptr, gain, channels, exists, 0, FLIP)
         w1 = load_weight(weight_ptr, gain, channels, exists, 1, FLIP)
@@ -142,17 +148,15 @@ def convolve_kernel(
         w6 = load_weight(weight_ptr, gain, channels, exists, 6, FLIP)
         w7 = load_weight(weight_ptr, gain, channels, exists, 7, FLIP)
         w8 = load_weight(weight_ptr, gain, channels, exists, 8, FLIP)
-        pointers = x + (first_row + (begin - 1) * row_stride)
+        pointers = x + (elements - row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin - 1, H)
         above_left, above, above_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (first_row + begin * row_stride)
-        next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin, H)
+        next_left, next_at, next_right = load_row(x + elements, step, left, inside, right, begin, H)
         at_left, at, at_right = neighbours(next_left, next_at, next_right, UNIT)
-        pointers = x + (first_row + (begin + 1) * row_stride)
+        pointers = x + (elements + row_stride)
         next_left, next_at, next_right = load_row(pointers, step, left, inside, right, begin + 1, H)
     slope = load_or(slope_ptr, of_sample, exists, 1.0)[:, None]
     offset = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32) + offset[:, None]
-    elements = first_row + begin * row_stride
     if history_ptr is not None:
         history = load_within(history_ptr + start + elements, inside, begin, begin, end)
     if relu_output_ptr is not None:
@@ -218,18 +222,14 @@ def sums_kernel(
 ):  # fmt: skip
     """Sums over a program's pixels of grad times shifted x, grad times history, and grad."""
     W = units * UNIT
-    step = C if CHANNELS_LAST else 1
-    row_stride = W * step
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    columns = tl.program_id(2) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    channels, columns, begin, end = tile_and_span(tiles, rows, H, BLOCK_C, BLOCK_W)
+    channel_stride, row_stride, step = strides_of(C, H, W, CHANNELS_LAST)
+    first_row = channels[:, None] * channel_stride + columns[None, :] * step
     exists = channels < C
     inside = exists[:, None] & (columns < W)[None, :]
     left, right = sides_of(inside, columns, W, UNIT)
-    first_row = first_row_of(channels, columns, C, H, W, CHANNELS_LAST)
     sample = tl.program_id(0).to(tl.int64)
     start = sample * C * H * W
-    begin = tl.program_id(2) // tiles * rows
-    end = tl.minimum(begin + rows, H)
     x, grad = x_ptr + start, grad_ptr + start
     zero = tl.zeros((BLOCK_C, BLOCK_W), dtype=tl.float32)
     s4, history_total, grad_total = zero, zero, zero
@@ -353,15 +353,13 @@ def grid_sums(grad, x, *, history=None, convolved, sum_grad) -> Tensor:
 
 
 def convolve_backward(
-    grad, weight, *, gain=None, slope=None, grad_pixel=None, extra_grad=None, residual=False,
+    grad, weight, *, gain=None, slope=None, grad_pixel, extra_grad=None, residual=False,
     relu_output=None, grad_x, grad_history=None,
 ) -> None:  # fmt: skip
-    """See `Passes.convolve_backward`; grad_pixel may be a `PendingGradients`."""
-    pending = grad_pixel
-    if not isinstance(pending, PendingGradients):
-        pending = PendingGradients(offset=grad_pixel)
+    """See `Passes.convolve_backward`."""
+    pending = grad_pixel if isinstance(grad_pixel, PendingGradients) else NOTHING_PENDING
     convolve(
-        grad, weight, gain=gain, slope=slope, offset=pending.offset, history=extra_grad,
+        grad, weight, gain=gain, slope=slope, offset=grad_pixel.known, history=extra_grad,
         residual=residual, out=grad_x, flip=True, relu_output=relu_output,
         grad_history=grad_history, pending=pending,
     )  # fmt: skip
