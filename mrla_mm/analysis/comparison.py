@@ -70,11 +70,14 @@ def decimals_for(error: float) -> int:
 
 def describe(values: Sequence[float]) -> str:
     """Return mean and standard error as text, empty for no values."""
-    if len(values) < 2:
-        return "".join(f"{value:.4g}" for value in values)
+    if not values:
+        return ""
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return f"{mean:.4g}"
     error = statistics.stdev(values) / len(values) ** 0.5
     decimals = decimals_for(error)
-    return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"
+    return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
 
 
 def describe_gain(gain: Gain) -> list[str]:

@@ -143,7 +143,7 @@ def test_numbers_that_mean_nothing_are_refused(option, capsys):
 @pytest.mark.parametrize("metrics", [dict(AP50=0.5), dict(AP=math.nan, AP50=0.5)])
 def test_a_run_without_the_metric_is_a_fault_beside_the_others(metrics, tmp_path):
     plan = compare.Plan(tmp_path, ["plain", "light"], range(1), ["A remark."])
-    for run, found in zip(plan.runs(), (dict(AP=0.5), metrics), strict=True):
+    for run, found in zip(plan.runs(), (dict(AP=0.5, AP50=0.7), metrics), strict=True):
         run.folder.mkdir(parents=True)
         result = dict(config=run.config, seed=0, metrics=found, costs=dict(seconds=1.0))
         (run.folder / "result.json").write_text(json.dumps(result))
