@@ -70,14 +70,11 @@ def decimals_for(error: float) -> int:
 
 def describe(values: Sequence[float]) -> str:
     """Return mean and standard error as text, empty for no values."""
-    if not values:
-        return ""
-    mean = statistics.mean(values)
-    if len(values) == 1:
-        return f"{mean:.4g}"
+    if len(values) < 2:
+        return f"{values[0]:.4g}" if values else ""
     error = statistics.stdev(values) / len(values) ** 0.5
     decimals = decimals_for(error)
-    return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
+    return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"
 
 
 def describe_gain(gain: Gain) -> list[str]:

@@ -70,8 +70,7 @@ def reserve(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            remedy = "wait for its end, or give another folder"
-            raise InputError(f"--out {out} is in use by another comparison: {remedy}") from None
+            raise InputError(f"--out {out} is in use by another comparison: give another") from None
         yield
 
 

@@ -142,8 +142,7 @@ class NumbaPasses(TorchPasses):
     def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> Tensor:
         """Sum everything in one loop."""
         if not convolved:
-            options = dict(history=history, convolved=convolved, sum_grad=sum_grad)
-            return super().grid_sums(grad, x, **options)
+            return super().grid_sums(grad, x, history=history, convolved=False, sum_grad=sum_grad)
         layout = Layout.of(x)
         sums = layout.new_sums(SUMS)
         layout.run("grid_sums", (grad, x, history), sums)
