@@ -14,9 +14,7 @@ from mrla_mm.weights.loading import match
 from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 
 # What changes in a scheduler as it goes on.
-PROGRESS = {
-    "last_step", "_global_step", "_last_value", "best", "cooldown_counter", "num_bad_epochs",
-}  # fmt: skip
+STATE = {"last_step", "_global_step", "_last_value", "best", "cooldown_counter", "num_bad_epochs"}
 
 
 @HOOKS.register_module()
@@ -101,7 +99,7 @@ def warn_of_schedules(runner: Runner, saved: list[dict] | dict | None) -> None:
     schedulers = runner.param_schedulers if isinstance(saved, list) else None
     for number, (scheduler, state) in enumerate(zip(schedulers or (), saved or (), strict=False)):
         planned = scheduler.state_dict()
-        settings = [key for key in planned if key not in PROGRESS]
+        settings = [key for key in planned if key not in STATE]
         changed = [key for key in settings if planned[key] != state.get(key, planned[key])]
         if changed:
             told = f"RESUMING: param_scheduler.{number} KEEPS THE CHECKPOINT'S {', '.join(changed)}"
