@@ -86,9 +86,8 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     assert "longer" in plan.remarks[0] and "other_test" in plan.remarks[1]
     assert len(plan.runs()) == 8 and len(list((tmp_path / "out").glob("*/*.py"))) == 4
     plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path)
-    (name,) = plan.names
-    assert name == "retinanet_r50_mrla_light_1x"
-    assert read_config(str(config_file(plan.out / name)), {}).model.type == "RetinaNet"
+    assert plan.names == ["retinanet_r50_mrla_light_1x"]
+    assert read_config(str(config_file(plan.out / plan.names[0])), {}).model.type == "RetinaNet"
     twins = [str(tmp_path / name) for name in ("one.py", "two.py")]
     for twin in twins:
         Path(twin).write_text("from torch.nn import Tanh\nmodel = train_cfg = dict(type=Tanh)")
