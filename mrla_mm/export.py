@@ -105,18 +105,18 @@ def best_of_level(head: BaseDenseHead, level: Sequence, shape: Size) -> tuple[Te
     """
     logits, deltas, factors, priors = level
     count = head.test_cfg.nms_pre
-    more = (0, 0, 0, count)
+    padding = (0, 0, 0, count)
     logits = per_prior(logits, head.cls_out_channels)
     scores = logits.sigmoid() if head.use_sigmoid_cls else logits.softmax(-1)[..., :-1]
     classes = scores.shape[2]
-    scores, index = F.pad(scores, more).flatten(1).topk(count, dim=1)
+    scores, index = F.pad(scores, padding).flatten(1).topk(count, dim=1)
     scores = scores * (scores > head.test_cfg.get("score_thr", 0))
     prior = index // classes
     if factors is not None:
-        factors = F.pad(per_prior(factors, 1).sigmoid(), more)
+        factors = F.pad(per_prior(factors, 1).sigmoid(), padding)
         scores = scores * take(factors, prior)[..., 0]
-    deltas = take(F.pad(per_prior(deltas, 4), more), prior)
-    priors = F.pad(priors, more)[prior]
+    deltas = take(F.pad(per_prior(deltas, 4), padding), prior)
+    priors = F.pad(priors, padding)[prior]
     boxes = head.bbox_coder.decode(priors.flatten(0, 1), deltas.flatten(0, 1), max_shape=shape)
     return boxes.unflatten(0, (-1, count)), scores, index % classes
 
@@ -137,24 +137,24 @@ def pool(extractor: SingleRoIExtractor, maps: Sequence[Tensor], boxes: Tensor) -
 
 
 def detect_in_proposals(
-    rois: StandardRoIHead, maps: Sequence[Tensor], shape: Size, proposals: Tensor, is_valid: Tensor
+    roi_head: StandardRoIHead, maps: Sequence[Tensor], shape: Size, proposals: Tensor, valid: Tensor
 ) -> tuple[Tensor, ...]:
-    """Detect in proposals (B, P, 4), of which those that are not valid are padding."""
-    head = rois.bbox_head
+    """Detect in proposals (B, P, 4), of which those that are not `valid` are padding."""
+    head = roi_head.bbox_head
     count = proposals.shape[1]
-    logits, deltas = head(pool(rois.bbox_roi_extractor, maps, proposals))
-    scores = logits.softmax(-1)[:, :-1].unflatten(0, (-1, count)) * is_valid[..., None]
-    scores = scores * (scores > rois.test_cfg.score_thr)
+    logits, deltas = head(pool(roi_head.bbox_roi_extractor, maps, proposals))
+    scores = logits.softmax(-1)[:, :-1].unflatten(0, (-1, count)) * valid[..., None]
+    scores = scores * (scores > roi_head.test_cfg.score_thr)
     per_roi = 1 if head.reg_class_agnostic else head.num_classes
     priors = proposals.flatten(0, 1).repeat_interleave(per_roi, dim=0)
     boxes = head.bbox_coder.decode(priors, deltas.reshape(-1, 4), max_shape=shape)
     boxes = boxes.reshape(-1, count, per_roi, 4).expand(-1, -1, head.num_classes, 4)
     labels = torch.arange(head.num_classes, device=scores.device).expand(scores.shape)
     detections = boxes.flatten(1, 2), scores.flatten(1), labels.flatten(1)
-    boxes, scores, labels = suppress(*detections, rois.test_cfg)
-    if not rois.with_mask:
+    boxes, scores, labels = suppress(*detections, roi_head.test_cfg)
+    if not roi_head.with_mask:
         return boxes, scores, labels
-    masks = rois.mask_head(pool(rois.mask_roi_extractor, maps, boxes)).sigmoid()
+    masks = roi_head.mask_head(pool(roi_head.mask_roi_extractor, maps, boxes)).sigmoid()
     label = labels.flatten().clamp(0, masks.shape[1] - 1)  # masks are (B * K, classes or 1, h, w)
     masks = masks[torch.arange(label.shape[0], device=label.device), label]
     return boxes, scores, labels, masks.unflatten(0, labels.shape)
@@ -163,12 +163,13 @@ def detect_in_proposals(
 def check_detector(model: nn.Module) -> None:
     """Raise InputError for a detector that predicts in another way than `Detect` does."""
     if isinstance(model, TwoStageDetector) and model.with_rpn:
-        rois = model.roi_head
-        parts = [(model, TwoStageDetector), (model.rpn_head, RPNHead), (rois, StandardRoIHead)]
-        parts.append((getattr(rois, "bbox_head", None), BBoxHead))
-        parts.append((getattr(rois, "bbox_roi_extractor", None), SingleRoIExtractor))
-        if rois.with_mask:
-            parts += [(rois.mask_head, FCNMaskHead), (rois.mask_roi_extractor, SingleRoIExtractor)]
+        roi_head = model.roi_head
+        parts = [(model, TwoStageDetector), (model.rpn_head, RPNHead), (roi_head, StandardRoIHead)]
+        parts.append((getattr(roi_head, "bbox_head", None), BBoxHead))
+        parts.append((getattr(roi_head, "bbox_roi_extractor", None), SingleRoIExtractor))
+        if roi_head.with_mask:
+            parts.append((roi_head.mask_head, FCNMaskHead))
+            parts.append((roi_head.mask_roi_extractor, SingleRoIExtractor))
     else:
         parts = [(model, SingleStageDetector), (getattr(model, "bbox_head", None), BaseDenseHead)]
     for part, base in parts:
@@ -214,12 +215,12 @@ def suppress(
     """
     if (smallest := settings.get("min_bbox_size", -1)) >= 0:
         scores = scores * (boxes[..., 2:] - boxes[..., :2] > smallest).all(-1)
-    image, index = (scores > 0).nonzero(as_tuple=True)
-    offset = torch.stack([labels[image, index], image], 1) * (boxes.max() + 1)
-    moved = boxes[image, index] + offset.repeat(1, 2)
-    kept = nms(moved, scores[image, index], settings.nms.iou_threshold)
-    image, index = image[kept], index[kept]
-    scores = torch.zeros_like(scores).index_put((image, index), scores[image, index])
+    image, row = (scores > 0).nonzero(as_tuple=True)
+    offset = torch.stack([labels[image, row], image], 1) * (boxes.max() + 1)
+    moved = boxes[image, row] + offset.repeat(1, 2)
+    kept = nms(moved, scores[image, row], settings.nms.iou_threshold)
+    image, row = image[kept], row[kept]
+    scores = torch.zeros_like(scores).index_put((image, row), scores[image, row])
     missing = max(0, settings.max_per_img - scores.shape[1])
     scores, index = F.pad(scores, (0, missing)).topk(settings.max_per_img, dim=1)
     boxes = take(F.pad(boxes, (0, 0, 0, missing)), index) * (scores > 0)[..., None]
@@ -248,7 +249,7 @@ def make_graph(
     else:
         module = Detect(model)
         names = ["boxes", "scores", "labels"]
-        names += ["masks"] if getattr(model, "with_mask", False) else []
+        names += ["masks"] if model.with_mask else []
     return Graph(module.eval(), images, {} if shape else axes, names)
 
 

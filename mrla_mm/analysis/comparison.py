@@ -71,7 +71,7 @@ def decimals_for(error: float) -> int:
 def describe(values: Sequence[float]) -> str:
     """Return mean and standard error as text, empty for no values."""
     if len(values) < 2:
-        return "".join(f"{value:.4g}" for value in values)
+        return f"{values[0]:.4g}" if values else ""
     error = statistics.stdev(values) / len(values) ** 0.5
     decimals = decimals_for(error)
     return f"{statistics.mean(values):.{decimals}f} ± {error:.{decimals}f}"

@@ -91,10 +91,7 @@ def WithLayerAttention(  # a function, by the name that configs know
             "methods of the blocks, without layer attention; leave rfp_backbone as it is"
         )
     model = make_class(AnyBackbone, host)(**kwargs)
-    if isinstance(getattr(model, "pretrained", None), str) and not pretrained_entries(model):
-        # mmdet's DetectoRS, for whose convolutions its files lack tensors
-        file = dict(type="Pretrained", checkpoint=model.pretrained, strict=False)
-        model.init_cfg = file | (kwargs.get("init_cfg") or {})
+    name_weight_file(model, kwargs.get("init_cfg"))
     if attention is None:
         return model
     if any(isinstance(module, AttentionResidual) for module in model.modules()):
@@ -133,6 +130,13 @@ def default_arguments(host: type) -> dict[str, object]:
         parameters = inspect.signature(base.__init__).parameters.values()
         defaults |= {parameter.name: parameter.default for parameter in parameters}
     return defaults
+
+
+def name_weight_file(model: nn.Module, init_cfg: dict | None) -> None:
+    """Name the file of mmdet's DetectoRS, which may lack tensors, in the model's `init_cfg`."""
+    if isinstance(getattr(model, "pretrained", None), str) and not pretrained_entries(model):
+        file = dict(type="Pretrained", checkpoint=model.pretrained, strict=False)
+        model.init_cfg = file | (init_cfg or {})
 
 
 def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:

@@ -105,15 +105,15 @@ def group_blocks(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[l
 def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | None:
     """Return a module as a block, or None.
 
-    It is none if it has no children, is called several times, has a forward that was replaced on
-    the object, or a `fuse`, with which timm replaces it, or overwrites its input, as
-    ReLU(inplace=True) does: the branch could not take it.
+    A block has children and a forward that is its class's for good: timm's method `fuse` would
+    replace it. It is called once and does not overwrite its input, as ReLU(inplace=True) does: the
+    branch could not take it.
     """
-    if not module._modules or "forward" in vars(module) or hasattr(type(module), "fuse"):
-        return None
-    is_repeated = len(calls) > len({call.image for call in calls})
+    keeps_forward = "forward" not in vars(module) and not hasattr(type(module), "fuse")
+    is_called_once = len(calls) == len({call.image for call in calls})
+    overwrites_input = any(call.overwrites_input for call in calls)
     layout = layout_of(calls)
-    if is_repeated or layout is None or any(call.overwrites_input for call in calls):
+    if not (module._modules and keeps_forward and is_called_once) or overwrites_input or not layout:
         return None
     first = calls[0]
     return Block(
@@ -190,7 +190,7 @@ def images_to_try(backbone: nn.Module, size: Size | None) -> list[list[Size]]:
         size = next((m.img_size for m in backbone.modules() if hasattr(m, "img_size")), None)
     given = [to_2tuple(size)] if size is not None else [(side, side) for side in SIDES]
     rectangles = [[(rows, 2 * columns), (2 * rows, columns)] for rows, columns in given]
-    return [*rectangles, *([each] for each in given)]
+    return rectangles + [[each] for each in given]
 
 
 def record_calls(backbone: nn.Module, image: Tensor) -> list[tuple[str, Call]]:

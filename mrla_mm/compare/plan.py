@@ -127,6 +127,5 @@ def check_unchanged(folder: Path, cfg: Config) -> None:
     file = config_file(folder)
     is_changed = file.is_file() and file.read_text() != cfg.pretty_text
     if is_changed and any(path.name in (BEGUN, RESULT) for path in folder.glob("seed_*/*")):
-        told = "or that started from the weights of another first config"
-        remedy = "delete it, or give another --out"
-        raise InputError(f"{folder} has runs of another config, {told}: {remedy}")
+        told = "has runs of another config, or from the weights of another first config"
+        raise InputError(f"{folder} {told}: delete it, or give another --out")

@@ -48,6 +48,17 @@ def find_slots(jobs: int | None) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in visible.split(",")[: jobs or gpus]]
 
 
+def start_process(run: Run, slot: dict) -> multiprocessing.Process:
+    """Start a run in a slot, with a line in its log."""
+    run.folder.mkdir(exist_ok=True)
+    with (run.folder / LOG).open("a") as log:
+        log.write(f"\n{START}\n")
+    os.environ.update(slot)  # which the new process inherits
+    process = multiprocessing.get_context("spawn").Process(target=run_process, args=(run,))
+    process.start()
+    return process
+
+
 def fault_of(process: multiprocessing.Process, run: Run) -> str:
     """Return what went wrong in a run that has ended; an empty text for nothing."""
     process.join()
@@ -68,18 +79,12 @@ def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, s
     waiting = list(runs)
     free = list(slots)
     running = {}
-    spawn = multiprocessing.get_context("spawn")
     try:
         while waiting or running:
             while waiting and free:
                 slot = free.pop()
                 run = waiting.pop(0)
-                run.folder.mkdir(exist_ok=True)
-                with (run.folder / LOG).open("a") as log:
-                    log.write(f"\n{START}\n")
-                os.environ.update(slot)  # which the new process inherits
-                process = spawn.Process(target=run_process, args=(run,))
-                process.start()
+                process = start_process(run, slot)
                 running[process.sentinel] = process, run, slot
             for sentinel in wait(running):
                 process, run, slot = running.pop(sentinel)

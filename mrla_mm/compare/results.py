@@ -20,8 +20,8 @@ def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[s
     table = ""
     if results:
         metric = metric or next(iter(results[0]["metrics"]))
-        values, lacking = values_by_seed(plan, results, metric)
-        faults += lacking
+        values, runs_without_metric = values_by_seed(plan, results, metric)
+        faults += runs_without_metric
         costs = {name: [] for name in plan.names}
         for result in results:
             costs[result["config"]].append(result["costs"])

@@ -71,7 +71,7 @@ class Layout(NamedTuple):
         tensor = tensor.transpose(1, 2) if self.channels_last else tensor.flatten(0, 1)
         return tensor.contiguous().numpy()
 
-    def coefficient(self, tensor: Tensor | None, default: float) -> np.ndarray:
+    def per_channel(self, tensor: Tensor | None, default: float) -> np.ndarray:
         """One coefficient (B, C), or a default: (B * C,) for contiguous maps, else (B, C)."""
         if tensor is None:
             tensor = torch.full(self.size[:2], default, device="cpu")
@@ -123,8 +123,8 @@ class NumbaPasses(TorchPasses):
         """Run one loop, whose kernel holds gain and residual; its gradients take the same."""
         layout = Layout.of(x)
         kernels = layout.coefficients(sample_kernels(x, weight, gain, residual))
-        offset = layout.coefficient(offset, 0)
-        slope = layout.coefficient(slope, 1)
+        offset = layout.per_channel(offset, 0)
+        slope = layout.per_channel(slope, 1)
         maps = x, history, relu_output, out, grad_history
         layout.run("convolve", maps, kernels, offset, slope)
 
@@ -142,8 +142,7 @@ class NumbaPasses(TorchPasses):
     def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> Tensor:
         """Sum everything in one loop."""
         if not convolved:
-            options = dict(history=history, convolved=convolved, sum_grad=sum_grad)
-            return super().grid_sums(grad, x, **options)
+            return super().grid_sums(grad, x, history=history, convolved=False, sum_grad=sum_grad)
         layout = Layout.of(x)
         sums = layout.new_sums(SUMS)
         layout.run("grid_sums", (grad, x, history), sums)
@@ -153,7 +152,7 @@ class NumbaPasses(TorchPasses):
         """Read all values in one loop."""
         layout = Layout.of(out)
         weights = layout.coefficients(value_weights(scores, gain, out.shape[1]).mT)
-        offset = layout.coefficient(offset, 0)
+        offset = layout.per_channel(offset, 0)
         layout.run("weighted_sum", (x, values, out), weights, offset)
 
     def weighted_sum_backward(

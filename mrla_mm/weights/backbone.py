@@ -6,7 +6,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.weights.layouts import WeightDeclarations
 from mrla_mm.weights.loading import load_weights
-from mrla_mm.weights.states import strip_prefix
 
 PRETRAINED = ("Pretrained", "PretrainedInit")  # mmengine's initializer and its class
 NOT_OURS = ("type", "map_location")  # keys of its `init_cfg` that mean nothing to us
@@ -79,11 +78,7 @@ class PretrainedBackbone(WeightDeclarations):
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
         """Rename what is of a published layout, then load as torch does."""
-        state = strip_prefix(state_dict, prefix)
-        renamed = self.published_layout().renamed(state)
-        for key in state:
-            del state_dict[f"{prefix}{key}"]
-        state_dict.update({f"{prefix}{key}": value for key, value in renamed.items()})
+        self.rename_published(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -13,10 +13,8 @@ from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
 from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 
-# What changes in a scheduler as it goes on.
-PROGRESS = {
-    "last_step", "_global_step", "_last_value", "best", "cooldown_counter", "num_bad_epochs",
-}  # fmt: skip
+# What changes in a scheduler's state as it goes on.
+VARYING = {"last_step", "_global_step", "_last_value", "best", "cooldown_counter", "num_bad_epochs"}
 
 
 @HOOKS.register_module()
@@ -101,7 +99,7 @@ def warn_of_schedules(runner: Runner, saved: list[dict] | dict | None) -> None:
     schedulers = runner.param_schedulers if isinstance(saved, list) else None
     for number, (scheduler, state) in enumerate(zip(schedulers or (), saved or (), strict=False)):
         planned = scheduler.state_dict()
-        settings = [key for key in planned if key not in PROGRESS]
+        settings = [key for key in planned if key not in VARYING]
         changed = [key for key in settings if planned[key] != state.get(key, planned[key])]
         if changed:
             told = f"RESUMING: param_scheduler.{number} KEEPS THE CHECKPOINT'S {', '.join(changed)}"

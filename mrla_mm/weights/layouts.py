@@ -11,6 +11,8 @@ from pkgutil import resolve_name
 
 from torch import Tensor, nn
 
+from mrla_mm.weights.states import strip_prefix
+
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = ".mrla.attention.history_scale"
 PROJECTIONS = {
@@ -162,6 +164,14 @@ class WeightDeclarations:
     def published_layout(self) -> KeyLayout:
         """Return the layout of published files, here that of `key_layout`."""
         return LAYOUTS[self.key_layout]
+
+    def rename_published(self, state: dict[str, Tensor], prefix: str) -> None:
+        """Give what published files hold below a prefix of a state dict our names, in place."""
+        published = strip_prefix(state, prefix)
+        for key in published:
+            del state[f"{prefix}{key}"]
+        for key, tensor in self.published_layout().renamed(published).items():
+            state[f"{prefix}{key}"] = tensor
 
 
 def declarations_of(module: object) -> WeightDeclarations:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, WeightDeclarations, declarations_of
-from mrla_mm.weights.states import BACKBONE, Source, find_state, preview, strip_prefix
+from mrla_mm.weights.states import BACKBONE, Source, find_state, preview
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
@@ -233,13 +233,10 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
     """Return the tensors of a backbone or a model by our names, and those of a published head."""
     if isinstance(module, WeightDeclarations):
         return module.published_layout().split(state)
-    parts = {f"{path}.": part for path, part in module.named_modules()}
-    # a teacher and a student have a backbone each
-    prefixes = [path for path, part in parts.items() if isinstance(part, WeightDeclarations)]
-    ours = {key: state[key] for key in state if not key.startswith(tuple(prefixes))}
-    for prefix in prefixes:
-        renamed = parts[prefix].published_layout().renamed(strip_prefix(state, prefix))
-        ours |= {f"{prefix}{key}": value for key, value in renamed.items()}
+    ours = dict(state)
+    for path, part in module.named_modules():  # a teacher and a student have a backbone each
+        if isinstance(part, WeightDeclarations):
+            part.rename_published(ours, f"{path}.")
     return ours, {}
 
 

@@ -77,9 +77,8 @@ def convert(
     head = {key: value for key, value in report.outside.items() if key.startswith("head.")}
     used = {f"{BACKBONE}{key}": value for key, value in report.loadable.items()}
     weights = OrderedDict(used | head)
-    weights._metadata = OrderedDict()
-    if any(ATTENTION in key for key in used):
-        weights._metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
+    metadata = nn.ModuleDict({"backbone": backbone}).state_dict()._metadata
+    weights._metadata = metadata if any(ATTENTION in key for key in used) else OrderedDict()
     left_out = [key for key in report.outside if key not in head]
     left_out += report.keys[Fate.NO_SUCH_PART]
     stem = stem or f"{stem_of(location)}-mrla_mm"

@@ -86,9 +86,8 @@ def test_the_plan_says_which_schedules_and_tests_differ(configs, tmp_path):
     assert "longer" in plan.remarks[0] and "other_test" in plan.remarks[1]
     assert len(plan.runs()) == 8 and len(list((tmp_path / "out").glob("*/*.py"))) == 4
     plan = plan_of(["mrla_mm::retinanet_r50_mrla_light_1x.py"], tmp_path)
-    (name,) = plan.names
-    assert name == "retinanet_r50_mrla_light_1x"
-    assert read_config(str(config_file(plan.out / name)), {}).model.type == "RetinaNet"
+    assert plan.names == ["retinanet_r50_mrla_light_1x"]
+    assert read_config(str(config_file(plan.out / plan.names[0])), {}).model.type == "RetinaNet"
     twins = [str(tmp_path / name) for name in ("one.py", "two.py")]
     for twin in twins:
         Path(twin).write_text("from torch.nn import Tanh\nmodel = train_cfg = dict(type=Tanh)")
@@ -143,7 +142,7 @@ def test_numbers_that_mean_nothing_are_refused(option, capsys):
 @pytest.mark.parametrize("metrics", [dict(AP50=0.5), dict(AP=math.nan, AP50=0.5)])
 def test_a_run_without_the_metric_is_a_fault_beside_the_others(metrics, tmp_path):
     plan = compare.Plan(tmp_path, ["plain", "light"], range(1), ["A remark."])
-    for run, found in zip(plan.runs(), (dict(AP=0.5), metrics), strict=True):
+    for run, found in zip(plan.runs(), (dict(AP=0.5, AP50=0.7), metrics), strict=True):
         run.folder.mkdir(parents=True)
         result = dict(config=run.config, seed=0, metrics=found, costs=dict(seconds=1.0))
         (run.folder / "result.json").write_text(json.dumps(result))

@@ -76,36 +76,34 @@ def convolve(
                 y = out[sample, pixel]
                 for i in range(len(y)):
                     y[i] = sample_offset[i]
+                x_pixel = x[sample, pixel]
                 if weight.shape[1] == 1:
-                    add_scaled(y, x[sample, pixel], weight[sample, 0])
-                    rows = range(0)
+                    add_scaled(y, x_pixel, weight[sample, 0])
                 else:
-                    rows = range(max(row - 1, 0), min(row + 2, height))
-                for r in rows:
-                    there = r * width + column
-                    left = x[sample, there - 1] if column > 0 else zeros
-                    middle = x[sample, there]
-                    right = x[sample, there + 1] if column < width - 1 else zeros
-                    tap = 3 * (r - row + 1)
-                    w0 = weight[sample, tap]
-                    w1 = weight[sample, tap + 1]
-                    w2 = weight[sample, tap + 2]
-                    for i in range(len(y)):
-                        y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
+                    for r in range(max(row - 1, 0), min(row + 2, height)):
+                        at = r * width + column
+                        left = x[sample, at - 1] if column > 0 else zeros
+                        middle = x[sample, at]
+                        right = x[sample, at + 1] if column < width - 1 else zeros
+                        tap = 3 * (r - row + 1)
+                        w0 = weight[sample, tap]
+                        w1 = weight[sample, tap + 1]
+                        w2 = weight[sample, tap + 2]
+                        for i in range(len(y)):
+                            y[i] += w0[i] * left[i] + w1[i] * middle[i] + w2[i] * right[i]
                 if has_history:
                     add_scaled(y, history[sample, pixel], sample_slope)
                 if has_relu:
-                    z = relu_output[sample, pixel]
+                    relu_y = relu_output[sample, pixel]
                     for i in range(len(y)):
-                        y[i] = float32(0) if z[i] <= 0 else y[i]
+                        y[i] = float32(0) if relu_y[i] <= 0 else y[i]
                 if has_grad_history:
-                    z = grad_history[sample, pixel]
-                    middle = x[sample, pixel]
+                    grad_h = grad_history[sample, pixel]
                     for i in range(len(y)):
-                        z[i] = sample_slope[i] * middle[i]
+                        grad_h[i] = sample_slope[i] * x_pixel[i]
                     if has_relu:
                         for i in range(len(y)):
-                            z[i] += y[i]
+                            grad_h[i] += y[i]
 
 
 @compiled
@@ -139,6 +137,7 @@ def weighted_sum(start, stop, grid, shape, x, values, out, weights, offset):
     has_x = x != 0
     x, out = map_at(x, shape), map_at(out, shape)
     width = grid[1]
+    ones = np.ones(shape[2], np.float32)
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
         sample_offset = offset[sample]
@@ -150,9 +149,7 @@ def weighted_sum(start, stop, grid, shape, x, values, out, weights, offset):
                 value = map_at(values[s], shape)
                 add_scaled(y, value[sample, pixel], weights[sample, s])
             if has_x:
-                z = x[sample, pixel]
-                for i in range(len(y)):
-                    y[i] += z[i]
+                add_scaled(y, x[sample, pixel], ones)
 
 
 @compiled

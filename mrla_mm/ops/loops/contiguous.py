@@ -35,25 +35,26 @@ def add_relu(start, stop, grid, shape, c, shortcut, x, sums):
 
 
 @compiled
-def neighbours(rows, width):
-    """Whether each pixel of some rows has a left, and whether it has a right neighbour."""
-    has_left = np.ones((rows, width), np.bool_)
-    has_right = np.ones((rows, width), np.bool_)
-    has_left[:, 0] = False
-    has_right[:, width - 1] = False
-    return has_left.ravel(), has_right.ravel()
+def rows_at_a_time(height, width):
+    """How many pixels of whole rows are computed at a time, and a buffer for `pad_rows`.
+
+    Also returned is whether each of these pixels has a left, and whether it has a right neighbour.
+    """
+    block = min(height, max(BLOCK // width, 1)) * width
+    column = np.arange(block) % width
+    return block, np.zeros(block + 2 * width + 2, np.float32), column > 0, column < width - 1
 
 
 @compiled
-def pad_rows(x, begin, end, width, padded):
+def pad_rows(x, first, end, width, padded):
     """Copy pixels of a plane, whole rows and one more above and below; 0 beyond the plane.
 
     A pixel more comes before and after them, so that all have nine neighbours in memory. The left
-    one of a row's first pixel is the last of the row above: see `neighbours`.
+    one of a row's first pixel is the last of the row above, which has_left tells to leave out.
     """
-    first = max(begin - width, 0)
-    rows = x[first : min(end + width, len(x))]
-    margin = 1 + first - (begin - width)
+    above = max(first - width, 0)
+    rows = x[above : min(end + width, len(x))]
+    margin = 1 + above - (first - width)
     padded[:margin] = 0
     inner = padded[margin:]
     for p in range(len(rows)):
@@ -75,28 +76,26 @@ def convolve(
     x, history, relu_output = map_at(x, shape), map_at(history, shape), map_at(relu_output, shape)
     out, grad_history = map_at(out, shape), map_at(grad_history, shape)
     height, width, _ = grid
-    rows = min(height, max(BLOCK // width, 1))  # that are computed at a time
-    padded = np.zeros((rows + 2) * width + 2, np.float32)
-    has_left, has_right = neighbours(rows, width)
-    unused = np.empty(rows * width, np.float32)
+    block, padded, has_left, has_right = rows_at_a_time(height, width)
+    unused = np.empty(block, np.float32)
     for plane in range(start, stop):
-        for first in range(0, height, rows):
-            begin, end = first * width, min(first + rows, height) * width
-            y = out[plane, begin:end]
-            h = history[plane, begin:end]
-            z = relu_output[plane, begin:end]
-            g = grad_history[plane, begin:end] if has_grad_history else unused
+        for first in range(0, shape[1], block):
+            end = min(first + block, shape[1])
+            y = out[plane, first:end]
+            h = history[plane, first:end]
+            relu_y = relu_output[plane, first:end]
+            grad_h = grad_history[plane, first:end] if has_grad_history else unused
             if weight.shape[1] == 1:
-                pixels = x[plane, begin:end]
                 scale_pixels(
-                    pixels, weight[plane, 0], offset[plane], given, h, slope[plane], z, y, g
-                )
-                continue
-            pad_rows(x[plane], begin, end, width, padded)
-            convolve_rows(
-                padded, width, has_left, has_right, weight[plane], offset[plane],
-                given, h, slope[plane], z, y, g,
-            )  # fmt: skip
+                    x[plane, first:end], weight[plane, 0], offset[plane],
+                    given, h, slope[plane], relu_y, y, grad_h,
+                )  # fmt: skip
+            else:
+                pad_rows(x[plane], first, end, width, padded)
+                convolve_rows(
+                    padded, width, has_left, has_right, weight[plane], offset[plane],
+                    given, h, slope[plane], relu_y, y, grad_h,
+                )  # fmt: skip
 
 
 @compiled
@@ -158,14 +157,12 @@ def grid_sums(start, stop, grid, shape, grad, x, history, sums):
     has_history = history != 0
     grad, x, history = map_at(grad, shape), map_at(x, shape), map_at(history, shape)
     height, width, _ = grid
-    rows = min(height, max(BLOCK // width, 1))  # that are computed at a time
-    padded = np.zeros((rows + 2) * width + 2, np.float32)
-    has_left, has_right = neighbours(rows, width)
+    block, padded, has_left, has_right = rows_at_a_time(height, width)
     for plane in range(start, stop):
-        for first in range(0, height, rows):
-            begin, end = first * width, min(first + rows, height) * width
-            pad_rows(x[plane], begin, end, width, padded)
-            g, h = grad[plane, begin:end], history[plane, begin:end]
+        for first in range(0, shape[1], block):
+            end = min(first + block, shape[1])
+            pad_rows(x[plane], first, end, width, padded)
+            g, h = grad[plane, first:end], history[plane, first:end]
             add_sums(g, width, padded, has_left, has_right, has_history, h, sums[plane])
 
 
