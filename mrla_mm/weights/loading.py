@@ -113,14 +113,8 @@ def load_weights(
     """Load a weight file into a backbone or a whole model: all that should match, or nothing.
 
     A backbone of ours may have layer attention that a plain file lacks, and ignores what the file
-    has besides it. Any other module is a whole model, which must match entirely.
-
-    Args:
-        module: backbone or model.
-        location: path, URL or `catalogue://name`; see `read_checkpoint`.
-        prefix: prefix of the module's keys in the file; see `find_state`.
-        entry: entry of the file to take; see `find_state`.
-        strict: refuse a file of which something does not match; else load what does.
+    has besides it. Any other module is a whole model, which must match entirely. With strict=False
+    what matches is loaded. `read_checkpoint` describes the location, `find_state` prefix and entry.
 
     Raises:
         InputError: the file cannot be used; names the first keys that do not match.
@@ -160,15 +154,17 @@ def match(module: nn.Module, source: Source, location: str, *, exact: bool) -> L
         report.keys[fate].append(key)
         if fate in (Fate.MATCHED, Fate.RESIZED):
             report.loadable[key] = tensor
-    attention = [key for key in own if ATTENTION in key]
-    is_plain = bool(attention) and not any(ATTENTION in key for key in state)
-    optional = {COUNTER} if exact else OPTIONAL | plugin_names(module)
-    for key in own:
-        if key not in state:
-            fate = fate_if_missing(module, key, is_plain and not exact, optional)
-            report.keys[fate].append(key)
-    if is_plain:
-        note_start(report, [own[key] for key in attention if key.endswith("norm.weight")])
+    missing = [key for key in own if key not in state]
+    is_plain = not any(ATTENTION in key for key in state)
+    new = [key for key in missing if is_plain and ATTENTION in key]
+    fates = dict.fromkeys(missing, Fate.MISSING)
+    fates |= dict.fromkeys(optional_keys(module, missing, exact), Fate.MAY_BE_MISSING)
+    if not exact:
+        fates |= dict.fromkeys(new, Fate.NEW_ATTENTION)
+    for key, fate in fates.items():
+        report.keys[fate].append(key)
+    if new:
+        note_start(report, [own[key] for key in new if key.endswith("norm.weight")])
     return report
 
 
@@ -209,13 +205,13 @@ def belongs_to_part(module: nn.Module, own: Mapping[str, Tensor], key: str) -> b
     return key.partition(".")[0] in parts and not key.startswith(declared.unbuilt_parts)
 
 
-def fate_if_missing(module: nn.Module, key: str, is_plain: bool, optional: set[str]) -> Fate:
-    """Return what becomes of a key of the model that the file, maybe a plain one, lacks."""
-    if is_plain and ATTENTION in key:
-        return Fate.NEW_ATTENTION
-    is_declared = key.startswith(declarations_of(module).optional_parts)
-    is_optional = is_declared or not optional.isdisjoint(key.split("."))
-    return Fate.MAY_BE_MISSING if is_optional else Fate.MISSING
+def optional_keys(module: nn.Module, keys: Sequence[str], exact: bool) -> list[str]:
+    """Return which keys of a model a file may lack; see `match` for `exact`."""
+    if exact:
+        return [key for key in keys if key.endswith(COUNTER)]
+    names = OPTIONAL | plugin_names(module)
+    declared = declarations_of(module).optional_parts
+    return [key for key in keys if key.startswith(declared) or names & {*key.split(".")}]
 
 
 def changed_arguments(module: nn.Module, metadata: Mapping) -> dict[str, str]:
