@@ -44,9 +44,7 @@ class MRLAMBConv:
             # without a keyword, which mmengine's checkpointing refuses
             return self.mrla(x + out, x, *memory)
         # A dropped block leaves nothing to attend to (App. B.1), so they share what is drawn.
-        survival = 1 - self.drop_path.drop_prob
-        kept = torch.bernoulli(torch.full((len(x), 1, 1, 1), survival, device=x.device))
-        keep = kept.div(survival).to(x.dtype)
+        keep = self.drop_path(x.new_ones(len(x), 1, 1, 1))
         return self.mrla(x + out * keep, x, *memory, keep=keep)
 
 
