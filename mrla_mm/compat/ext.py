@@ -37,8 +37,7 @@ class StandIn(types.ModuleType):
 
 def is_stand_in() -> bool:
     """Whether ``mmcv._ext`` is the stand-in of this package."""
-    # by name, not by class: the class differs if this module is reloaded
-    return type(sys.modules.get(NAME)).__name__ == StandIn.__name__
+    return isinstance(sys.modules.get(NAME), StandIn)
 
 
 def install() -> None:
