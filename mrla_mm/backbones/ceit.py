@@ -80,7 +80,7 @@ class MRLACeiT(MRLAViT):
         img_size: size in pixels of the images that the positional embedding is made for.
         stem_channels: channels of the stem's map; 64 gives CeiT's published 6.4 M and 24.2 M
             parameters.
-        out_indices: see `MRLAViT`; a class token comes from the last block alone.
+        out_indices: as in mmpretrain, but a class token comes from the last block alone.
         batch_norm_cfg: config of the batch norms of stem and feed-forward, by default
             ``dict(type="BN")``.
         norm_eval: keep the batch norms in evaluation mode during training.

@@ -38,8 +38,6 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         with_cp: recompute each block in the backward pass instead of saving its activations.
         frozen_stages: freeze the embedding and this many blocks; 0 freezes the embedding alone, -1
             nothing.
-        out_indices: blocks whose output is returned, in ascending order; negative ones count from
-            the end.
     """
 
     key_layout = "deit"  # the layout of published weight files, see mrla_mm.weights
