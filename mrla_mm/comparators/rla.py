@@ -10,6 +10,8 @@ from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 from mrla_mm.errors import InputError
 
+HIDDEN_CHANNELS = 32  # K, of the hidden state
+
 
 class RLABottleneck(GatedBottleneck):
     """Bottleneck that reads the hidden state."""
@@ -36,15 +38,13 @@ class Aggregation(nn.Module):
         shared_channels: of the stage's maps; 0 for later blocks.
     """
 
-    def __init__(
-        self, conv: nn.Conv2d, hidden_channels: int, norm: nn.Module | None, shared_channels: int
-    ) -> None:
+    def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, shared_channels: int) -> None:
         super().__init__()
         self.norm = norm  # before the convolutions: mmcv's fuse_conv_bn looks for one above it
-        self.read = nn.Conv2d(hidden_channels, conv.out_channels, 1, conv.stride, bias=False)
+        self.read = nn.Conv2d(HIDDEN_CHANNELS, conv.out_channels, 1, conv.stride, bias=False)
         if shared_channels:
-            self.write = nn.Conv2d(shared_channels, hidden_channels, 1, bias=False)
-            self.recurrent = nn.Conv2d(hidden_channels, hidden_channels, 3, padding=1, bias=False)
+            self.write = nn.Conv2d(shared_channels, HIDDEN_CHANNELS, 1, bias=False)
+            self.recurrent = nn.Conv2d(HIDDEN_CHANNELS, HIDDEN_CHANNELS, 3, padding=1, bias=False)
 
 
 class RLAResLayer(MRLAResLayer):
@@ -55,14 +55,12 @@ class RLAResLayer(MRLAResLayer):
             classifier reads it.
     """
 
-    def __init__(self, *, hidden_channels: int, update_last: bool, **kwargs: object) -> None:
+    def __init__(self, *, update_last: bool, **kwargs: object) -> None:
         super().__init__(make_branch=None, **{**kwargs, "block": RLABottleneck})
         for index, block in enumerate(self):
             updates = update_last or index < len(self) - 1
-            norm = build_norm_layer(kwargs["norm_cfg"], hidden_channels)[1] if updates else None
-            block.mrla = Aggregation(
-                block.conv1, hidden_channels, norm, 0 if index else 4 * kwargs["planes"]
-            )
+            norm = build_norm_layer(kwargs["norm_cfg"], HIDDEN_CHANNELS)[1] if updates else None
+            block.mrla = Aggregation(block.conv1, norm, 0 if index else 4 * kwargs["planes"])
             # This norm is that of two convolutions, so fuse_conv_bn must not find it below one.
             block._modules = {block.norm1_name: block.norm1, **block._modules}
 
@@ -82,14 +80,13 @@ class RLAResLayer(MRLAResLayer):
 class RLAResNet(ComparatorResNet):
     """ResNet with recurrent layer aggregation, RLA_g (Zhao et al., NeurIPS 2021).
 
-    A hidden state of a few channels joins the input of each block, h^t = W tanh(BN^t(h^{t-1} + V
+    A hidden state of 32 channels joins the input of each block, h^t = W tanh(BN^t(h^{t-1} + V
     x^t)) for its output x^t, with V and W shared in the stage. It starts at zero, runs through all
     stages and is pooled where they are. The paper writes V y^t for the last convolution y^t; the
     authors' code adds the shortcut to y^t in place before, and so do all their figures and weights.
 
     Args:
         depth: 50, 101 or 152.
-        hidden_channels: K, channels of the hidden state.
         out_hidden: concatenate the last level with the hidden state, behind norm and ReLU: for a
             classifier.
         **kwargs: those of mmdet's ``ResNet``.
@@ -97,17 +94,14 @@ class RLAResNet(ComparatorResNet):
 
     key_layout = "rla"
 
-    def __init__(
-        self, depth: int, hidden_channels: int = 32, *, out_hidden: bool = False, **kwargs: object
-    ) -> None:
+    def __init__(self, depth: int, *, out_hidden: bool = False, **kwargs: object) -> None:
         if depth not in (50, 101, 152):
             raise InputError(f"depth={depth!r} must be 50, 101 or 152: others have no bottlenecks")
-        # mmdet's constructor calls make_res_layer for each stage, which reads these
-        self.hidden_channels = hidden_channels
+        # mmdet's constructor calls make_res_layer for each stage, which reads it
         self.out_hidden = out_hidden
         super().__init__(depth, None, **kwargs)
         if out_hidden:
-            self.out_norm = build_norm_layer(self.norm_cfg, hidden_channels)[1]
+            self.out_norm = build_norm_layer(self.norm_cfg, HIDDEN_CHANNELS)[1]
         else:  # which the classifier's weights have
             last = self.res_layers[-1]
             self.unbuilt_parts = (f"{last}.{len(getattr(self, last)) - 1}.mrla.norm.",)
@@ -115,13 +109,13 @@ class RLAResNet(ComparatorResNet):
     def make_res_layer(self, **kwargs: object) -> RLAResLayer:
         """Build a stage of our blocks in place of mmdet's."""
         update_last = self.out_hidden or len(self.res_layers) < self.num_stages - 1
-        return RLAResLayer(hidden_channels=self.hidden_channels, update_last=update_last, **kwargs)
+        return RLAResLayer(update_last=update_last, **kwargs)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Run the network: (B, 3, H, W) -> its levels."""
         x = self.stem(x) if self.deep_stem else self.relu(self.norm1(self.conv1(x)))
         x = self.maxpool(x)
-        hidden = torch.zeros_like(x[:, :1]).expand(-1, self.hidden_channels, -1, -1)
+        hidden = torch.zeros_like(x[:, :1]).expand(-1, HIDDEN_CHANNELS, -1, -1)
         levels = []
         for index, name in enumerate(self.res_layers[: max(self.out_indices) + 1]):
             x, hidden = getattr(self, name)(x, hidden)
