@@ -14,7 +14,7 @@ import mmcv
 
 from mrla_mm import cli
 from mrla_mm.config import read_config
-from mrla_mm.datasets.annotation_checks import find_repeated
+from mrla_mm.datasets.coco_checks import find_repeated
 from mrla_mm.errors import InputError
 from mrla_mm.inference import class_names
 from mrla_mm.weights import load_weights

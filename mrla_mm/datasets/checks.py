@@ -10,7 +10,9 @@ from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 
-from mrla_mm.datasets.annotation_checks import Findings, inspect_coco, inspect_xml
+from mrla_mm.datasets.coco_checks import inspect_coco
+from mrla_mm.datasets.file_checks import Findings
+from mrla_mm.datasets.xml_checks import inspect_xml
 from mrla_mm.errors import InputError
 
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes

@@ -1,18 +1,15 @@
-"""The checks of annotation files: COCO's format, and the XML of Pascal VOC."""
+"""The check of annotation files in COCO's format."""
 
 import json
-import os
 import re
-import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from mmengine.dataset import BaseDataset
-from mmengine.fileio import list_from_file
 
-TOLERATED = 0.1  # share of objects without a usable box: real data have some
+from mrla_mm.datasets.file_checks import TOLERATED, Findings, missing_names
+
 # Report corner format if more than 95 % of the boxes could be corners and more than 25 % leave the
 # image as xywh.
 COULD_BE_CORNERS = 0.95
@@ -21,13 +18,6 @@ MARGIN = 1.05  # times the image's size: objects that fill it may be labelled a 
 # Polygons are most of a file and only their presence matters, so they are dropped before parsing.
 # Quotes inside JSON strings are escaped, so the pattern cannot match there.
 POLYGONS = re.compile(r'"segmentation":\s*\[\s*\[[-+.\deE,\s\[\]]*\]\s*\]')
-
-
-class Findings(NamedTuple):
-    """What the check of a file has found."""
-
-    faults: list[str]
-    objects: int | None = None  # that are learned; None where that is not known
 
 
 def inspect_coco(dataset: BaseDataset, *, masks: bool, scored: bool) -> Findings:
@@ -76,14 +66,6 @@ def check_names(names: list[str], classes: Sequence[str]) -> list[str]:
     if learned != list(classes):
         return [f"mmdet numbers classes in the file's order: set metainfo.classes={learned}"]
     return []
-
-
-def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
-    """Return the fault that some classes are not among the names of a file."""
-    missing = [name for name in classes if name not in names]
-    told = f"{missing[0]!r} ({len(missing)} of {len(classes)} classes are missing)"
-    remedy = "set metainfo.classes of every data set to the file's names, and every num_classes"
-    return f"has no {told}, but {', '.join(map(repr, names[:8]))}: {remedy}"
 
 
 def check_references(annotations: Sequence[dict], names: Mapping, images: Mapping) -> list[str]:
@@ -145,41 +127,3 @@ class Boxes:
             where = f"the first is {first['bbox']} with area={first['area']} of image"
             return [f"{told}, {where} {first['image_id']!r}: repair them, since mmdet skips them"]
         return []
-
-
-def inspect_xml(dataset: BaseDataset) -> Findings:
-    """Check the XML files of a data set, in which mmdet skips every name that is not a class."""
-    classes = dataset.metainfo["classes"]
-    names = Counter()
-    boxes = []  # the shorter side and the file of each
-    for name in list_from_file(dataset.ann_file):
-        file = os.path.join(dataset.sub_data_root, dataset.ann_subdir, f"{name}.xml")
-        try:
-            objects = ET.parse(file).findall("object")
-        except ET.ParseError as error:
-            return Findings([f"{file} is not XML ({error}): save it again, or take out {name!r}"])
-        names.update(each.findtext("name") for each in objects)
-        wanted = [each for each in objects if each.findtext("name") in classes]
-        boxes += [(shorter_side(each), file) for each in wanted]
-    faults = []
-    found = [name for name in classes if name in names]
-    may_lack_classes = found and dataset.test_mode  # since it is small
-    if len(found) < len(classes) and not may_lack_classes and names.keys() - set(classes):
-        faults.append(missing_names(classes, list(names)))
-    shortest, file = min(boxes, default=(1, ""))
-    empty = sum(side < 1 for side, _ in boxes)
-    if shortest < 0 or empty > TOLERATED * len(boxes):
-        told = f"{empty} of {len(boxes)} objects have no bndbox of xmin < xmax and ymin < ymax"
-        faults.append(f"{told} in pixels, one is in {file}: repair them")
-    min_side = (dataset.filter_cfg or {}).get("bbox_min_size") or 1
-    return Findings(faults, None if faults else sum(side >= min_side for side, _ in boxes))
-
-
-def shorter_side(element: ET.Element) -> int:
-    """Return the shorter side of an object's box in the whole pixels of mmdet, -1 without a box."""
-    corners = [element.findtext(f"bndbox/{key}") for key in ("xmin", "ymin", "xmax", "ymax")]
-    try:
-        left, top, right, bottom = [int(float(text)) for text in corners]
-    except (OverflowError, TypeError, ValueError):
-        return -1
-    return min(right - left, bottom - top)
