@@ -75,7 +75,6 @@ class TorchPasses(Passes):
                 output_mask=(False, True, with_bias),
             )  # fmt: skip
             tap_sums = tap_sums.to(dtype).view(*x.shape[:2], 9)
-            grad_sums = grad_sums.view(x.shape[:2]) if with_bias else None
         else:
             tap_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
         taps = tap_sums.shape[2]
@@ -84,7 +83,8 @@ class TorchPasses(Passes):
         if history is not None:
             sums[0, :, taps] = grid_sum(grad.to(dtype) * history)
         if sum_grad:
-            sums[0, :, taps + 1] = grid_sum(grad) if grad_sums is None else grad_sums
+            grad_sums = grid_sum(grad) if grad_sums is None else grad_sums.view(x.shape[:2])
+            sums[0, :, taps + 1] = grad_sums
         return sums
 
     def weighted_sum(self, values, scores, *, gain=None, offset=None, x=None, out) -> None:
