@@ -117,8 +117,8 @@ class Network(BaseModule):
         self.tokens = nn.ModuleList([TokenBlock(8, 8), TokenBlock(8, 8)])
         self.again = nn.ModuleList(self.tokens)  # lists the same blocks
         self.tied = nn.Sequential(*[Block(8, 8), Block(8, 8)] * 2)
-        self.patched = nn.Sequential(Block(8, 8), Block(8, 8))
-        self.patched[1].forward = self.patched[1].forward  # on the object
+        self.patched = nn.Sequential(Block(8, 8), nn.Identity(), Block(8, 8), Block(8, 8))
+        self.patched[3].forward = self.patched[3].forward  # on the object
         self.side_by_side = nn.ModuleList([Block(8, 8), Block(8, 8)])
         self.fusible = nn.Sequential(Fusible(8, 8), Fusible(8, 8))
         self.overwriting = nn.Sequential(OverwritingBlock(8, 8), OverwritingBlock(8, 8))
