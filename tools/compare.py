@@ -53,11 +53,12 @@ def main(argv=None):
         print(f"{len(missing)} of {len(plan.runs())} runs to do", flush=True)
         failures = []
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as ended:
-            for number, (run, fault) in enumerate(ended, 1):
-                outcome = f"{run.folder} fails: {fault}" if fault else f"{run.folder} is finished"
-                print(f"{outcome}; {len(missing) - number} left", flush=True)
-                if fault:
+            for number, (run, failure) in enumerate(ended, 1):
+                outcome = f"{run.folder} is finished"
+                if failure:
+                    outcome = f"{run.folder} fails: {failure}"
                     failures.append(outcome)
+                print(f"{outcome}; {len(missing) - number} left", flush=True)
                 compare.write_results(plan, args.metric, failures)
         faults = compare.write_results(plan, args.metric, failures)
         print((args.out / "table.md").read_text(), end="")
