@@ -77,14 +77,12 @@ class TorchPasses(Passes):
             tap_sums = tap_sums.to(dtype).view(*x.shape[:2], 9)
         else:
             tap_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
-        taps = tap_sums.shape[2]
-        sums = tap_sums.new_zeros(1, x.shape[0], taps + 2, x.shape[1])
-        sums[0, :, :taps] = tap_sums.mT
+        sums = tap_sums.new_zeros(1, x.shape[0], tap_sums.shape[2] + 2, x.shape[1])
+        sums[0, :, :-2] = tap_sums.mT
         if history is not None:
-            sums[0, :, taps] = grid_sum(grad.to(dtype) * history)
+            sums[0, :, -2] = grid_sum(grad.to(dtype) * history)
         if sum_grad:
-            grad_sums = grid_sum(grad) if grad_sums is None else grad_sums.view(x.shape[:2])
-            sums[0, :, taps + 1] = grad_sums
+            sums[0, :, -1] = grid_sum(grad) if grad_sums is None else grad_sums.view(x.shape[:2])
         return sums
 
     def weighted_sum(self, values, scores, *, gain=None, offset=None, x=None, out) -> None:
@@ -135,8 +133,9 @@ def sample_kernels(x: Tensor, weight: Tensor | None, gain: Tensor | None, residu
     kernel = at_least_float32(kernel).expand(*x.shape[:2], -1)
     if gain is not None:
         kernel = gain.unsqueeze(-1) * kernel
-    if residual:
+    elif residual:
         kernel = kernel.clone()
+    if residual:
         kernel[..., kernel.shape[-1] // 2].add_(1)
     return kernel
 
