@@ -54,11 +54,10 @@ def main(argv=None):
         failures = []
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as ended:
             for number, (run, failure) in enumerate(ended, 1):
-                outcome = f"{run.folder} is finished"
-                if failure:
-                    outcome = f"{run.folder} fails: {failure}"
-                    failures.append(outcome)
+                outcome = f"{run.folder} " + (f"fails: {failure}" if failure else "is finished")
                 print(f"{outcome}; {len(missing) - number} left", flush=True)
+                if failure:
+                    failures.append(outcome)
                 compare.write_results(plan, args.metric, failures)
         faults = compare.write_results(plan, args.metric, failures)
         print((args.out / "table.md").read_text(), end="")
