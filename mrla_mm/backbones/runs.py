@@ -124,7 +124,7 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
         channels=first.output_shape[1 if layout == "maps" else -1],
         extra_tokens=first.output_shape[1] - prod(first.grid) if layout == "tokens" else 0,
         keeps_shape=all(call.input_shape == call.output_shape for call in calls),
-        producers=first.producers,
+        producers=set.intersection(*(call.producers for call in calls)),
         caller=first.caller,
     )
 
