@@ -53,10 +53,10 @@ def main(argv=None):
         print(f"{len(missing)} of {len(plan.runs())} runs to do", flush=True)
         failures = []
         with closing(compare.run_all(missing, compare.find_slots(args.jobs))) as ended:
-            for number, (run, fault) in enumerate(ended, 1):
-                outcome = f"{run.folder} fails: {fault}" if fault else f"{run.folder} is finished"
+            for number, (run, failure) in enumerate(ended, 1):
+                outcome = f"{run.folder} " + (f"fails: {failure}" if failure else "is finished")
                 print(f"{outcome}; {len(missing) - number} left", flush=True)
-                if fault:
+                if failure:
                     failures.append(outcome)
                 compare.write_results(plan, args.metric, failures)
         faults = compare.write_results(plan, args.metric, failures)

@@ -91,7 +91,7 @@ def WithLayerAttention(  # a function, by the name that configs know
             "methods of the blocks, without layer attention; leave rfp_backbone as it is"
         )
     model = make_class(AnyBackbone, host)(**kwargs)
-    name_weight_file(model, kwargs.get("init_cfg"))
+    restore_init_cfg(model, kwargs.get("init_cfg"))
     if attention is None:
         return model
     if any(isinstance(module, AttentionResidual) for module in model.modules()):
@@ -132,11 +132,11 @@ def default_arguments(host: type) -> dict[str, object]:
     return defaults
 
 
-def name_weight_file(model: nn.Module, init_cfg: dict | None) -> None:
-    """Name the file of mmdet's DetectoRS, which may lack tensors, in the model's `init_cfg`."""
+def restore_init_cfg(model: nn.Module, given: dict | None) -> None:
+    """Set the `init_cfg` that mmdet's DetectoRS drops; as there, its file may lack tensors."""
     if isinstance(getattr(model, "pretrained", None), str) and not pretrained_entries(model):
         file = dict(type="Pretrained", checkpoint=model.pretrained, strict=False)
-        model.init_cfg = file | (init_cfg or {})
+        model.init_cfg = file | (given or {})
 
 
 def choose_runs(host: type, runs: list[Run], pattern: re.Pattern) -> list[Run]:

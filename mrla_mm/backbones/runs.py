@@ -112,8 +112,9 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     keeps_forward = "forward" not in vars(module) and not hasattr(type(module), "fuse")
     is_called_once = len(calls) == len({call.image for call in calls})
     overwrites_input = any(call.overwrites_input for call in calls)
-    layout = layout_of(calls)
-    if not (module._modules and keeps_forward and is_called_once) or overwrites_input or not layout:
+    is_block = module._modules and keeps_forward and is_called_once and not overwrites_input
+    layout = layout_of(calls) if is_block else None
+    if layout is None:
         return None
     first = calls[0]
     return Block(

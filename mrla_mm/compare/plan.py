@@ -14,10 +14,10 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-# Parts of a config that decide how a model is trained and tested.
-RECIPE = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler", "auto_scale_lr")
-RECIPE += ("custom_hooks", "load_from", "test_dataloader", "test_evaluator")
-MODEL = ("model", "data_preprocessor", "default_scope")  # parts that `build_model` reads
+# Keys of a config that decide how a model is trained and tested.
+RECIPE_KEYS = ("train_cfg", "train_dataloader", "optim_wrapper", "param_scheduler", "auto_scale_lr")
+RECIPE_KEYS += ("custom_hooks", "load_from", "test_dataloader", "test_evaluator")
+MODEL_KEYS = ("model", "data_preprocessor", "default_scope")  # that `build_model` reads
 OVERRIDES = {
     "randomness.seed": 0,  # each run sets its own
     "train_dataloader.persistent_workers": False,  # a resumed run would not have their random state
@@ -84,7 +84,7 @@ def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -
     configs = read_configs(names, options)
     remarks = find_remarks({name: cfg.to_dict() for name, cfg in configs.items()})
     first, *_ = configs.values()
-    share_weights_with = {key: first.get(key) for key in MODEL}
+    share_weights_with = {key: first.get(key) for key in MODEL_KEYS}
     for name, cfg in configs.items():
         cfg.merge_from_dict(OVERRIDES)
         cfg.share_weights_with = share_weights_with
@@ -113,9 +113,9 @@ def read_configs(names: Sequence[str], options: Mapping[str, object]) -> dict[st
 def find_remarks(configs: Mapping[str, dict]) -> list[str]:
     """Say which configs, as plain values, are not trained and tested as the first is."""
     remarks = []
-    first, *others = configs
-    for name in others:
-        changed = [key for key in RECIPE if configs[name].get(key) != configs[first].get(key)]
+    first = next(iter(configs))
+    for name, cfg in configs.items():
+        changed = [key for key in RECIPE_KEYS if cfg.get(key) != configs[first].get(key)]
         if changed:
             keys = ", ".join(changed)
             remarks.append(f"{name} is not trained or tested as {first} is: {keys} differ.")

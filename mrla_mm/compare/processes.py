@@ -59,7 +59,7 @@ def start_process(run: Run, slot: dict) -> multiprocessing.Process:
     return process
 
 
-def fault_of(process: multiprocessing.Process, run: Run) -> str:
+def failure_of(process: multiprocessing.Process, run: Run) -> str:
     """Return what went wrong in a run that has ended; an empty text for nothing."""
     process.join()
     if process.exitcode < 0:
@@ -71,7 +71,7 @@ def fault_of(process: multiprocessing.Process, run: Run) -> str:
 
 
 def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, str]]:
-    """Run all, as many at a time as there are slots; yield each that ends, and its fault.
+    """Run all, as many at a time as there are slots; yield each that ends, and its failure.
 
     Closing the generator kills running processes; the next call resumes them from their last
     checkpoint.
@@ -89,7 +89,7 @@ def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, s
             for sentinel in wait(running):
                 process, run, slot = running.pop(sentinel)
                 free.append(slot)
-                yield run, fault_of(process, run)
+                yield run, failure_of(process, run)
     finally:
         for process, *_ in running.values():
             process.kill()

@@ -10,9 +10,9 @@ from mrla_mm.compare.plan import RESULT, Plan
 
 
 def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[str]:
-    """Write what is finished; return the failures, and a fault for each run without the metric.
+    """Write what is finished; return all faults: the failures, and each run without the metric.
 
-    Both are below the table. The metric is by default the first that the test returns.
+    They are below the table. The metric is by default the first that the test returns.
     """
     finished = [run for run in plan.runs() if run.is_finished()]
     results = [json.loads((run.folder / RESULT).read_text()) for run in finished]

@@ -24,14 +24,14 @@ from mrla_mm.training import last_checkpoint, resume_from, train
 
 def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]]:
     """Return the weights that a model starts with, and the keys of those that the seed decides."""
-    set_random_seed(seed + 1)
-    other = build_model(cfg)
-    other.init_weights()
-    set_random_seed(seed)
-    model = build_model(cfg)
-    model.init_weights()
-    state, different = model.state_dict(), other.state_dict()
-    return state, {key for key in state if not torch.equal(state[key], different[key])}
+    states = []
+    for each in (seed + 1, seed):
+        set_random_seed(each)
+        model = build_model(cfg)
+        model.init_weights()
+        states.append(model.state_dict())
+    other_state, state = states
+    return state, {key for key in state if not torch.equal(state[key], other_state[key])}
 
 
 def shared_weights(cfg: Config, first: Config, seed: int) -> dict[str, Tensor]:

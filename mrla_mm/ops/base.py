@@ -11,9 +11,8 @@ batch norm in training needs o in its backward pass, which computes it again. A 
 raises.
 
 Each layer returns the earlier values as outputs, and the next layer takes them from there. So each
-value's gradient is one map, to which the layers add in place (see `label_receivers`). A layer's own
-share is added inside its node: tensor hooks on a value, and torch.autograd.grad of one, get what
-later layers contribute, and that same map.
+value's gradient is one map, to which the layers add in place (see `label_receivers`). A tensor hook
+on a value, and torch.autograd.grad of one, get that map before the value's own layer adds to it.
 """
 
 from collections.abc import Sequence
@@ -54,12 +53,14 @@ class BaseFunction(torch.autograd.Function):
             if not is_mla:
                 passes.convolve(x, layer.weights.value, out=own_value)
             saved = passes.base_coefficients(averages, layer, earlier_keys)
-            STEPS[is_mla](passes, layer, saved, x, values).write_output(out=y)
+            steps_class = MLASteps if is_mla else BaseSteps
+            steps_class(passes, layer, saved, x, values).write_output(out=y)
             norm = options.training_norm
             y, *statistics = autograd.batch_norm_residual(y, norm, residual=x)
         autograd.save_for_backward(ctx, options, parameters, saved, (x, *statistics, *values))
         ctx.set_materialize_grads(False)  # unused outputs arrive as None, not as maps of zeros
-        return y, saved.pooled if is_mla else saved.keys, *values
+        keys_or_pooled = saved.pooled if is_mla else saved.keys
+        return y, keys_or_pooled, *values
 
     @staticmethod
     def backward(ctx, grad, grad_keys_or_pooled, *grad_values):
@@ -67,7 +68,8 @@ class BaseFunction(torch.autograd.Function):
         autograd.refuse_second_derivative()
         layer, saved, (x, mean, inverse_deviation, *values) = autograd.load_saved(ctx)
         norm = ctx.options.training_norm
-        steps = STEPS[layer.is_mla](ctx.options.passes(), layer, saved, x, values)
+        steps_class = MLASteps if layer.is_mla else BaseSteps
+        steps = steps_class(ctx.options.passes(), layer, saved, x, values)
         grad = torch.zeros_like(x) if grad is None else autograd.match_layout(grad, x)
         grad_values = [autograd.writable_gradient(each, x, ctx) for each in grad_values]
         with autograd.DisableAutocast():
@@ -200,9 +202,6 @@ class MLASteps(BaseSteps):
         return grad_x, gradients, grad_earlier_keys
 
 
-STEPS = {False: BaseSteps, True: MLASteps}  # by whether it is MLA
-
-
 def base_fused(
     path: str,
     c: Tensor,
@@ -225,16 +224,16 @@ def base_fused(
     c = c.contiguous(memory_format=autograd.dense_format(c))
     shortcut = autograd.match_layout(shortcut, c) if add_relu else None
     keys, *values = memory or (None,)
-    memory = (keys, *[autograd.match_layout(value, c) for value in values])
+    values = [autograd.match_layout(value, c) for value in values]
     parameters = Parameters.pack(weights, norm)
     settings = dict(heads=heads, add_relu=add_relu)
     options = autograd.Options.after_self_check(
-        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(memory)
+        path, c, parameters, norm, **settings, is_mla=is_mla, depth=len(values) + 1
     )
     if options.has_failed():
         layer = mla_layer if is_mla else base_layer
-        return layer(c, shortcut, weights, memory, **settings, norm=norm)
-    y, *memory = BaseFunction.apply(options, c, shortcut, *parameters, *memory)
+        return layer(c, shortcut, weights, (keys, *values), **settings, norm=norm)
+    y, *memory = BaseFunction.apply(options, c, shortcut, *parameters, keys, *values)
     return y, tuple(memory)
 
 

@@ -265,15 +265,14 @@ def base_coefficients_backward(
     Returned are also gradients of earlier keys (B, T - 1, C) or None.
     """
     scores = saved.scores
-    factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
     of_taps, _, of_grad = split_grid_sums(sums)
     of_values = value_sums.sum(0)
-    grad_gain = of_values[:, :-1]  # (B, T, C), of factor times score
-    grad_factor = (grad_gain * expand_scores(scores, size[1])).sum(1)
+    grad_weights = of_values[:, :-1]  # (B, T, C), of gain times score
+    grad_gain = (grad_weights * expand_scores(scores, size[1])).sum(1)
     grad_offset = of_grad if layer.is_mla else of_values[:, -1]
-    if factor is not None:
-        grad_gain = grad_gain * factor.unsqueeze(1)
-    grad_scores = sum_heads(grad_gain, layer.heads)
+    if saved.gain is not None:
+        grad_weights = grad_weights * saved.gain.unsqueeze(1)
+    grad_scores = sum_heads(grad_weights, layer.heads)
     grad_logits = scores * (grad_scores - (scores * grad_scores).sum(1, keepdim=True))
     grad_pixel, grad_query, grad_key, grad_earlier_keys = logits_backward(
         saved, layer.weights, size, grad_logits, grad_keys
@@ -284,7 +283,7 @@ def base_coefficients_backward(
         query=grad_query,
         key=grad_key,
         value=of_taps.sum(0).mT.reshape(layer.weights.value.shape),
-        **norm_backward(layer.frozen_norm, grad_factor, grad_offset),
+        **norm_backward(layer.frozen_norm, grad_gain, grad_offset),
     )
     return PixelGrad(grad_pixel), gradients, grad_earlier_keys
 

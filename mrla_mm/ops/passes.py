@@ -29,7 +29,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from mrla_mm.ops import coefficients as torch_coefficients
+from mrla_mm.ops import coefficients
 
 
 class Passes(abc.ABC):
@@ -80,7 +80,7 @@ class Passes(abc.ABC):
         *,
         gain: Tensor | None = None,
         slope: Tensor | None = None,
-        grad_pixel: torch_coefficients.PixelGrad,
+        grad_pixel: coefficients.PixelGrad,
         extra_grad: Tensor | None = None,
         residual: bool = False,
         relu_output: Tensor | None = None,
@@ -146,7 +146,7 @@ class Passes(abc.ABC):
         That of grad has no meaning without `sum_grad`.
         """
 
-    light_coefficients = staticmethod(torch_coefficients.light_coefficients)
-    base_coefficients = staticmethod(torch_coefficients.base_coefficients)
-    light_coefficients_backward = staticmethod(torch_coefficients.light_coefficients_backward)
-    base_coefficients_backward = staticmethod(torch_coefficients.base_coefficients_backward)
+    light_coefficients = staticmethod(coefficients.light_coefficients)
+    base_coefficients = staticmethod(coefficients.base_coefficients)
+    light_coefficients_backward = staticmethod(coefficients.light_coefficients_backward)
+    base_coefficients_backward = staticmethod(coefficients.base_coefficients_backward)

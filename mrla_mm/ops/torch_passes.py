@@ -26,20 +26,20 @@ class TorchPasses(Passes):
         return global_average(out).unsqueeze(0) if pool else None
 
     def convolve(
-        self, x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False,
-        out=None,
-    ) -> Tensor:  # fmt: skip
-        """Run one convolution, whose kernel holds gain and residual; return out, else a new map."""
+        self, x, weight, *, gain=None, slope=None, offset=None, history=None, residual=False, out
+    ) -> None:
+        """Run one convolution, whose kernel holds gain and, in full precision, the residual."""
         residual_in_kernel = residual and x.dtype in FULL_PRECISION
         kernel = sample_kernels(x, weight, gain, residual_in_kernel)
         y = depthwise(x, kernel, offset)
         if history is not None and slope is not None:
-            y = torch.addcmul(y, history, on_grid(slope, x), out=out)
+            torch.addcmul(y, history, on_grid(slope, x), out=out)
         elif history is not None:
-            y = torch.add(y, history, out=out)
-        elif out is not None:
-            y = out.copy_(y)
-        return y.add_(x) if residual and not residual_in_kernel else y
+            torch.add(y, history, out=out)
+        else:
+            out.copy_(y)
+        if residual and not residual_in_kernel:
+            out.add_(x)
 
     def convolve_backward(
         self, grad, weight, *, gain=None, slope=None, grad_pixel, extra_grad=None,
@@ -48,15 +48,15 @@ class TorchPasses(Passes):
         """Run the convolution with the kernel turned round."""
         flipped = None if weight is None else weight.flip((2, 3))
         options = dict(gain=gain, offset=grad_pixel.finish(), history=extra_grad, residual=residual)
+        self.convolve(grad, flipped, **options, out=grad_x)
+        if relu_output is not None:
+            torch.ops.aten.threshold_backward.grad_input(grad_x, relu_output, 0, grad_input=grad_x)
+        if grad_history is None:
+            return
         slope = grad.new_ones(1) if slope is None else on_grid(slope, grad)
         if relu_output is None:
-            self.convolve(grad, flipped, **options, out=grad_x)
-            if grad_history is not None:
-                torch.mul(grad, slope, out=grad_history)
-            return
-        grad_relu = self.convolve(grad, flipped, **options)
-        torch.ops.aten.threshold_backward.grad_input(grad_relu, relu_output, 0, grad_input=grad_x)
-        if grad_history is not None:
+            torch.mul(grad, slope, out=grad_history)
+        else:
             torch.addcmul(grad_x, grad, slope, out=grad_history)
 
     def grid_sums(self, grad, x, *, history=None, convolved, sum_grad) -> Tensor:
@@ -75,16 +75,14 @@ class TorchPasses(Passes):
                 output_mask=(False, True, with_bias),
             )  # fmt: skip
             tap_sums = tap_sums.to(dtype).view(*x.shape[:2], 9)
-            grad_sums = grad_sums.view(x.shape[:2]) if with_bias else None
         else:
             tap_sums = grid_sum(at_least_float32(grad) * x).unsqueeze(-1)
-        taps = tap_sums.shape[2]
-        sums = tap_sums.new_zeros(1, x.shape[0], taps + 2, x.shape[1])
-        sums[0, :, :taps] = tap_sums.mT
+        sums = tap_sums.new_zeros(1, x.shape[0], tap_sums.shape[2] + 2, x.shape[1])
+        sums[0, :, :-2] = tap_sums.mT
         if history is not None:
-            sums[0, :, taps] = grid_sum(grad.to(dtype) * history)
+            sums[0, :, -2] = grid_sum(grad.to(dtype) * history)
         if sum_grad:
-            sums[0, :, taps + 1] = grid_sum(grad) if grad_sums is None else grad_sums
+            sums[0, :, -1] = grid_sum(grad) if grad_sums is None else grad_sums.view(x.shape[:2])
         return sums
 
     def weighted_sum(self, values, scores, *, gain=None, offset=None, x=None, out) -> None:
@@ -135,8 +133,9 @@ def sample_kernels(x: Tensor, weight: Tensor | None, gain: Tensor | None, residu
     kernel = at_least_float32(kernel).expand(*x.shape[:2], -1)
     if gain is not None:
         kernel = gain.unsqueeze(-1) * kernel
-    if residual:
+    elif residual:
         kernel = kernel.clone()
+    if residual:
         kernel[..., kernel.shape[-1] // 2].add_(1)
     return kernel
 
