@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = {"mrla_mm": 10_300, "tools": 1_200, ".dev_scripts": 2_000, "tests": 10_300}
-CEILINGS = BUDGETS | {"mrla_mm": 11_810}  # what stands above its budget
+CEILINGS = BUDGETS | {"mrla_mm": 11_814}  # what stands above its budget
 
 
 def count_lines(path):

@@ -105,7 +105,7 @@ def group_blocks(container: nn.Module, blocks: dict[nn.Module, Block]) -> list[l
 def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | None:
     """Return a module as a block, or None.
 
-    A block has children and a forward that is its class's for good: timm's method `fuse` would
+    A block has children, and a forward that is and stays its class's: timm's method `fuse` would
     replace it. It is called once and does not overwrite its input, as ReLU(inplace=True) does: the
     branch could not take it.
     """
@@ -156,13 +156,14 @@ def find_grid(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
     """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
     pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
-    grids = [tuple(pair) for pair in pairs if all(map(is_side, pair))]
-    fitting = [grid for grid in grids if 0 <= tokens.shape[1] - prod(grid) <= MAX_EXTRA_TOKENS]
-    return fitting[0] if fitting else None
+    for pair in pairs:
+        if all(map(is_side, pair)) and 0 <= tokens.shape[1] - prod(pair) <= MAX_EXTRA_TOKENS:
+            return tuple(pair)
+    return None
 
 
 def is_side(value: object) -> bool:
-    """Whether a value is a number; tracers have a SymInt for one, that of torch.jit a tensor."""
+    """Whether a value may be H or W: a number, or what torch's tracers have in its place."""
     return isinstance(value, int | torch.SymInt) or getattr(value, "ndim", None) == 0
 
 

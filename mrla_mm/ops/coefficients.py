@@ -215,7 +215,7 @@ def light_coefficients_backward(
 ) -> tuple[PixelGrad, Parameters]:
     """Gradients of MRLA-light that follow from the grid sums of its output's gradient.
 
-    Returned are that of every pixel of x, and those of the parameters, summed over the samples.
+    Returns those of every pixel of x, and of the parameters, summed over the samples.
     """
     weights, scores, gain = layer.weights, saved.scores, saved.gain
     factor, _ = norm_coefficients(layer.frozen_norm, size[:2])
@@ -262,7 +262,7 @@ def base_coefficients_backward(
     sums of that of the weighted sum; `grad_keys` (B, T, C) comes from later layers of base,
     `grad_pooled` (B, C) from those of MLA.
 
-    Returned are also gradients of earlier keys (B, T - 1, C) or None.
+    Returns also those of earlier keys (B, T - 1, C), or None.
     """
     scores = saved.scores
     of_taps, _, of_grad = split_grid_sums(sums)

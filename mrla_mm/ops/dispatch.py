@@ -117,8 +117,10 @@ def forced_path(path: str, x: Tensor) -> Choice:
     if path not in PATHS:
         raise InputError(f"{ENVIRONMENT}={path!r} is unknown; use one of {', '.join(PATHS)}")
     obstacle = "" if path == "naive" else why_not_fused(x)
-    if path in ("numba", "triton") and not obstacle:
-        obstacle = why_not_numba(x) if path == "numba" else why_not_triton(x)
+    if path == "triton" and not obstacle:
+        obstacle = why_not_triton(x)
+    if path == "numba" and not obstacle:
+        obstacle = why_not_numba(x)
     if obstacle:
         raise InputError(f"{ENVIRONMENT}={path} cannot run here: {obstacle}; unset {ENVIRONMENT}")
     return Choice(path, f"{ENVIRONMENT} asks for it")

@@ -194,7 +194,7 @@ def test_other_activations_dtypes_and_drop_paths_are_not_fused_away():
     branched = branch.norm(branch.attention(x, x)[0]).sigmoid()
     torch.testing.assert_close(branch(x, x)[0], x + branched)
     with pytest.raises(ValueError, match="more than 1 value"):  # torch's
-        make_stage(norm="batch statistics")[0](*[draw_map(1)[..., :1, :1]] * 2)
+        make_stage(norm="batch statistics")[0](draw_map(1)[..., :1, :1], None)
 
 
 @pytest.mark.parametrize("dropping", [True, False])

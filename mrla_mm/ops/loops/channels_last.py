@@ -137,7 +137,6 @@ def weighted_sum(start, stop, grid, shape, x, values, out, weights, offset):
     has_x = x != 0
     x, out = map_at(x, shape), map_at(out, shape)
     width = grid[1]
-    ones = np.ones(shape[2], np.float32)
     for unit in range(start, stop):
         sample, first, end = band(unit, grid)
         sample_offset = offset[sample]
@@ -149,7 +148,9 @@ def weighted_sum(start, stop, grid, shape, x, values, out, weights, offset):
                 value = map_at(values[s], shape)
                 add_scaled(y, value[sample, pixel], weights[sample, s])
             if has_x:
-                add_scaled(y, x[sample, pixel], ones)
+                x_pixel = x[sample, pixel]
+                for i in range(len(y)):
+                    y[i] += x_pixel[i]
 
 
 @compiled
