@@ -25,7 +25,7 @@ DEPTHS = {"light": (1, 3), "base": (1, 2, 3, 4, 5, 6)}
 
 
 def stub_driver():
-    """Make Triton compile for a GPU that is not there; return the list of launches."""
+    """Make Triton compile for a GPU that is not there; return the launches' arguments."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -36,7 +36,7 @@ def stub_driver():
     stub.utils.get_device_properties = lambda device: properties
     stub.get_current_device, stub.get_current_stream = lambda: 0, lambda device: 0
     stub.get_current_target = lambda: GPUTarget("cuda", 90, 32)
-    stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(1)
+    stub.launcher_cls = lambda source, metadata: lambda *args: launched.append(args)
     driver.set_active(stub)
     return launched
 
