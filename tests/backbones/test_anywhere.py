@@ -294,14 +294,14 @@ def test_norms_are_those_of_the_backbone_or_given_to_the_branches():
     assert branches(csp)[0].norm.eps == 0.1
 
 
-@pytest.mark.parametrize(("host", "options"), [("CSPNeXt", CSP), ("EfficientNet", {})])
-def test_sync_bn_reaches_the_branches(host, options):
-    """With frozen statistics all stays the same; even the plain EfficientNet amplifies rounding."""
+@pytest.mark.parametrize("host, options, tol", [("CSPNeXt", CSP, 1e-7), ("EfficientNet", {}, 1e-4)])
+def test_sync_bn_reaches_the_branches(host, options, tol):
+    """With frozen statistics: others need a GPU. A random EfficientNet amplifies rounding."""
     backbone = randomize(build(f"mmdet.{host}", norm_eval=True, **options)).double().train()
     expected = backbone(IMAGE.double())
     converted = convert_sync_batchnorm(backbone, "torch").train()
     assert not [m for m in converted.modules() if type(m) is nn.BatchNorm2d]
-    torch.testing.assert_close(converted(IMAGE.double()), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(converted(IMAGE.double()), expected, rtol=tol, atol=tol)
 
 
 OFFICIAL = (("layers.", "stages."), (".mlp.fc1.", ".ffn.layers.0.0."), (".attn.", ".attn.w_msa."))
