@@ -78,20 +78,16 @@ def measure(kind, depth, launched):
     """Microseconds and launches per block, each forward and backward."""
     (run, leaves), grad, seconds = stage(kind, depth), torch.randn(SHAPE), []
     for _ in range(STEPS):
+        launched.clear()  # and with it the tensors that it holds
         for leaf in leaves:
             leaf.grad = None  # as optimizers do
         start = time.perf_counter()
         y = run()
         middle = time.perf_counter()
+        forward = len(launched)
         y.backward(grad)
         seconds.append((middle - start, time.perf_counter() - middle))
-    for leaf in leaves:
-        leaf.grad = None
-    launched.clear()
-    y = run()
-    launches = [len(launched)]
-    y.backward(grad)
-    launches.append(len(launched) - launches[0])
+    launches = forward, len(launched) - forward
     microseconds = [1e6 * min(part) for part in zip(*seconds, strict=True)]
     return [[value / depth for value in pair] for pair in (microseconds, launches)]
 
