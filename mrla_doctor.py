@@ -51,7 +51,7 @@ def main(argv: Sequence[str] = ()) -> int:
     report = Report()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for check in (check_python, check_packages, check_ops, check_paths):
+        for check in (check_python, check_packages, check_ops):
             title = check.__doc__.rstrip(".")
             print(f"\n{title}")
             try:
@@ -151,31 +151,6 @@ def run_ops(device: str) -> None:
     nms(boxes, boxes[:, 2], 0.5)
     image = torch.ones(1, 1, 8, 8, device=device)
     roi_align(image, torch.nn.functional.pad(boxes, (1, 0)), (2, 2), 1.0, 0, "avg", True)
-
-
-def check_paths(report: Report) -> None:
-    """Paths of layer attention."""
-    import torch
-    from torch.utils.collect_env import get_nvidia_driver_version, run
-
-    from mrla_mm.ops import choose_path
-    from mrla_mm.ops.proof import SELF_CHECKS
-    from mrla_mm.ops.self_check import probe
-
-    report.ok(f"Triton {version('triton') or 'is not installed'}")
-    report.ok(f"GPU driver {get_nvidia_driver_version(run) or 'not found'}")
-    maps = [torch.zeros(1, 32, 8, 8)]
-    for index in range(torch.cuda.device_count()):
-        for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            x = torch.zeros(1, 32, 8, 8, device=f"cuda:{index}", dtype=dtype)
-            maps += [x, x.to(memory_format=torch.channels_last)]
-    for x in maps:
-        path, reason = choose_path(x)
-        layout = "contiguous" if x.is_contiguous() else "channels-last"
-        text = f"{x.device}, {x.dtype}, {layout}: {path} ({reason})"
-        if path in SELF_CHECKS:
-            text += f"; {probe(path, x)}"
-        report.ok(text)
 
 
 def version(distribution: str) -> str | None:

@@ -3,9 +3,7 @@
 The oldest torch that works throughout is 2.1.
 """
 
-import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,22 +18,11 @@ is_autocast_available = getattr(torch.amp, "is_autocast_available", None)
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 _ALLOWED: dict[str, object] = {}
-Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)  # what one thread of OpenMP calls
 
 
-@cache
-def openmp_parallel() -> Callable | None:
-    """Return the function of OpenMP that runs a `Region` on torch's threads; None without it.
-
-    Its arguments are region, data, number of threads and flags. macOS and Windows lack it.
-    """
-    try:
-        parallel = ctypes.CDLL(None).GOMP_parallel
-    except (AttributeError, OSError, TypeError):
-        return None
-    parallel.argtypes = [Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    parallel.restype = None
-    return parallel
+def is_exporting() -> bool:
+    """Whether torch.export (not strict) or the ONNX exporter traces, without Dynamo."""
+    return is_compiling() and not is_dynamo_compiling()
 
 
 def is_autocast_enabled(device_type: str) -> bool:

@@ -32,23 +32,7 @@ def speed_up_configs():
     config.FormatCode = lambda text, **_: (text, True)
 
 
-def patch_triton_interpreter():
-    """Let Triton's interpreter call int() on arrays of one element, which numpy 2.4 refuses."""
-    from triton.runtime import interpreter
-
-    original = interpreter._patch_lang_tensor
-
-    def patch(tensor, *scopes):  # Triton 3.2 passes no scope
-        original(tensor, *scopes)
-        for scope in scopes:
-            scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch
-
-
 speed_up_configs()
-if os.environ.get("TRITON_INTERPRET") == "1":
-    patch_triton_interpreter()
 
 
 # What torch before 2.6 says where it lacks half precision on a CPU, types of a proxy, torch.export,

@@ -167,7 +167,6 @@ def test_detector(name, monkeypatch):
         assert cfg.optim_wrapper.constructor == "LayerDecayOptimWrapperConstructor"
         assert type(model.neck) is SimpleFeaturePyramid
     check_checkpoint(model.backbone.init_cfg, said)
-    monkeypatch.setenv("MRLA_OPS", "naive")
     model.eval()
     levels = model.neck(model.backbone(torch.empty(1, 3, 128, 256, device="meta")))
     head = model.bbox_head if said.host == "retinanet" else model.rpn_head

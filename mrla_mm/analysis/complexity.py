@@ -78,7 +78,7 @@ NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count the multiply-adds of what runs inside; layer attention runs unfused under its hooks."""
+    """Count the multiply-adds of what runs inside; under its hooks layer attention runs module by module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

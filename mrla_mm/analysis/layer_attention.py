@@ -32,8 +32,14 @@ from mrla_mm.attention import (
 )
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.errors import InputError
-from mrla_mm.ops import feature_map, global_average, light_gate, softmax_scores
-from mrla_mm.ops.reference import expand_heads
+from mrla_mm.functional import (
+    expand_heads,
+    feature_map,
+    global_average,
+    light_gate,
+    on_map,
+    softmax_scores,
+)
 
 VARIANTS = (MRLALight, LinearRLA, MLA, MRLABase)
 
@@ -166,7 +172,8 @@ def softmax_weights(attention: nn.Module, pooled: Tensor, earlier: list[Layer]) 
         scores = products / products.sum(1, keepdim=True)  # (B, t, G)
     else:
         scores = softmax_scores(query, torch.stack(keys, 1))  # (B, t, G)
-    return [expand_heads(score, pooled) for score in scores.unbind(1)]
+    channels = pooled.shape[1]
+    return [on_map(expand_heads(score, channels), pooled) for score in scores.unbind(1)]
 
 
 def light_weights(
@@ -176,7 +183,7 @@ def light_weights(
     gate = pooled.new_ones(len(pooled), attention.heads)
     if attention.gated:
         gate = light_gate(attention.project_query(pooled), attention.project_key(pooled))
-    gate = expand_heads(gate, pooled)  # (B, C, 1, 1)
+    gate = on_map(expand_heads(gate, pooled.shape[1]), pooled)  # (B, C, 1, 1)
     if not earlier:
         return [gate]
     beta = history_scale

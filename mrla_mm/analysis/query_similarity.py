@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mrla_mm.analysis.layer_attention import BranchRecorder
 from mrla_mm.attention import LayerAttention
 from mrla_mm.errors import InputError
-from mrla_mm.ops import global_average
+from mrla_mm.functional import global_average
 
 
 class StageSimilarity(NamedTuple):

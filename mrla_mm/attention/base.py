@@ -5,17 +5,15 @@ from collections.abc import Mapping
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.compiler import assume_constant_result
 from torch.nn.modules import module as nn_module
 
+from mrla_mm import functional
 from mrla_mm.errors import InputError
-from mrla_mm.ops import global_average, split_heads, without_autocast
-from mrla_mm.torch_support import is_dynamo_compiling
 
 AttentionConfig = Mapping | str | type | bool | None  # `layer_attention` of a backbone
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
-METHODS = {}  # cache of `methods_of`: Dynamo warns of functools.cache
+REPLACEABLE = ("forward", "_conv_forward", "project_value")  # methods that cheaper forms stand for
 
 
 def attention_config(layer_attention: AttentionConfig) -> dict | None:
@@ -101,11 +99,35 @@ class LayerAttention(nn.Module):
 
     def project_query(self, pooled: Tensor) -> Tensor:
         """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
-        return split_heads(run_projection(self.query, pooled), self.heads)
+        return functional.split_heads(run_projection(self.query, pooled), self.heads)
 
     def project_key(self, pooled: Tensor) -> Tensor:
         """Key of pooled features, f_K: (B, C) -> (B, G, D)."""
-        return split_heads(run_projection(self.key, pooled), self.heads)
+        return functional.split_heads(run_projection(self.key, pooled), self.heads)
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Give a class that has a forward of its own, and no `add_to`, the default one."""
+        super().__init_subclass__(**kwargs)
+        for parent in cls.__mro__:
+            if "add_to" in vars(parent):
+                return
+            if "forward" in vars(parent):
+                cls.add_to = LayerAttention.add_to
+                return
+
+    def add_to(
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory, scale: Tensor, offset: Tensor
+    ) -> Attended:
+        """Return x + scale out + offset, and the new memory: a branch whose norm is frozen.
+
+        This one calls the attention. A variant overrides it where it can do with fewer maps. It is
+        not called where a hook or a replaced method would be passed over.
+
+        Shapes:
+            x and shortcut (B, C, H, W); scale and offset (C,) or (B, C) -> y (B, C, H, W).
+        """
+        out, memory = self(x, shortcut, memory)
+        return x + functional.scale_map(out, scale, offset), memory
 
     def remove_shortcut(self) -> None:
         """Do without the shortcut, in a block whose input has another shape than its output."""
@@ -113,13 +135,31 @@ class LayerAttention(nn.Module):
 
     def query_and_key(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Query and key of a feature map: (B, C, H, W) -> two (B, G, D)."""
-        pooled = global_average(x)
+        pooled = functional.global_average(x)
         return self.project_query(pooled), self.project_key(pooled)
 
     def project_value(self, x: Tensor) -> Tensor:
         """Value of a feature map, f_V: (B, C, H, W) -> (B, C, H, W)."""
         value = x if self.value is None else self.value(x)
         return F.gelu(value) if self.value_gelu else value
+
+    def value_is_depthwise(self) -> bool:
+        """Whether `project_value` is the convolution that this class builds, and nothing else."""
+        if type(self).project_value is not LayerAttention.project_value or is_patched(self):
+            return False
+        return not self.value_gelu and is_depthwise(self.value, self.channels)
+
+    def scaled_value(self, x: Tensor, gain: Tensor, offset: Tensor | None = None) -> Tensor:
+        """Return gain f_V(x) + offset: x (B, C, H, W), gain (B, C), offset (C,) or (B, C)."""
+        if self.value_is_depthwise():
+            return functional.scaled_value(x, self.value.weight, gain, offset)
+        return functional.scale_map(self.project_value(x), gain, offset)
+
+    def add_scaled_value(self, x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+        """Return x + gain f_V(x) + offset; shapes are those of `scaled_value`."""
+        if self.value_is_depthwise():
+            return functional.add_scaled_value(x, self.value.weight, gain, offset)
+        return x + functional.scale_map(self.project_value(x), gain, offset)
 
     def recorded_arguments(self) -> dict[str, object]:
         """Return the arguments that change the result but no name or shape of a weight.
@@ -168,7 +208,7 @@ def make_projection(channels: int, projection: str, reduction: int) -> nn.Module
 def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
     """Query or key (B, E) of pooled (B, C), in the weights' precision whatever autocast says."""
     dtype = [*projection.parameters(), pooled][0].dtype
-    with without_autocast(pooled):
+    with functional.without_autocast(pooled):
         projected = projection(pooled.to(dtype).unsqueeze(1)).squeeze(1)
     return projected.to(pooled.dtype)
 
@@ -176,7 +216,7 @@ def run_projection(projection: nn.Module, pooled: Tensor) -> Tensor:
 def is_patched(module: nn.Module) -> bool:
     """Whether a module runs other code than its class: replaced methods or hooks, also global."""
     return bool(
-        has_replaced_methods(module)
+        any(name in module.__dict__ for name in REPLACEABLE)
         or module._forward_pre_hooks
         or module._forward_hooks
         or module._backward_pre_hooks
@@ -188,17 +228,14 @@ def is_patched(module: nn.Module) -> bool:
     )
 
 
-def has_replaced_methods(module: nn.Module) -> bool:
-    """Whether attributes of a module take the place of methods of its class."""
-    methods = methods_of(type(module))
-    if is_dynamo_compiling():  # Dynamo supports only `in` on an instance's __dict__
-        return any(name in module.__dict__ for name in methods)
-    return not methods.isdisjoint(module.__dict__)
-
-
-@assume_constant_result
-def methods_of(kind: type) -> frozenset[str]:
-    """Names of all that can be called in a class."""
-    if kind not in METHODS:
-        METHODS[kind] = frozenset(name for name in dir(kind) if callable(getattr(kind, name)))
-    return METHODS[kind]
+def is_depthwise(part: nn.Module, channels: int) -> bool:
+    """Whether a module is exactly the depthwise 3x3 convolution that a layer attention builds."""
+    return (
+        type(part) is nn.Conv2d
+        and part.kernel_size == (3, 3)
+        and part.groups == part.in_channels == part.out_channels == channels
+        and part.stride == part.dilation == part.padding == (1, 1)
+        and part.padding_mode == "zeros"
+        and part.bias is None
+        and not is_patched(part)
+    )

@@ -4,9 +4,9 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
+from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, check_choice
 from mrla_mm.errors import InputError
-from mrla_mm.ops import light_attention, light_gate
 
 
 @MODELS.register_module()
@@ -70,11 +70,33 @@ class MRLALight(LayerAttention):
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`."""
-        gate = light_gate(*self.query_and_key(x)) if self.gated else None  # (B, G)
+        out = self.scaled_value(x, self.gate(x)) if self.gated else self.project_value(x)
         history = self.choose_history(shortcut, memory)  # (B, C, H, W)
-        value = self.project_value(x)  # (B, C, H, W)
-        out = light_attention(value, gate, history, self.history_scale)  # (B, C, H, W)
-        return out, self.new_memory(out)
+        if history is not None:
+            out = add_history(out, self.history_scale, history)
+        return out, (out,) if self.previous == "output" else ()
+
+    def add_to(
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory, scale: Tensor, offset: Tensor
+    ) -> Attended:
+        """Return x + scale out + offset, and the memory; see `LayerAttention`.
+
+        y = x + (scale gate) f_V(x) + offset + (scale lambda) p.
+        """
+        if self.previous == "output":  # the memory is the output itself
+            return super().add_to(x, shortcut, memory, scale, offset)
+        gain = scale * self.gate(x) if self.gated else scale.expand(x.shape[0], -1)  # (B, C)
+        y = self.add_scaled_value(x, gain, offset)
+        history = self.choose_history(shortcut, memory)
+        if history is not None:
+            slope = scale if self.history_scale is None else scale * self.history_scale
+            y = add_history(y, slope, history)
+        return y, ()
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Gate of each channel: (B, C, H, W) -> (B, C)."""
+        per_head = functional.light_gate(*self.query_and_key(x))  # (B, G)
+        return functional.expand_heads(per_head, self.channels)
 
     def choose_history(self, shortcut: Tensor | None, memory: Memory) -> Tensor | None:
         """Map (B, C, H, W) that lambda scales, or None."""
@@ -82,6 +104,10 @@ class MRLALight(LayerAttention):
             return shortcut if self.uses_shortcut else None
         return memory[0] if memory else None
 
-    def new_memory(self, out: Tensor) -> Memory:
-        """Memory that an output leaves."""
-        return (out,) if self.previous == "output" else ()
+
+def add_history(out: Tensor, slope: Tensor | None, history: Tensor) -> Tensor:
+    """Add slope times the history to a map (B, C, H, W); slope (C,) or (B, C), None for 1."""
+    history = history.to(out.dtype)
+    if slope is None:
+        return out + history
+    return torch.addcmul(out, functional.on_map(slope, out), history)

@@ -1,12 +1,10 @@
 """Linearised recurrent layer attention, the paper's other road to linear cost."""
 
 from mmengine.registry import MODELS
-from torch import Tensor, fx
+from torch import Tensor
 
+from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory
-from mrla_mm.ops import feature_map, linear_attention, linear_state
-
-fx.wrap("linear_attention")  # torch.fx calls it as a whole: it depends on the precision
 
 
 @MODELS.register_module()
@@ -22,10 +20,10 @@ class LinearRLA(LayerAttention):
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
         query, key = self.query_and_key(x)  # (B, G, D)
         value = self.project_value(x)  # (B, C, H, W)
-        state = linear_state(key, value)
-        normaliser = feature_map(key)
+        state = functional.linear_state(key, value)
+        normaliser = functional.feature_map(key)
         if memory:
             state = memory[0] + state
             normaliser = memory[1] + normaliser
-        out = linear_attention(query, state, normaliser).to(value.dtype)
+        out = functional.linear_attention(query, state, normaliser).to(value.dtype)
         return out, (state, normaliser)

@@ -1,15 +1,15 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
+import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.attention.fusion import Fusion, choose_fusion
+from mrla_mm.attention.base import Attended, Memory, is_patched
 from mrla_mm.errors import InputError
-from mrla_mm.ops import BatchNorm
+from mrla_mm.functional import frozen_norm
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
@@ -51,6 +51,7 @@ class AttentionResidual(BaseModule):
         super().__init__()
         if not 0 <= drop_path < 1:
             raise InputError(f"drop_path={drop_path} of layer attention is not in [0, 1)")
+        self.channels = channels
         self.first_in_stage = first_in_stage
         self.has_shortcut = has_shortcut
         self.attention = MODELS.build(
@@ -89,12 +90,8 @@ class AttentionResidual(BaseModule):
         super().init_weights()
         self.reset_zero_init()
 
-    def attend(
-        self, fusion: Fusion, x: Tensor, shortcut: Tensor | None, memory: Memory
-    ) -> Attended:
-        """Run the attention alone, fused or as its class is written."""
-        if fusion.extent != "nothing":
-            return fusion.run(x, shortcut, memory)
+    def attend(self, x: Tensor, shortcut: Tensor | None, memory: Memory) -> Attended:
+        """Run the attention, and refuse a memory that checkpointing could not track."""
         out, memory = self.attention(x, shortcut, memory)
         tensors = Tensor, fx.Proxy  # with which torch.fx traces
         if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
@@ -112,14 +109,6 @@ class AttentionResidual(BaseModule):
 class LayerAttentionResidual(AttentionResidual):
     """Layer attention over maps: y = x + drop_path(norm(attention(x, shortcut, memory)))."""
 
-    def overrides(self, *methods: str) -> bool:
-        """Whether a subclass or this instance overrides one of these methods."""
-        return any(
-            name in vars(self)
-            or getattr(type(self), name) is not getattr(LayerAttentionResidual, name)
-            for name in methods
-        )
-
     def forward(
         self, x: Tensor, shortcut: Tensor | None, *memory: Tensor, keep: Tensor | None = None
     ) -> tuple[Tensor, ...]:
@@ -130,40 +119,31 @@ class LayerAttentionResidual(AttentionResidual):
         Shapes:
             x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
-        fusion = choose_fusion(self, x, shortcut)
-        if fusion.extent == "branch":
-            norm = self.prepare_fused_norm(x, keep)
-            y, memory = fusion.run(x, shortcut, memory, norm=norm)
+        if self.is_affine(x):
+            scale, offset = frozen_norm(self.norm)  # (C,)
+            if keep is not None:
+                scale, offset = keep.flatten(1) * scale, keep.flatten(1) * offset  # (B, C)
+            y, memory = self.attention.add_to(x, shortcut, memory, scale, offset)
             return (y, *memory)
-        out, memory = self.attend(fusion, x, shortcut, memory)
+        out, memory = self.attend(x, shortcut, memory)
         branch = self.activate(self.norm(out))
         branch = self.drop_path(branch) if keep is None else branch * keep
         return (x + branch, *memory)
 
-    def forward_add_relu(
-        self, c: Tensor, shortcut: Tensor, relu: nn.Module, *memory: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Finish a residual block: what forward returns for x = relu(c + shortcut).
-
-        Shapes:
-            c and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
-        """
-        fusion = choose_fusion(self, c, shortcut, relu)
-        if fusion.extent != "all":
-            return self(relu(c + shortcut), shortcut, *memory)
-        norm = self.prepare_fused_norm(c)
-        y, memory = fusion.run(c, shortcut, memory, add_relu=True, norm=norm)
-        return (y, *memory)
-
-    def prepare_fused_norm(self, x: Tensor, keep: Tensor | None = None) -> BatchNorm:
-        """Return norm and drop-path factors (B,) for a fused path; count a batch as norms do."""
-        norm = self.norm
-        if keep is None and self.drop_path.training and isinstance(self.drop_path, DropPath):
-            keep = self.drop_path(x.new_ones(x.shape[0], 1, 1, 1))
-        if keep is not None:
-            keep = keep.flatten()
-        statistics = norm.running_mean, norm.running_var
-        if norm.training:
-            norm.num_batches_tracked.add_(1)
-        momentum = norm.momentum if norm.training else None
-        return BatchNorm(norm.weight, norm.bias, *statistics, keep, norm.eps, momentum)
+    def is_affine(self, x: Tensor) -> bool:
+        """Whether behind the attention there is a frozen norm alone, whose hooks nobody awaits."""
+        norm, drop_path = self.norm, self.drop_path
+        if type(norm) is not nn.BatchNorm2d or norm.training or norm.running_mean is None:
+            return False
+        drops = isinstance(drop_path, DropPath) and drop_path.training
+        if drops or type(drop_path) not in (DropPath, nn.Identity):
+            return False
+        return (
+            isinstance(x, Tensor)  # a graph of torch.fx has to run in both modes of the norm
+            # of other channels or precision the norm raises
+            and norm.num_features == self.channels
+            and (norm.running_mean.dtype == torch.float64) == (x.dtype == torch.float64)
+            and hasattr(self.attention, "add_to")
+            and self.activation is None
+            and not any(is_patched(part) for part in (self.attention, norm, drop_path))
+        )

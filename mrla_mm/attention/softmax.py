@@ -2,13 +2,10 @@
 
 import torch
 from mmengine.registry import MODELS
-from torch import Tensor, fx, nn
+from torch import Tensor
 
+from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
-from mrla_mm.ops import global_average, scores_and_keys, softmax_scores, weighted_sum
-
-# torch.fx calls it as a whole: it loops over layers
-fx.wrap("weighted_sum")
 
 
 @MODELS.register_module()
@@ -16,18 +13,34 @@ class MRLABase(LayerAttention):
     """MRLA-base, o^t_h = sum_{s<=t} softmax_s(q^t_h . k^s_h / sqrt(D)) v^s_h (Eq. 6, Algorithm 1).
 
     The memory is the keys (B, T, E), E = G * D, and the T values (B, C, H, W) of the layers so far.
-    Each value is kept once and never concatenated, so memory grows linearly with depth. Where it
-    runs fused, torch.autograd.grad of a value lacks its own layer's share. Arguments are those of
-    `LayerAttention`.
+    Each value is kept once and never concatenated, so memory grows linearly with depth. Arguments
+    are those of `LayerAttention`.
     """
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
+        weights, keys, values = self.weigh(x, memory)
+        return functional.weighted_sum(weights, values), (keys, *values)
+
+    def add_to(
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory, scale: Tensor, offset: Tensor
+    ) -> Attended:
+        """Return x + scale out + offset, and the memory; see `LayerAttention`.
+
+        y = x + offset + sum_s (scale weight^s) v^s.
+        """
+        weights, keys, values = self.weigh(x, memory)
+        weights = weights * scale.unsqueeze(-2)
+        start = x + functional.on_map(offset, x)
+        return functional.weighted_sum(weights, values, start), (keys, *values)
+
+    def weigh(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Weights (B, T, C), keys (B, T, E) and T values (B, C, H, W) of the layers so far."""
         query, key = self.query_and_key(x)  # (B, G, D)
         earlier_keys, *earlier_values = memory or (None,)
-        values = *earlier_values, self.project_value(x)
-        scores, keys = scores_and_keys(query, key, earlier_keys)  # (B, T, G), (B, T, E)
-        return weighted_sum(scores, values), (keys, *values)
+        scores, keys = functional.scores_and_keys(query, key, earlier_keys)
+        values = (*earlier_values, self.project_value(x))
+        return functional.expand_heads(scores, self.channels), keys, values
 
 
 @MODELS.register_module()
@@ -42,33 +55,40 @@ class MLA(LayerAttention):
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        pooled = global_average(x)  # (B, C)
-        averages = self.averages(pooled, memory)  # (B, T, C)
-        maps = (*memory[1:], x)  # T of (B, C, H, W)
-        scores = softmax_scores(self.project_query(pooled), self.project_keys(averages))
+        weights, averages, maps = self.weigh(x, memory)
         if self.value_is_linear():
-            out = self.project_value(weighted_sum(scores, maps))
+            out = self.project_value(functional.weighted_sum(weights, maps))
         else:
-            out = weighted_sum(scores, [self.project_value(m) for m in maps])
+            out = functional.weighted_sum(weights, [self.project_value(m) for m in maps])
         return out, (averages, *maps)
 
-    def averages(self, pooled: Tensor, memory: Memory) -> Tensor:
-        """Averages of the earlier maps and of this one (B, C): (B, T, C)."""
-        pooled = pooled.unsqueeze(1)
-        return torch.cat((memory[0], pooled), 1) if memory else pooled
+    def add_to(
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory, scale: Tensor, offset: Tensor
+    ) -> Attended:
+        """Return x + scale out + offset, and the memory; see `LayerAttention`."""
+        if not self.value_is_depthwise():
+            return super().add_to(x, shortcut, memory, scale, offset)
+        weights, averages, maps = self.weigh(x, memory)
+        mixed = functional.weighted_sum(weights, maps)
+        y = x + self.scaled_value(mixed, scale.expand(x.shape[0], -1), offset)
+        return y, (averages, *maps)
 
-    def project_keys(self, averages: Tensor) -> Tensor:
-        """Keys of all layers by this layer's f_K: (B, T, C) -> (B, T, G, D)."""
-        keys = self.project_key(averages.flatten(0, 1))
-        return keys.unflatten(0, (-1, averages.shape[1]))
+    def weigh(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """Weights (B, T, C), averages (B, T, C) and T maps (B, C, H, W) of the layers so far."""
+        pooled = functional.global_average(x).unsqueeze(1)  # (B, 1, C)
+        averages, maps = pooled, (x,)
+        if memory:
+            averages = torch.cat((memory[0], pooled), 1)
+            maps = (*memory[1:], x)
+        keys = self.project_key(averages.flatten(0, 1))  # (B * T, G, D), by this layer's f_K
+        keys = keys.unflatten(0, (-1, averages.shape[1]))
+        query = self.project_query(pooled.squeeze(1))
+        scores = functional.softmax_scores(query, keys)
+        return functional.expand_heads(scores, self.channels), averages, maps
 
     def value_is_linear(self) -> bool:
         """Whether f_V is linear in each channel: what our class builds, and without a GELU."""
-        overridden = type(self).project_value is not LayerAttention.project_value
-        if overridden or is_patched(self) or self.value_gelu:
+        if type(self).project_value is not LayerAttention.project_value or is_patched(self):
             return False
-        value = self.value
-        if value is None:
-            return True
-        is_depthwise = type(value) is nn.Conv2d and value.groups == self.channels
-        return is_depthwise and not is_patched(value)
+        is_identity = self.value is None and not self.value_gelu
+        return is_identity or self.value_is_depthwise()

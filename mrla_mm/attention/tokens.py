@@ -4,7 +4,6 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mrla_mm.attention.fusion import choose_fusion
 from mrla_mm.attention.residual import AttentionResidual, build_branch_norm
 
 Grid = tuple[int, int]  # H and W, rows and columns of the patch tokens
@@ -81,7 +80,7 @@ class TokenAttentionResidual(AttentionResidual):
         history = None
         if self.history_norm is not None:
             history = to_map(self.history_norm(shortcut[:, extra:]), grid)
-        out, memory = self.attend(choose_fusion(self, patches, history), patches, history, memory)
+        out, memory = self.attend(patches, history, memory)
         branch = to_tokens(self.activate(out))
         if extra:
             branch = torch.cat([normed[:, :extra], branch], dim=1)

@@ -6,12 +6,12 @@ from functools import partial
 
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
 from mmdet.models.layers import ResLayer
+from mmengine.model.efficient_conv_bn_eval import efficient_conv_bn_eval_control
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
 from mrla_mm.backbones.checkpointing import run_checkpointed
-from mrla_mm.backbones.conv_bn import conv_bn, run_downsample
 from mrla_mm.errors import InputError
 from mrla_mm.weights import PretrainedBackbone
 
@@ -22,20 +22,29 @@ class _MRLABlock:
     The stage sets `mrla`, the layer attention's residual branch or None.
     """
 
+    efficient_conv_bn_eval = False
+
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         """Run block and layer attention: x and the stage's memory -> both behind the block."""
         return run_checkpointed(self.with_cp, self._forward, x, *memory)
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         shortcut = self.run_shortcut(x)
-        x = self.run_convs(x)
+        x = self.relu(self.run_convs(x) + shortcut)
         if self.mrla is None:
-            return (self.relu(x + shortcut), *memory)
-        return self.mrla.forward_add_relu(x, shortcut, self.relu, *memory)
+            return (x, *memory)
+        return self.mrla(x, shortcut, *memory)
 
     def run_shortcut(self, x: Tensor) -> Tensor:
         """Run the identity path: (B, C', H', W') -> (B, C, H, W)."""
-        return x if self.downsample is None else run_downsample(self.downsample, x)
+        if self.downsample is None:
+            return x
+        if not self.efficient_conv_bn_eval:
+            return self.downsample(x)
+        *before, conv, norm = self.downsample
+        for module in before:
+            x = module(x)
+        return self.run_conv_bn(conv, norm, x)
 
     def run_convs(self, x: Tensor, *context: Tensor) -> Tensor:
         """Run convolutions, norms and plugins: (B, C', H', W') -> (B, C, H, W); see `run_conv`."""
@@ -49,7 +58,16 @@ class _MRLABlock:
 
     def run_conv(self, step: int, x: Tensor) -> Tensor:
         """Run the convolution and norm of a step; a subclass may take the context as well."""
-        return conv_bn(getattr(self, f"conv{step}"), getattr(self, f"norm{step}"), x)
+        conv = getattr(self, f"conv{step}")
+        norm = getattr(self, f"norm{step}")
+        return self.run_conv_bn(conv, norm, x)
+
+    def run_conv_bn(self, conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+        """Run a convolution and its norm; as one where that is asked for and can be."""
+        can_fold = type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d
+        if self.efficient_conv_bn_eval and can_fold:
+            return efficient_conv_bn_eval_control(norm, conv, x)
+        return norm(conv(x))
 
     def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
         """Run the plugins of a step; a subclass may collect the outputs of the steps in `maps`."""
@@ -139,6 +157,10 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             branch's norm starts at one.
         stages: regular expression; stages whose name, "layer1" to "layer4", it does not match
             entirely have no layer attention.
+        efficient_conv_bn_eval: where a norm is frozen, run it and the convolution before it as one
+            convolution, mmengine's way: less memory in training, more small operations. The
+            forward hooks of both are passed over. mmengine's own key of this name cannot trace the
+            branches.
         contract_dilation: halve the dilation of the first block of each stage, as mmseg's
             ``ResNet`` does.
         **kwargs: those of mmdet's ``ResNet``.
@@ -166,6 +188,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         attention_drop_path: float = 0.0,
         zero_init_attention: bool = True,
         stages: str = ".*",
+        efficient_conv_bn_eval: bool = False,
         contract_dilation: bool = False,
         **kwargs: object,
     ) -> None:
@@ -174,6 +197,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
         self.stages = re.compile(stages)
+        self.efficient_conv_bn_eval = efficient_conv_bn_eval
         self.contract_dilation = contract_dilation
         super().__init__(depth, **kwargs)
         is_matched = any(map(self.stages.fullmatch, self.res_layers))
@@ -197,4 +221,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             expansion = block.expansion
             block = partial(build_contracted, block)
             block.expansion = expansion  # which ResLayer reads
-        return MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})
+        stage = MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})
+        for block in stage:
+            block.efficient_conv_bn_eval = self.efficient_conv_bn_eval
+        return stage

@@ -15,7 +15,7 @@ from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention
 from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
-from mrla_mm.ops import is_exporting
+from mrla_mm.torch_support import is_exporting
 from mrla_mm.weights import PretrainedBackbone
 
 

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from mrla_mm.attention import MRLALight
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.attention.fusion import FUSED, FusedVariant, light_obstacle, run_light
 from mrla_mm.comparators.dia import SharedCell, cell_gates, shared_weights
 from mrla_mm.errors import InputError
 
@@ -50,6 +49,13 @@ class DLALight(MRLALight):
         refreshed, memory = self.refresh(x, shortcut, memory)
         return super().forward(x, refreshed)[0], memory
 
+    def add_to(
+        self, x: Tensor, shortcut: Tensor | None, memory: Memory, scale: Tensor, offset: Tensor
+    ) -> Attended:
+        """Return x + scale out + offset, and the memory; see `LayerAttention`."""
+        refreshed, memory = self.refresh(x, shortcut, memory)
+        return super().add_to(x, refreshed, (), scale, offset)[0], memory
+
     def refresh(
         self, x: Tensor, shortcut: Tensor | None, memory: Memory
     ) -> tuple[Tensor | None, Memory]:
@@ -79,16 +85,3 @@ def update_state(
     take, forget, new = cell_gates(pooled, hidden, weights).chunk(3, 1)
     cell = forget.sigmoid() * cell + take.sigmoid() * new.tanh()
     return cell.sigmoid(), cell
-
-
-def run_dla(
-    attention: DLALight, path, c, shortcut, memory, *, add_relu=False, norm=None
-) -> Attended:
-    """Run DLA-light, all but the refresh fused."""
-    x = (c + shortcut).relu() if add_relu else c
-    refreshed, memory = attention.refresh(x, shortcut, memory)
-    out, _ = run_light(attention, path, x, refreshed, (), norm=norm)
-    return out, memory
-
-
-FUSED[DLALight] = FusedVariant(run_dla, light_obstacle)

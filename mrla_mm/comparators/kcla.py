@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
+from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, run_projection
-from mrla_mm.ops.reference import expand_heads
 
 EPSILON = 1e-3  # beside the sum of the weights in o^t
 fx.wrap("log_weights")  # torch.fx calls it as a whole: it depends on the device and the precision
@@ -44,11 +44,12 @@ class KCLA(LayerAttention):
             mean, log_total = memory
             gained = log_weight - log_total  # at most 10
             log_total = log_weight - F.logsigmoid(gained)  # log(w + Z)
-            mean = torch.lerp(mean.to(x.dtype), x, expand_heads(gained.sigmoid(), x))
+            step = functional.expand_heads(gained.sigmoid(), self.channels)
+            mean = torch.lerp(mean.to(x.dtype), x, functional.on_map(step, x))
         gate = run_projection(self.mix, (query * F.normalize(key, dim=-1)).sum(-1)).sigmoid()
         gate = gate * (log_total - math.log(EPSILON)).sigmoid()  # Z / (Z + EPSILON)
-        value = self.project_value(mean)
-        return expand_heads(gate, value) * value, (mean, log_total)
+        gate = functional.expand_heads(gate, self.channels)
+        return self.scaled_value(mean, gate), (mean, log_total)
 
 
 def log_weights(key: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class GatedBottleneck(_Gated, MRLABottleneck):
 
 @MODELS.register_module(force=True)
 class ComparatorResNet(PretrainedBackbone, ResNet):
-    """mmdet's ResNet, as fast and as strict as MRLAResNet, for other attention.
+    """mmdet's ResNet, as strict about weights as MRLAResNet, for other attention.
 
     Args:
         depth: 18, 34, 50, 101 or 152; as in mmdet `plugins` need 50 or more.

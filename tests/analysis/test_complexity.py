@@ -64,8 +64,7 @@ def test_operators(module, shapes, expected):
     ],
     ids=lambda backbone: backbone.get("layer_attention", backbone)["type"],
 )
-def test_the_rule_names_every_operator_of_our_backbones(backbone, monkeypatch):
-    monkeypatch.setenv("MRLA_OPS", "fused")
+def test_the_rule_names_every_operator_of_our_backbones(backbone):
     found = measure(MODELS.build(backbone), (64, 96))
     assert not found.unknown and found == measure(MODELS.build(backbone), (64, 96), device="cpu")
     assert found.by_module()[""] == (sum(found.parameters.values()), found.total)

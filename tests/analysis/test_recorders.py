@@ -10,7 +10,7 @@ from mrla_mm.attention import MRLALight
 from mrla_mm.attention.tokens import to_map
 from mrla_mm.backbones import MRLAResNet, MRLAViT
 from mrla_mm.errors import InputError
-from mrla_mm.ops import global_average
+from mrla_mm.functional import global_average
 from tests.backbones.common import randomize_zero_init
 
 

@@ -119,7 +119,7 @@ CHANGE_NAMES = ["pruning", "weight norm", "spectral norm", "parametrised weight 
 @pytest.mark.parametrize("part", ["query", "key", "value"])
 @pytest.mark.parametrize("change", CHANGES, ids=CHANGE_NAMES)
 @pytest.mark.parametrize("variant", ["light", "base", "mla"])
-def test_reparametrised_projections_train(variant, change, part, monkeypatch):
+def test_reparametrised_projections_train(variant, change, part):
     backbone = build("resnet18", variant)
     changed = [getattr(branch.attention, part) for branch in branches(backbone)]
     for module in changed:
@@ -134,7 +134,8 @@ def test_reparametrised_projections_train(variant, change, part, monkeypatch):
         optimizer.step()
     assert all((p != old).any() for p, old in zip(parameters, before, strict=True))
     found = outputs_and_gradients(backbone.eval())
-    monkeypatch.setenv("MRLA_OPS", "naive")
+    for branch in branches(backbone):  # a hook keeps the norm apart
+        branch.norm.register_forward_hook(lambda *_: None)
     torch.testing.assert_close(found, outputs_and_gradients(backbone))
 
 

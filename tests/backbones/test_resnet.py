@@ -110,10 +110,13 @@ def test_drop_path_drops_the_branch_alone(norm_eval):
     assert not torch.allclose(backbone.eval()(image)[0], plain(image)[0])
 
 
-@pytest.mark.parametrize(("attention", "ratio"), [(LIGHT, 0.95), (BASE, 1.25)], ids=str)
-def test_what_is_saved_for_backward_with_frozen_statistics(attention, ratio, monkeypatch):
-    monkeypatch.setenv("MRLA_OPS", "fused")
-    ours, plain = MRLAResNet(50, attention, base_channels=32), ResNet(50, base_channels=32)
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize(("attention", "ratio"), [(LIGHT, 1.36), (BASE, 1.56)], ids=str)
+def test_what_is_saved_for_backward_with_frozen_statistics(attention, ratio, folded):
+    options = dict(base_channels=32)
+    ours = MRLAResNet(50, attention, efficient_conv_bn_eval=folded, **options)
+    plain = ResNet(50, **options)
+    ratio -= 0.31 * folded
     image, saved = torch.randn(2, 3, 256, 256), []
     for net in (ours, plain):
         net.train()
@@ -136,9 +139,7 @@ def test_layer_attention_follows_the_blocks_with_a_shortcut_and_only_those(arch)
     assert seen > 3
 
 
-@pytest.mark.parametrize("path", ["naive", "fused"])
-def test_a_block_and_its_layer_attention_are_dropped_together(path, monkeypatch):
-    monkeypatch.setenv("MRLA_OPS", path)
+def test_a_block_and_its_layer_attention_are_dropped_together():
     torch.manual_seed(0)
     options = dict(drop_path_rate=0.5, out_indices=(5,), norm_eval=True)
     backbone = randomize_zero_init(MRLAEfficientNet("b0", **options)).double().train()

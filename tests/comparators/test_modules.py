@@ -207,7 +207,7 @@ def test_stage(method, batch, drop_path, frozen):
         torch.manual_seed(2)
         y, memory = shortcut[images], ()
         for block, out in zip(blocks, outs, strict=True):
-            y, *memory = block.forward_add_relu(out[images], y, nn.ReLU(), *memory)
+            y, *memory = block((out[images] + y).relu(), y, *memory)
             yield y
 
     def run_reference():

@@ -9,7 +9,6 @@ import torch
 from mmdet.models import ResNet
 from mmengine.registry import MODELS
 
-from mrla_mm.backbones.conv_bn import MIN_NUMEL_TO_FOLD
 from mrla_mm.comparators import DIA
 from mrla_mm.errors import InputError
 
@@ -62,8 +61,7 @@ def run_by_hand(kind, stage, x):
 
 @pytest.mark.parametrize("norm_eval", [False, True])
 @pytest.mark.parametrize("kind", ["BA", "DIA"])
-def test_networks_by_hand(kind, norm_eval, monkeypatch):
-    monkeypatch.setitem(MIN_NUMEL_TO_FOLD, "cpu", 0)
+def test_networks_by_hand(kind, norm_eval):
     net = build(kind, norm_eval=norm_eval).double()
     net.train()
     image, expected = torch.rand(3, 3, 64, 64).double(), []

@@ -70,19 +70,6 @@ def test_faults_are_reported(part, replacement, remedy, monkeypatch, capsys):
     assert doctor.main() == 1 and remedy in capsys.readouterr().out
 
 
-def test_a_failed_self_check_of_triton_is_reported(monkeypatch, capsys):
-    pytest.importorskip("triton.backends", reason="Triton 3 is not installed")
-    import mrla_mm.ops.triton  # noqa: F401  before the interpreter would take its kernels for good
-    from mrla_mm.ops import proof
-
-    outcome = "output in base is off by 2.0", 2.0
-    monkeypatch.setattr(proof, "OUTCOMES", {})
-    monkeypatch.setitem(proof.SELF_CHECKS, "triton", lambda *form: outcome)
-    monkeypatch.setenv("MRLA_OPS", "triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert doctor.main() and "output in base is off by 2.0" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("command", ["-I -S tools/doctor.py", "-S -m mrla_doctor"])
 def test_it_works_where_nothing_is_installed(command):
     command = [sys.executable, *command.split()]

@@ -1,0 +1,248 @@
+"""Layer attention in plain PyTorch: the equations of the paper, in the paper's order.
+
+    y = GAP(x)                                                  (B, C)
+    q = f_Q(y),  k = f_K(y)                                     (B, G, D), Sec. 4
+    v = f_V(x), a depthwise 3x3 convolution                     (B, C, H, W)
+
+    light   o = sigmoid(q . k / sqrt(D)) v + lambda p           Eq. 8, Algorithm 3
+    base    o = sum_{s<=t} softmax_s(q^t . k^s / sqrt(D)) v^s   Eq. 6, Algorithm 1
+    MLA     o = f_V^t(sum_{s<=t} softmax_s(q^t . f_K^t(y^s) / sqrt(D)) x^s)             Eq. 4
+    linear  o = phi(q) U / (phi(q) Z)                           App. A.3
+
+q and k have G heads of D channels; the history p of light is o^{t-1} or the block's shortcut; U =
+sum phi(k) v, Z = sum phi(k). Of MLA the paper has the sum over f_V^t(x^s), which is the same: f_V
+is linear, and a score is the same in a channel.
+
+The last part has cheaper forms of the same equations. One vocabulary throughout the package: B
+batch, C channels, H W grid, G heads, D head channels (C = G * D), T depth in the stage.
+
+Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is
+computed in at least single precision, autocast or not: it is tiny, and its scores decide about
+whole feature maps.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor
+
+from mrla_mm.torch_support import is_autocast_enabled, is_compiling
+
+
+@torch.fx.wrap  # which cannot trace promote_types before torch 2.7
+def dtype_of_sums(x: Tensor) -> torch.dtype:
+    """Precision that elements of x are added up in, at least single."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def global_average(x: Tensor) -> Tensor:
+    """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C)."""
+    return x.mean(dim=(2, 3), dtype=dtype_of_sums(x))
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Tensor in at least single precision."""
+    return tensor.to(dtype_of_sums(tensor))
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Disable autocast on the device of x."""
+    if not isinstance(x, Tensor) or x.is_meta:  # a proxy of torch.fx has no device
+        return nullcontext()
+    return torch.autocast(device_type=x.device.type, enabled=False)
+
+
+def depthwise_value(x: Tensor, weight: Tensor) -> Tensor:
+    """Value of a layer, f_V: (B, C, H, W) and weight (C, 1, 3, 3) -> (B, C, H, W)."""
+    return F.conv2d(x, weight, padding=1, groups=x.shape[1])
+
+
+def split_heads(pooled: Tensor, heads: int) -> Tensor:
+    """Cut consecutive channels into heads: (B, C) -> (B, G, D)."""
+    return pooled.unflatten(1, (heads, -1))
+
+
+def expand_heads(per_head: Tensor, channels: int) -> Tensor:
+    """Repeat a value per head for each of its channels: (B, ..., G) -> (B, ..., C)."""
+    return per_head.repeat_interleave(channels // per_head.shape[-1], dim=-1)
+
+
+def on_map(per_channel: Tensor, feature_map: Tensor) -> Tensor:
+    """View values per channel as a map of one pixel, in a map's precision.
+
+    Shapes: (C,) or (B, C) -> (C, 1, 1) or (B, C, 1, 1).
+    """
+    return per_channel.to(feature_map.dtype)[..., None, None]
+
+
+def scale_map(value: Tensor, gain: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Return gain v + offset, of a map (B, C, H, W) and values per channel, (C,) or (B, C)."""
+    if offset is None:
+        return on_map(gain, value) * value
+    return torch.addcmul(on_map(offset, value), on_map(gain, value), value)
+
+
+def light_gate(query: Tensor, key: Tensor) -> Tensor:
+    """Gate of MRLA-light, sigmoid(q_h . k_h / sqrt(D)): two (B, G, D) -> (B, G)."""
+    return torch.sigmoid((query * key).sum(-1) * query.shape[-1] ** -0.5)
+
+
+def softmax_scores(query: Tensor, keys: Tensor) -> Tensor:
+    """Attention of a layer over its stage, softmax_s(q^t_h . k^s_h / sqrt(D)) (Eq. 6).
+
+    Shapes: query (B, G, D), keys (B, T, G, D) -> (B, T, G), summing to 1 over T.
+    """
+    logits = (query.unsqueeze(1) * keys).sum(-1) * query.shape[-1] ** -0.5  # (B, T, G)
+    return logits.softmax(1)
+
+
+def scores_and_keys(
+    query: Tensor, key: Tensor, earlier_keys: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Softmax scores of a layer, and the keys of all layers so far, of G * D = E channels.
+
+    Shapes: query and key (B, G, D), earlier_keys (B, T - 1, E) or None -> (B, T, G), (B, T, E).
+    """
+    keys = key.flatten(1).unsqueeze(1)  # (B, 1, E)
+    if earlier_keys is not None:
+        keys = torch.cat((earlier_keys, keys), 1)
+    return softmax_scores(query, keys.unflatten(2, query.shape[1:])), keys
+
+
+def weighted_sum(weights: Tensor, values: Sequence[Tensor], start: Tensor | None = None) -> Tensor:
+    """Sum over layers of weight times value, added to a map to start from if there is one.
+
+    Backward needs the values and nothing of their size besides: memory is linear in depth. The last
+    value gives the layout: earlier ones may be views whose odd strides a batch norm takes wrongly.
+
+    Shapes: weights (B, T, C), T values (B, C, H, W), start (B, C, H, W) -> (B, C, H, W).
+    """
+    *earlier, (weight, last) = zip(weights.unbind(1), values, strict=True)
+    if start is None:
+        out = on_map(weight, last) * last  # (B, C, H, W)
+    else:
+        out = torch.addcmul(start, on_map(weight, last), last)
+    for weight, value in earlier:
+        out = torch.addcmul(out, on_map(weight, value), value)
+    return out
+
+
+def feature_map(pooled: Tensor) -> Tensor:
+    """Positive feature map phi = elu + 1 of linear attention, exact for negative input."""
+    return torch.where(pooled > 0, pooled + 1, pooled.clamp(max=0).exp())
+
+
+def linear_state(key: Tensor, value: Tensor) -> Tensor:
+    """What one layer adds to the memory of linearised layer attention, phi(k)^T v (App. A.3).
+
+    In the precision of the key, at least single: phi falls to 1e-9 and its sums divide by each
+    other.
+
+    Shapes: key (B, G, E), value (B, C, H, W) -> (B, G, E, D, H, W), E times the value's size.
+    """
+    phi = feature_map(key)  # (B, G, E)
+    heads = value.unflatten(1, (phi.shape[1], -1))  # (B, G, D, H, W)
+    return phi[..., None, None, None] * heads.unsqueeze(2)
+
+
+@torch.fx.wrap  # it depends on the precision
+def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor:
+    """Linearised layer attention, phi(q) U / (phi(q) Z), per head (App. A.3).
+
+    Where every key of a head so far is below about -43, phi(q) Z leaves what float32 can divide by
+    (float64: -354), and the result fades to 0.
+
+    Shapes: query (B, G, E), state U (B, G, E, D, H, W), normaliser Z (B, G, E) -> (B, C, H, W).
+    """
+    # A common factor of phi(q) cancels; taken out, the sum is that of Z alone, held where its
+    # square is above 0.
+    shift = query.amax(-1, keepdim=True).clamp(max=0)  # (B, G, 1)
+    phi = torch.where(query > 0, query + 1, (query.clamp(max=0) - shift).exp())  # (B, G, E)
+    phi = phi / phi.sum(-1, keepdim=True)
+    total = (phi * normaliser).sum(-1, keepdim=True)  # (B, G, 1)
+    weights = phi / total.clamp_min(torch.finfo(total.dtype).tiny ** 0.5)
+    with without_autocast(state):
+        return torch.einsum("bge,bgedhw->bgdhw", weights.to(state.dtype), state).flatten(1, 2)
+
+
+def frozen_norm(norm: torch.nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Scale and offset (C,) of a batch norm with frozen statistics, norm(o) = scale o + offset."""
+    scale = torch.rsqrt(at_least_float32(norm.running_var) + norm.eps)
+    if norm.weight is not None:
+        scale = scale * norm.weight
+    offset = -norm.running_mean * scale
+    return scale, offset if norm.bias is None else norm.bias + offset
+
+
+# Cheaper forms. A depthwise convolution is linear in its kernel, and its kernel can be another one
+# for each sample, so a factor g per sample and channel moves into it, and the identity as well:
+#
+#     g dw(x; W) = dw(x; g W)          x + g dw(x; W) + t = dw(x; g W + delta) + t
+#
+# with delta 1 in the centre and 0 around it. The map dw(x; W) is then neither written nor saved for
+# the gradient of g.
+
+
+@torch.fx.wrap  # the choice depends on the map
+def scaled_value(x: Tensor, weight: Tensor, gain: Tensor, offset: Tensor | None = None) -> Tensor:
+    """Return gain f_V(x) + offset.
+
+    Shapes: x (B, C, H, W), weight (C, 1, 3, 3), gain (B, C), offset (C,) or (B, C) ->
+    (B, C, H, W).
+    """
+    if not takes_sample_kernels(x):
+        return scale_map(depthwise_value(x, weight), gain, offset)
+    kernels = sample_kernels(weight, gain)
+    if offset is None or takes_residual(x):
+        return convolve_samples(x, kernels, offset)
+    out = convolve_samples(x, kernels)
+    return out + on_map(offset, out)
+
+
+@torch.fx.wrap
+def add_scaled_value(x: Tensor, weight: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
+    """Return x + gain f_V(x) + offset; shapes are those of `scaled_value`."""
+    if not takes_sample_kernels(x) or not takes_residual(x):
+        return x + scaled_value(x, weight, gain, offset)
+    delta = F.pad(gain.new_ones(1, 1), (1, 1, 1, 1))  # (3, 3)
+    return convolve_samples(x, sample_kernels(weight, gain) + delta, offset)
+
+
+def takes_residual(x: Tensor) -> bool:
+    """Whether delta and offset move into a convolution: in half precision they lose too much."""
+    return x.dtype == torch.float32 and not is_autocast_enabled(x.device.type)
+
+
+def takes_sample_kernels(x: Tensor) -> bool:
+    """Whether a kernel for each sample pays: where it is not turned into a loop over channels.
+
+    Compilers and exporters fuse a factor on the value themselves.
+    """
+    if is_compiling() or torch.jit.is_tracing() or not x.is_contiguous() or not x.numel():
+        return False
+    return x.is_cuda or x.dtype == torch.float32
+
+
+def sample_kernels(weight: Tensor, gain: Tensor) -> Tensor:
+    """Scale a depthwise kernel for each sample: (C, 1, 3, 3), (B, C) -> (B, C, 3, 3)."""
+    return gain[..., None, None] * weight.view(gain.shape[1], 3, 3)
+
+
+def convolve_samples(x: Tensor, kernels: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Convolve each channel of each sample with a kernel of its own.
+
+    Shapes: x (B, C, H, W), kernels (B, C, 3, 3), bias (C,) or (B, C) -> (B, C, H, W).
+    """
+    batch, channels, height, width = x.shape
+    groups = batch * channels
+    out = F.conv2d(
+        x.reshape(1, groups, height, width),
+        kernels.to(x.dtype).reshape(groups, 1, 3, 3),
+        None if bias is None else bias.expand(batch, channels).reshape(groups),
+        padding=1,
+        groups=groups,
+    )
+    return out.reshape(x.shape)
