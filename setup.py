@@ -39,7 +39,6 @@ setup(
             "mmcv-lite>=2.0.1,<2.2",
             "mmdet>=3.1.0,<3.4",
             "mmpretrain>=1.0.0",
-            "numba>=0.59",  # layer attention on CPUs as compiled loops
             "setuptools<81",  # with pkg_resources, which tools of mmengine's and mmdet's own import
         ],
         "deploy": ["onnx>=1.16", "onnxscript", "onnxruntime>=1.17"],

@@ -61,7 +61,7 @@ STACKS = {
     "lock-py311": locked("3.11"),
     "lock-py312": locked("3.12"),
     "lock-py313": locked("3.13"),
-    "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1, "numba"),
+    "torch-oldest": with_torch("3.10", "2.1.2", "0.16.2", *NUMPY_1),
     "torch-2.6": with_torch("3.10", "2.6.0", "0.21.0"),  # the first with weights_only=True
     "torch-newest": with_torch("3.12", "2.15.0", "0.29.2"),
     "classic": Stack(

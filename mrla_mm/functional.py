@@ -39,8 +39,11 @@ def dtype_of_sums(x: Tensor) -> torch.dtype:
 
 
 def global_average(x: Tensor) -> Tensor:
-    """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C)."""
-    return x.mean(dim=(2, 3), dtype=dtype_of_sums(x))
+    """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C).
+
+    A sum, since the gradient of a mean is written out as a map.
+    """
+    return x.sum(dim=(2, 3), dtype=dtype_of_sums(x)) / (x.shape[2] * x.shape[3])
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

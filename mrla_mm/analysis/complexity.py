@@ -78,7 +78,10 @@ NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
-    """Count the multiply-adds of what runs inside; under its hooks layer attention runs module by module."""
+    """Count the multiply-adds of what runs inside.
+
+    Its hooks let layer attention run module by module.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -30,7 +30,9 @@ class _MRLABlock:
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         shortcut = self.run_shortcut(x)
-        x = self.relu(self.run_convs(x) + shortcut)
+        x = self.run_convs(x)
+        x += shortcut
+        x = self.relu(x)
         if self.mrla is None:
             return (x, *memory)
         return self.mrla(x, shortcut, *memory)
