@@ -240,6 +240,10 @@ def transformer_recipe(cfg, name, model):
     assert cfg.model.train_cfg.augments == mixes
     loss = dict(type="LabelSmoothLoss", label_smooth_val=0.1, mode="original")
     assert cfg.model.head.loss == loss
+    head = MODELS.build(cfg.model.head)
+    head.init_weights()
+    weight = next(p for p in head.parameters() if p.ndim == 2)
+    assert weight.std().item() == pytest.approx(0.02, rel=0.02)  # mmpretrain's starts at 0
     assert cfg.model.backbone.drop_path_rate == 0.1
     assert not cfg.model.backbone.get("zero_init_attention", False)
 
@@ -247,7 +251,7 @@ def transformer_recipe(cfg, name, model):
 def efficientnet_recipe(cfg, name, model):
     check_schedule(cfg, epochs=350, batch=768)
     assert cfg.train_dataloader.batch_size * 8 == 768
-    optimizer = dict(type="RMSprop", lr=0.048, alpha=0.9, momentum=0.9, eps=0.0316)
+    optimizer = dict(type="TimmRMSpropTF", lr=0.048, alpha=0.9, momentum=0.9, eps=1e-3)
     assert cfg.optim_wrapper.optimizer == dict(optimizer, weight_decay=4e-5)
     warm_up, decay = cfg.param_scheduler
     assert (warm_up.type, warm_up.end, decay.gamma) == ("LinearLR", 5, 0.97)
@@ -261,5 +265,7 @@ def efficientnet_recipe(cfg, name, model):
     pixels, steps = (240 if "b1" in name else 224), steps_of(cfg.train_dataloader)
     assert steps["RandomResizedCrop"].scale == pixels
     assert steps["AutoAugment"].policies == "imagenet"
-    steps = steps_of(cfg.val_dataloader)
-    assert (steps["ResizeEdge"].scale, steps["CenterCrop"].crop_size) == (pixels + 32, pixels)
+    for loader in (cfg.val_dataloader, cfg.test_dataloader):
+        resize, crop = steps_of(loader)["ResizeEdge"], steps_of(loader)["CenterCrop"]
+        assert (resize.scale, crop.crop_size) == (pixels + 32, pixels)
+        assert resize.interpolation == steps["RandomResizedCrop"].interpolation == "bicubic"
