@@ -70,8 +70,8 @@ class CeiTLayer(TransformerEncoderLayer):
 class MRLACeiT(MRLAViT):
     """CeiT whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
-    Layer attention is as in `MRLAViT`. A vision transformer with a convolutional stem, LeFF and class-token attention. A patch covers
-    16 x 16 pixels of the image. With ``out_type="cls_token"``, and only then, the last block's
+    A vision transformer with a convolutional stem, LeFF and class-token attention, and the layer
+    attention of `MRLAViT`. A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"``, and only then, the last block's
     class token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT).
 
     Args:
