@@ -44,8 +44,8 @@ def count(name, args):
         message = f"warning: {operator} is not in the rule and not counted ({calls} calls)"
         print(message, file=sys.stderr)
     if any(isinstance(module, MLA) for module in model.modules()):
-        print("MLA is counted as the paper writes it, with a convolution of every earlier map in every")
-        print("layer. It runs with one convolution of their weighted sum, which is the same.")
+        print("MLA is counted as the paper writes it: each layer convolves every earlier map.")
+        print("It runs with one convolution of their weighted sum, which is the same.")
     parameters = f"{sum(found.parameters.values()):,} parameters, {found.trainable:,} trainable"
     print(f"{name}: {parameters}, {found.total / 1e9:.3f} G multiply-adds")
     return found, shape

@@ -71,8 +71,9 @@ class MRLACeiT(MRLAViT):
     """CeiT whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
     A vision transformer with a convolutional stem, LeFF and class-token attention, and the layer
-    attention of `MRLAViT`. A patch covers 16 x 16 pixels of the image. With ``out_type="cls_token"``, and only then, the last block's
-    class token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT).
+    attention of `MRLAViT`. A patch covers 16 x 16 pixels of the image. With
+    ``out_type="cls_token"``, and only then, the last block's class token attends to the class
+    tokens of all blocks (LCA, Sec. 3.4 of CeiT).
 
     Args:
         arch: "ceit-tiny", "ceit-small", or a dict with `embed_dims`, `num_layers`, `num_heads` and
