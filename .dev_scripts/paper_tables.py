@@ -35,6 +35,9 @@ class Row(NamedTuple):
     our_operations: str
 
 
+WIDTH = len(Row._fields)
+
+
 def read_table(name: str) -> tuple[list[str], list[list[str]]]:
     """Return the header and the rows of a table."""
     with (TABLES / name).open(encoding="utf-8") as file:
@@ -53,8 +56,7 @@ def write_table(name: str, header: list[str], rows: list[list[str]]) -> None:
 def read_rows() -> dict[str, list[Row]]:
     """Return the rows of both tables."""
     tables = {name: read_table(name)[1] for name in FOLDERS}
-    width = len(Row._fields)
-    return {name: [Row(*cells[:width]) for cells in rows] for name, rows in tables.items()}
+    return {name: [Row(*cells[:WIDTH]) for cells in rows] for name, rows in tables.items()}
 
 
 def count(row: Row, folder: str) -> tuple[str, str]:
@@ -81,12 +83,15 @@ def image_size(row: Row, folder: str) -> tuple[int, int]:
 def count_again(name: str, folder: str) -> None:
     """Count the rows of a table that have a config."""
     header, rows = read_table(name)
+    counted = []
     for cells in rows:
-        row = Row(*cells[: len(Row._fields)])
+        row, accuracies = Row(*cells[:WIDTH]), cells[WIDTH:]
         if row.config:
-            cells[5], cells[7] = count(row, folder)
-            print(row.model, cells[5], cells[7], flush=True)
-    write_table(name, header, rows)
+            parameters, operations = count(row, folder)
+            row = row._replace(our_parameters=parameters, our_operations=operations)
+            print(row.model, parameters, operations, flush=True)
+        counted.append([*row, *accuracies])
+    write_table(name, header, counted)
 
 
 def differs(paper: str, ours: str) -> bool:
