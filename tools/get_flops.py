@@ -14,6 +14,7 @@ from collections import Counter
 from mmengine.logging import MMLogger
 
 from mrla_mm import cli
+from mrla_mm.attention import MLA
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
 
@@ -42,6 +43,9 @@ def count(name, args):
     for operator, calls in found.unknown.items():
         message = f"warning: {operator} is not in the rule and not counted ({calls} calls)"
         print(message, file=sys.stderr)
+    if any(isinstance(module, MLA) for module in model.modules()):
+        print("MLA is counted as the paper writes it: each layer convolves every earlier map.")
+        print("It runs with one convolution of their weighted sum, which is the same.")
     parameters = f"{sum(found.parameters.values()):,} parameters, {found.trainable:,} trainable"
     print(f"{name}: {parameters}, {found.total / 1e9:.3f} G multiply-adds")
     return found, shape

@@ -1,7 +1,9 @@
 # ImageNet-1K recipe of EfficientNet (App. B.1): 350 epochs of RMSProp on batches of 768, 0.97 of
 # the rate every 2.4 epochs, AutoAugment, drop path and dropout of 0.2. The paper does not speak of
-# the five epochs of warm-up and of the label smoothing; they are EfficientNet's. Padding and eps
-# are those of timm, with which the paper trains, and of the detectors that start from this.
+# the five epochs of warm-up and of the label smoothing; they are EfficientNet's. Optimizer (which
+# needs the package timm), interpolation, padding and eps are those of timm, with which the paper
+# trains; padding and eps are those of the detectors that start from this too. Batch norms see 96
+# images here and 384 in the paper, which has two GPUs; on two, set train_dataloader.batch_size=384.
 _base_ = [
     "mmpretrain::_base_/models/efficientnet_b0.py",
     "mmpretrain::_base_/datasets/imagenet_bs64_autoaug.py",
@@ -21,17 +23,35 @@ model = dict(
         loss=dict(_delete_=True, type="LabelSmoothLoss", label_smooth_val=0.1, mode="original")
     ),
 )
-train_dataloader = dict(batch_size=96)
-val_dataloader = dict(batch_size=96)
+bicubic = dict(backend="pillow", interpolation="bicubic")
+train_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="RandomResizedCrop", scale=224, **bicubic),
+    dict(type="RandomFlip", prob=0.5, direction="horizontal"),
+    dict(
+        type="AutoAugment",
+        policies="imagenet",
+        hparams=dict(pad_val=[104, 116, 124], interpolation="bicubic"),
+    ),
+    dict(type="PackInputs"),
+]
+test_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="ResizeEdge", scale=256, edge="short", **bicubic),
+    dict(type="CenterCrop", crop_size=224),
+    dict(type="PackInputs"),
+]
+train_dataloader = dict(batch_size=96, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(batch_size=96, dataset=dict(pipeline=test_pipeline))
 test_dataloader = val_dataloader
 optim_wrapper = dict(
     optimizer=dict(
         _delete_=True,
-        type="RMSprop",
+        type="TimmRMSpropTF",
         lr=0.048,
         alpha=0.9,
         momentum=0.9,
-        eps=0.0316,  # TensorFlow adds its 0.001 inside the square root, PyTorch behind it
+        eps=1e-3,
         weight_decay=4e-5,
     ),
     paramwise_cfg=dict(norm_decay_mult=0.0, bias_decay_mult=0.0),

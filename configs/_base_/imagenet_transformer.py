@@ -1,6 +1,7 @@
 # ImageNet-1K recipe of DeiT, CeiT and PVTv2 (App. B.1, as in DeiT): 300 epochs of AdamW from 1e-3
 # on batches of 1024, weight decay 0.05, five epochs of warm-up, cosine decay. Crops, RandAugment
-# and erasing are those of mmpretrain.
+# and erasing are those of mmpretrain. CeiT's batch norms see 128 images here and 256 in the paper,
+# which has four GPUs; on four, set train_dataloader.batch_size=256.
 _base_ = [
     "mmpretrain::_base_/datasets/imagenet_bs64_swin_224.py",
     "mmpretrain::_base_/schedules/imagenet_bs1024_adamw_swin.py",
@@ -13,6 +14,7 @@ model = dict(
     head=dict(
         type="VisionTransformerClsHead",
         num_classes=1000,
+        init_cfg=dict(type="TruncNormal", layer="Linear", std=0.02),  # its default starts at 0
         loss=dict(type="LabelSmoothLoss", label_smooth_val=0.1, mode="original"),
     ),
     init_cfg=[

@@ -2,9 +2,10 @@
 # compared with.
 _base_ = "../_base_/imagenet_efficientnet.py"
 model = dict(backbone=dict(arch="b1"))
+bicubic = dict(backend="pillow", interpolation="bicubic")
 train_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="RandomResizedCrop", scale=240),
+    dict(type="RandomResizedCrop", scale=240, **bicubic),
     dict(type="RandomFlip", prob=0.5, direction="horizontal"),
     dict(
         type="AutoAugment",
@@ -15,7 +16,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="ResizeEdge", scale=272, edge="short"),
+    dict(type="ResizeEdge", scale=272, edge="short", **bicubic),
     dict(type="CenterCrop", crop_size=240),
     dict(type="PackInputs"),
 ]

@@ -68,11 +68,12 @@ class CeiTLayer(TransformerEncoderLayer):
 
 @MODELS.register_module(force=True)
 class MRLACeiT(MRLAViT):
-    """CeiT whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
+    """CeiT whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
-    A vision transformer with a convolutional stem, LeFF and class-token attention. A patch covers
-    16 x 16 pixels of the image. With ``out_type="cls_token"``, and only then, the last block's
-    class token attends to the class tokens of all blocks (LCA, Sec. 3.4 of CeiT).
+    A vision transformer with a convolutional stem, LeFF and class-token attention, and the layer
+    attention of `MRLAViT`. A patch covers 16 x 16 pixels of the image. With
+    ``out_type="cls_token"``, and only then, the last block's class token attends to the class
+    tokens of all blocks (LCA, Sec. 3.4 of CeiT).
 
     Args:
         arch: "ceit-tiny", "ceit-small", or a dict with `embed_dims`, `num_layers`, `num_heads` and

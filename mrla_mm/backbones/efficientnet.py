@@ -84,9 +84,9 @@ def torchvision_keys(arch: str) -> list[str]:
 class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
     """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
-    Layer attention follows the blocks that have a shortcut, and only those, and is dropped in
-    training together with its block (`drop_path_rate`). `with_cp`, `frozen_stages`, `norm_eval` and
-    `norm_cfg` reach it as in `MRLAResNet`.
+    Layer attention follows the blocks that have a shortcut, and only those, which is our reading of
+    the paper. It is dropped in training together with its block (`drop_path_rate`, App. B.1).
+    `with_cp`, `frozen_stages`, `norm_eval` and `norm_cfg` reach it as in `MRLAResNet`.
 
     torchvision's weights need ``conv_cfg=dict(type="Conv2d")``, since they pad all sides alike, and
     up to B4 ``norm_cfg=dict(type="BN", eps=1e-5)``.

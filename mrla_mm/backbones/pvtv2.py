@@ -13,10 +13,11 @@ from mrla_mm.weights import PretrainedBackbone
 
 @MODELS.register_module(force=True)
 class MRLAPVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
-    """PVTv2 whose blocks attend to the earlier blocks of their stage (MRLA, Algorithms 2 and 4).
+    """PVTv2 whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
-    mmdet's, by the name of its size. Layer attention has the drop path probability of its block
-    (App. B.1), and `with_cp` and `frozen_stages` cover it too.
+    mmdet's, by the name of its size. Layer attention is that of Algorithms 2 and 4, with a norm and
+    a residual that they do not print (`TokenAttentionResidual`). It has the drop path probability
+    of its block (App. B.1), drawn independently; `with_cp` and `frozen_stages` cover it too.
 
     Args:
         arch: "b0" to "b5".

@@ -24,8 +24,10 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
     Takes images of any size and aspect ratio, to whose grid the positional embedding is
-    interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W). The drop
-    path of a block, its checkpointing and its freezing cover its layer attention (Algorithms 2, 4).
+    interpolated. Detectors need ``out_type="featmap"``, which returns maps (B, C, H, W). Layer
+    attention is that of Algorithms 2 and 4, with a norm and a residual that they do not print
+    (`TokenAttentionResidual`). It has the drop path probability of its block (App. B.1), drawn
+    independently; checkpointing and freezing of a block cover it.
 
     Args:
         arch: "deit-tiny", "deit-small", "deit-base", another name of mmpretrain's, or a dict with

@@ -2,3 +2,4 @@
 
 from mrla_mm.engine.checkpointing import AtomicCheckpointHook
 from mrla_mm.engine.precision import BFloat16OptimWrapper
+from mrla_mm.engine.timm_optimizers import timm_rmsprop_tf

@@ -88,6 +88,16 @@ def test_files_of_the_authors(variant, attention, tmp_path):
     assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
 
 
+@pytest.mark.parametrize("deep_stem", [False, True])
+def test_the_authors_other_base_model_is_refused(deep_stem, tmp_path):
+    """With a deep stem it has a ReLU in each branch, which ours lack and no key tells."""
+    state = released_resnet("base")
+    stem = state.pop("conv1.weight")
+    state |= {f"conv1.{index}.weight": stem for index in (0, 3, 6)}
+    with pytest.raises(InputError):
+        load_weights(narrow(18, BASE, deep_stem=deep_stem), save(tmp_path, state))
+
+
 @pytest.mark.parametrize("width", [8, 16])
 def test_heads_of_another_size_than_the_authors_are_doubted(width, tmp_path):
     path = save(tmp_path, released_resnet("base"))

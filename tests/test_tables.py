@@ -1,0 +1,102 @@
+"""The tables of docs/reproduce.md: counted again, and listed where they differ from the paper's."""
+
+import csv
+import re
+from pathlib import Path
+
+import mmdet
+import pytest
+import yaml
+
+import paper_tables
+
+from .conftest import ROOT
+
+ROWS = paper_tables.read_rows()
+
+
+PAGE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+
+
+def read_ap():
+    with (ROOT / "docs/tables/coco_ap.csv").open(encoding="utf-8") as file:
+        _, *rows = csv.reader(file)
+    return {row[0]: row[1:] for row in rows}
+
+
+def ap_of_mmdet(detector, depth, metric):
+    """What mmdet's metafile says of its 1x config."""
+    folder = detector.lower().replace("-", "").replace(" rcnn", "_rcnn")
+    metafile = Path(mmdet.__file__).parent / f".mim/configs/{folder}/metafile.yml"
+    name = f"{folder.replace('_', '-')}_r{depth}_fpn_1x_coco"
+    models = {model["Name"]: model for model in yaml.safe_load(metafile.read_text())["Models"]}
+    metrics = [result["Metrics"] for result in models[name]["Results"]]
+    return next(each[metric] for each in metrics if metric in each)
+
+
+def listed(rows):
+    return {(row[0], row[1]): row[2:] for row in paper_tables.differences(rows)}
+
+
+def test_the_list_of_differences_is_that_of_the_tables():
+    with (ROOT / "docs/tables/differences.csv").open(encoding="utf-8") as file:
+        _, *found = csv.reader(file)
+    assert found == paper_tables.all_differences()
+
+
+def test_a_value_is_listed_if_it_rounds_to_another_than_the_papers():
+    blank = paper_tables.Row("1", "", "", "", "", "", "", "")
+    rows = [
+        blank._replace(model="agrees", parameters="5.7", our_parameters="5.7498"),
+        blank._replace(model="differs", parameters="5.7", our_parameters="5.7501"),
+        blank._replace(model="coarse", operations="318", our_operations="316.8150"),
+        blank._replace(model="unknown", our_parameters="5.7", operations="1.2"),
+        blank._replace(model="Mask R-CNN R50", operations="275.58", our_operations="259.5430"),
+        blank._replace(model="Mask R-CNN R50 + X", operations="276.93", our_operations="260.8950"),
+        blank._replace(model="Mask R-CNN R50 + Y", operations="279.60", our_operations="259.6730"),
+    ]
+    assert listed(rows) == {
+        ("differs", "parameters, M"): ["5.7", "5.7501", "+0.0501"],
+        ("coarse", "multiply-adds, G"): ["318", "316.8150", "-1.1850"],
+        ("Mask R-CNN R50 + Y", "multiply-adds over plain, G"): ["4.02", "0.1300", "-3.8900"],
+    }
+
+
+def test_the_page_names_the_rows_without_a_config():
+    missing = {row.model for rows in ROWS.values() for row in rows if not row.config}
+    assert missing == {
+        "DenseNet-264",
+        "RelationNet++",
+        "(c) ResNet-50 + ECA with stochastic depth",
+    }
+    for name in ("DenseNet-264", "RelationNet++", "ECA with stochastic depth"):
+        assert name in PAGE
+
+
+def test_every_detector_of_the_paper_has_its_average_precision():
+    assert [*read_ap()] == [row.model for row in ROWS["coco.csv"] if row.table]
+
+
+def test_the_gains_beside_mmdets_baselines():
+    """Plain of the paper and of mmdet, light of the paper, its gain over both."""
+    rows = re.findall(r"^\| ([A-Z][\w -]+) R(\d+)(, \w+)? ((?:\| [\d.]+ ){5})\|$", PAGE, re.M)
+    assert len(rows) == 8
+    ap = read_ap()
+    for detector, depth, task, cells in rows:
+        column, metric = (6, "mask AP") if task == ", masks" else (0, "box AP")
+        plain = float(ap[f"{detector} R{depth}"][column])
+        light = float(ap[f"{detector} R{depth} + MRLA-light"][column])
+        theirs = ap_of_mmdet(detector, depth, metric)
+        expected = [plain, theirs, light, light - plain, light - theirs]
+        assert [float(cell) for cell in cells.strip("| ").split(" | ")] == pytest.approx(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [(name, row) for name, rows in ROWS.items() for row in rows if row.config],
+    ids=lambda value: getattr(value, "model", value),
+)
+def test_a_row_is_counted_again(name, row):
+    counted = paper_tables.count(row, paper_tables.FOLDERS[name])
+    assert counted == (row.our_parameters, row.our_operations)
