@@ -121,8 +121,12 @@ class LayerAttentionResidual(AttentionResidual):
         """
         if self.is_affine(x):
             scale, offset = frozen_norm(self.norm)  # (C,)
+            # for each sample, so that a compiler sums all their gradients over the same pixels
+            scale = scale.expand(x.shape[0], -1)  # (B, C)
+            offset = offset.expand(x.shape[0], -1)
             if keep is not None:
-                scale, offset = keep.flatten(1) * scale, keep.flatten(1) * offset  # (B, C)
+                scale = keep.flatten(1) * scale
+                offset = keep.flatten(1) * offset
             y, memory = self.attention.add_to(x, shortcut, memory, scale, offset)
             return (y, *memory)
         out, memory = self.attend(x, shortcut, memory)

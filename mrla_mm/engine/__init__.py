@@ -1,5 +1,6 @@
 """Hooks and optimizer wrappers for mmengine's Runner."""
 
 from mrla_mm.engine.checkpointing import AtomicCheckpointHook
+from mrla_mm.engine.compiling import CompileBackboneHook
 from mrla_mm.engine.precision import BFloat16OptimWrapper
 from mrla_mm.engine.timm_optimizers import timm_rmsprop_tf
