@@ -59,6 +59,32 @@ def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
     check_op(op, expected, [x, offset, weight, mask])
 
 
+@pytest.mark.parametrize("geometry", [PLAIN, ODD], ids=["", "odd"])
+@pytest.mark.parametrize("count", [3, 4], ids=["plain", "mask"])
+def test_samples_one_pixel_in_front_of_the_map_give_their_offsets_no_gradient(
+    device, geometry, count
+):
+    """As in mmcv, whose sampling ends there; offsets that start at zero lead to such samples."""
+    grid = (5, 7) if geometry is PLAIN else (2, 8)
+    inputs = tensors(geometry, device, torch.float64, grid)[:count]
+    inputs[1] = torch.zeros_like(inputs[1], requires_grad=True)
+    op, _ = deform_conv(geometry)
+    (found,) = torch.autograd.grad(op(*inputs).sum(), inputs[1])
+    behind = torch.full_like(inputs[1], 1e-9, requires_grad=True)
+    (expected,) = torch.autograd.grad(op(inputs[0], behind, *inputs[2:]).sum(), behind)
+    axis, tap_row, tap_column, row, column = torch.meshgrid(
+        *map(torch.arange, (2, 3, 2, *grid)), indexing="ij"
+    )
+    stride, padding, dilation, *_ = geometry.values()
+    y = tap_row * dilation[0] + row * stride[0] - padding[0]
+    x = tap_column * dilation[1] + column * stride[1] - padding[1]
+    in_front = torch.where(axis == 0, y, x) == -1
+    in_front = in_front.permute(1, 2, 0, 3, 4).flatten(0, 2).to(device)  # y before x
+    in_front = in_front.repeat(geometry["deform_groups"], 1, 1).expand_as(found)
+    assert found[in_front].abs().max() == 0 < expected[in_front].abs().max()
+    torch.testing.assert_close(found[~in_front], expected[~in_front], atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_multi_scale_attention(device, dtype):
     shapes = torch.tensor([[4, 5], [2, 3]], device=device)
