@@ -254,7 +254,9 @@ class Steps(Sequential):
         super().__init__(nn.Conv2d(3, 8, 1), Block(8, 8), Block(8, 8))
 
 
-@pytest.mark.parametrize("variant", ["MRLALight", "MRLABase", dict(type="DLALight", reduction=4)])
+@pytest.mark.parametrize(
+    "variant", ["MRLALight", "MRLABase", dict(type="mrla_mm.DLALight", reduction=4)]
+)
 def test_a_backbone_that_is_an_nn_sequential(variant):
     backbone = randomize(build(Steps, layer_attention=variant))
     found = backbone(IMAGE)

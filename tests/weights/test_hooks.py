@@ -20,7 +20,7 @@ from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, scat
 from .conftest import save as save_file
 from .test_other_families import build as vit
 
-PLUGINS = [dict(cfg=dict(type="ECA"), position="after_conv3")]
+PLUGINS = [dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
 
 
