@@ -106,13 +106,15 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     """Return a module as a block, or None.
 
     A block has children, and a forward that is and stays its class's: timm's method `fuse` would
-    replace it. It is called once and does not overwrite its input, as ReLU(inplace=True) does: the
-    branch could not take it.
+    replace it, and timm's checkpointing calls the children of an nn.Sequential one by one. It is
+    called once and does not overwrite its input, as ReLU(inplace=True) does: the branch could not
+    take it.
     """
-    keeps_forward = "forward" not in vars(module) and not hasattr(type(module), "fuse")
+    has_fuse = hasattr(type(module), "fuse")
+    is_replaced = "forward" in vars(module) or has_fuse or isinstance(module, nn.Sequential)
     is_called_once = len(calls) == len({call.image for call in calls})
     overwrites_input = any(call.overwrites_input for call in calls)
-    is_block = module._modules and keeps_forward and is_called_once and not overwrites_input
+    is_block = module._modules and is_called_once and not (is_replaced or overwrites_input)
     layout = layout_of(calls) if is_block else None
     if layout is None:
         return None

@@ -1,8 +1,8 @@
 """Gates on channels: SE, ECA, CBAM and BA, plugins of a residual block.
 
 All but BA go into the blocks of mmdet's ResNet and of MRLAResNet by mmcv's mechanism,
-``plugins=[dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]``: behind the last convolution and
-before the shortcut. The block sets `in_channels`, C of the map.
+``plugins=[dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]``: behind the last
+convolution and before the shortcut. The block sets `in_channels`, C of the map.
 """
 
 from collections.abc import Sequence

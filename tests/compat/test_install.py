@@ -111,6 +111,26 @@ def test_another_project_may_have_modules_of_the_same_names():
     run_python("-c", BESIDE_ANOTHER_PROJECT)
 
 
+BESIDE_ANOTHER_WRAPPER = """
+import functools
+from mmengine.config import Config
+
+def wrap(function):
+    return staticmethod(functools.wraps(function)(lambda *args: function(*args)))
+
+Config._get_cfg_path = wrap(Config._get_cfg_path)
+import mrla_mm
+assert Config._get_cfg_path("mrla_mm::name.py", "")[0].endswith("name.py")
+Config._get_cfg_path = last = wrap(Config._get_cfg_path)
+mrla_mm.compat.install()
+assert Config._get_cfg_path is last.__func__
+"""
+
+
+def test_another_plugin_may_wrap_the_same_function_before_and_after():
+    run_python("-c", BESIDE_ANOTHER_WRAPPER)
+
+
 ALLOWED = {
     "mmengine.config.config.Config._get_cfg_path",  # the scope mrla_mm:: of config files
     "torch._weights_only_unpickler._marked_safe_globals_set",  # what checkpoints may hold
