@@ -11,6 +11,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from mrla_mm.attention import MLA, MRLABase
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
@@ -208,6 +209,24 @@ def test_every_loader_tells(trained, other, expected, tmp_path):
     with pytest.raises(RuntimeError, match=expected):
         load_checkpoint(model, path, strict=True)
     assert expected in load_weights(model, path, strict=False).table()
+
+
+class Mine(MRLABase):
+    """Computes what its parent computes, as does a class of another name."""
+
+
+class MineOfMLA(MLA):
+    """Has the keys and shapes of MRLABase."""
+
+
+def test_a_subclass_and_its_parent_load_each_others_weights(tmp_path):
+    for trained, other in ((BASE, dict(BASE, type=Mine)), (dict(BASE, type=Mine), BASE)):
+        state = scatter(narrow(18, trained)).state_dict()
+        path = save_file(tmp_path, {"state_dict": state})
+        load_weights(loaded := narrow(18, other), path)
+        assert same(loaded.state_dict(), state)
+        with pytest.raises(InputError, match="type='MRLABase', the model has 'MLA'"):
+            load_weights(narrow(18, dict(BASE, type=MineOfMLA)), path)
 
 
 @torch.no_grad()
