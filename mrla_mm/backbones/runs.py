@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from mmengine.utils import to_2tuple
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mrla_mm.errors import InputError
@@ -158,15 +158,19 @@ def find_grid(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
     """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
     pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
+    is_traced = isinstance(tokens, fx.Proxy)  # whose shape has no numbers yet
     for pair in pairs:
-        if all(map(is_side, pair)) and 0 <= tokens.shape[1] - prod(pair) <= MAX_EXTRA_TOKENS:
+        if not all(map(is_side, pair)):
+            continue
+        if is_traced or 0 <= tokens.shape[1] - prod(pair) <= MAX_EXTRA_TOKENS:
             return tuple(pair)
     return None
 
 
 def is_side(value: object) -> bool:
     """Whether a value may be H or W: a number, or what torch's tracers have in its place."""
-    return isinstance(value, int | torch.SymInt) or getattr(value, "ndim", None) == 0
+    is_number = isinstance(value, int | torch.SymInt | fx.Proxy)
+    return is_number or getattr(value, "ndim", None) == 0
 
 
 def call_with_zeros(backbone: nn.Module, in_channels: int, size: Size | None) -> dict:

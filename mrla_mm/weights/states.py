@@ -11,6 +11,7 @@ from mrla_mm.errors import InputError
 # Entries that hold a state dict, the preferred first: a file with a model and its moving average
 # gives the model. mmengine swaps the two when it saves, so its `state_dict` is the average already.
 ENTRIES = ("state_dict", "model", "ema_state_dict", "state_dict_ema", "model_ema")
+MAX_DEPTH = 8  # of entries in entries; a cyclic file has no end
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and averaged models; torch.compile
 BACKBONE = "backbone."
 PREPROCESSOR = "data_preprocessor"  # constants of the config, not weights
@@ -61,13 +62,15 @@ def find_state(
 
 def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
     """Step into the entries around a state dict; return it and the entries' names."""
-    if entry and not isinstance(content.get(entry), Mapping):
-        raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
-    names = [entry] if entry else known_entries(content)
-    if not names:
-        return content, []
-    state, inner = select_entry(content[names[0]], None)
-    return state, [names[0], *inner]
+    entries = []
+    while names := [entry] if entry and not entries else known_entries(content):
+        if not isinstance(content.get(names[0]), Mapping):
+            raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
+        if len(entries) == MAX_DEPTH:
+            raise InputError(f"no weights found in the entries {'.'.join(entries)}")
+        content = content[names[0]]
+        entries.append(names[0])
+    return content, entries
 
 
 def known_entries(content: Mapping) -> list[str]:
@@ -78,11 +81,14 @@ def known_entries(content: Mapping) -> list[str]:
 def unwrap(state: OrderedDict[str, Tensor]) -> tuple[OrderedDict[str, Tensor], list[str]]:
     """Return a state dict without wrappers' prefixes, and these prefixes, the outermost first.
 
-    What lies beside a wrapper's keys are its own counters, which are left out.
+    What lies beside a wrapper's keys are its own counters, which are left out. Raises InputError if
+    a key is there with and without a prefix.
     """
     for wrapper in WRAPPERS:
         if any(key.startswith(wrapper) for key in state):
-            inside, wrappers = unwrap(strip_prefix(state, wrapper))
+            inside = strip_prefix(state, wrapper)
+            check_not_twice([f"{wrapper}{key}" for key in inside if key in state])
+            inside, wrappers = unwrap(inside)
             return inside, [wrapper, *wrappers]
     return state, []
 

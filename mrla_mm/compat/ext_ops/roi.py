@@ -65,8 +65,8 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     if rois.device.type == "cpu" and not sizes.isfinite().all():
         first = rois[~sizes.isfinite().all(1)][0].tolist()
         raise InputError(
-            f"roi_align: the box {first[1:]} has NaN or infinity: the training diverged, so go back "
-            "to an earlier checkpoint, with a lower learning rate"
+            f"roi_align: the box {first[1:]} has NaN or infinity: the training diverged, so go "
+            "back to an earlier checkpoint, with a lower learning rate"
         )
     if pool_mode != AVG:
         _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
