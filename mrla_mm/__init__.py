@@ -7,10 +7,18 @@ those packages take longer to import than all the rest.
 """
 
 import importlib
+from importlib.util import find_spec
 
-from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+for name in ("torch", "torchvision", "mmengine", "mmcv", "mmdet"):
+    if find_spec(name) is None:
+        raise ModuleNotFoundError(
+            f"mrla_mm needs {name}, which is not installed: python -m mrla_doctor says how to get "
+            "all that is missing"
+        )
 
-from mrla_mm import compat
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402
+
+from mrla_mm import compat  # noqa: E402
 
 compat.install()
 

@@ -1,7 +1,7 @@
 """What a checkpoint holds: a state dict, inside entries of the file and wrappers of the model."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -86,10 +86,11 @@ def unwrap(state: OrderedDict[str, Tensor]) -> tuple[OrderedDict[str, Tensor], l
     """
     for wrapper in WRAPPERS:
         if any(key.startswith(wrapper) for key in state):
-            inside = strip_prefix(state, wrapper)
-            check_not_twice([f"{wrapper}{key}" for key in inside if key in state])
-            inside, wrappers = unwrap(inside)
-            return inside, [wrapper, *wrappers]
+            inside, wrappers = unwrap(strip_prefix(state, wrapper))
+            wrappers = [wrapper, *wrappers]
+            if (twice := next((key for key in inside if key in state), None)) is not None:
+                raise two_tensors(twice, twice, "".join([*wrappers, twice]))
+            return inside, wrappers
     return state, []
 
 
@@ -100,14 +101,34 @@ def strip_prefix(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
         if isinstance(value, Tensor) and str(key).startswith(prefix):
             inside[str(key).removeprefix(prefix)] = value
     inside._metadata = OrderedDict()
-    for path, metadata in getattr(state, "_metadata", {}).items():
-        if f"{path}.".startswith(prefix):
+    modules = getattr(state, "_metadata", None)
+    for path, metadata in modules.items() if isinstance(modules, Mapping) else ():
+        if f"{path}.".startswith(prefix) and isinstance(metadata, Mapping):
             inside._metadata[f"{path}.".removeprefix(prefix).removesuffix(".")] = metadata
     return inside
 
 
-def preview(keys: Mapping | list, count: int = 3) -> str:
-    """Return the first keys, and how many there are."""
-    keys = [str(key) for key in keys]
+def rename_keys(state: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    """Return a state dict with renamed keys; InputError if two keys get one name."""
+    renamed = {}
+    origins = {}
+    for key, tensor in state.items():
+        name = rename(key)
+        if name in renamed:
+            raise two_tensors(name, origins[name], key)
+        renamed[name] = tensor
+        origins[name] = key
+    return renamed
+
+
+def two_tensors(name: str, *keys: str) -> InputError:
+    """Return the error for keys of a file that mean one tensor of the model."""
+    found = f"two tensors for {preview([name])}: {preview(keys)}"
+    return InputError(f"{found}; save the file again with one of them")
+
+
+def preview(keys: Iterable, count: int = 3) -> str:
+    """Return the first keys, and how many there are; line breaks and the like are escaped."""
+    keys = [str(key) if str(key).isprintable() else repr(str(key)) for key in keys]
     shown = ", ".join(keys[:count]) or "none"
     return shown if len(keys) <= count else f"{shown}, ... ({len(keys)} in all)"

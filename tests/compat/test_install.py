@@ -111,6 +111,22 @@ def test_another_project_may_have_modules_of_the_same_names():
     run_python("-c", BESIDE_ANOTHER_PROJECT)
 
 
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+try:
+    import mrla_mm
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "mmengine", "mmcv", "mmdet"])
+def test_an_import_says_what_is_missing(name):
+    said = run_python("-c", WITHOUT, name)
+    assert name in said and "mrla_doctor" in said
+
+
 BESIDE_ANOTHER_WRAPPER = """
 import functools
 from mmengine.config import Config
