@@ -7,6 +7,7 @@ import pytest
 import torch
 from mmdet.models import DetTTAModel, SemiBaseDetector
 from mmengine.config import ConfigDict
+from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
 from torch import nn
@@ -36,8 +37,8 @@ class Detector(BaseModel):
         return dict(loss=scores.square().mean()) if mode == "loss" else scores
 
 
-def runner(tmp_path, model, hooks=(), **more):
-    loop = dict(by_epoch=True, max_epochs=2)
+def runner(tmp_path, model, hooks=(), epochs=2, **more):
+    loop = dict(by_epoch=True, max_epochs=epochs)
     hooks = [dict(type="CheckpointCheckHook"), *hooks]
     return build(tmp_path, model=model, shape=(3, 32, 32), loop=loop, hooks=hooks, **more)
 
@@ -64,6 +65,19 @@ def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, mo
         runner(tmp_path, Detector(**model), load_from=path).test()
     with pytest.raises(InputError, match=reason):
         runner(tmp_path, Detector(**model), load_from=path, resume=True).train()
+
+
+def spread(history):
+    return max(history.data[0]) - min(history.data[0])
+
+
+def test_a_run_with_a_statistic_of_a_projects_own_resumes_and_is_tested(tmp_path, monkeypatch):
+    monkeypatch.setitem(HistoryBuffer._statistics_methods, "spread", spread)
+    runner(tmp_path, Detector()).train()
+    resumed = runner(tmp_path, Detector(), resume=True, epochs=3)
+    resumed.train()
+    assert resumed.message_hub.get_scalar("train/loss").statistics("spread") >= 0
+    runner(tmp_path, Detector(), load_from=str(tmp_path / "epoch_3.pth")).test()
 
 
 def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
