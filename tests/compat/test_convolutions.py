@@ -1,8 +1,12 @@
+import math
+
 import pytest
 import torch
 from mmcv.ops import deform_conv2d, modulated_deform_conv2d
 from mmcv.ops import multi_scale_deform_attn as mmcv_attention
 from torchvision.ops import deform_conv2d as torchvision_deform_conv2d
+
+from mrla_mm.errors import InputError
 
 from .conftest import check_op, needs_stand_in
 
@@ -83,6 +87,18 @@ def test_samples_one_pixel_in_front_of_the_map_give_their_offsets_no_gradient(
     in_front = in_front.repeat(geometry["deform_groups"], 1, 1).expand_as(found)
     assert found[in_front].abs().max() == 0 < expected[in_front].abs().max()
     torch.testing.assert_close(found[~in_front], expected[~in_front], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("component", [0, 1], ids=["row", "column"])
+def test_offsets_that_are_nan_are_refused_and_infinite_ones_lead_outside(component):
+    x, offset, weight, *_ = tensors(PLAIN, torch.device("cpu"), torch.float64, (5, 7))
+    op, _ = deform_conv(PLAIN)
+    with torch.no_grad():
+        offset[0, component::2, 2, 2] = math.inf
+        assert op(x, offset, weight)[0, :, 2, 2].eq(0).all()
+        offset[0, component, 2, 2] = math.nan
+        with pytest.raises(InputError, match="NaN"):
+            op(x, offset, weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)

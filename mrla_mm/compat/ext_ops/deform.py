@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import deform_conv2d
 
-from mrla_mm.compat.ext_ops.common import compute, write_gradients
+from mrla_mm.compat.ext_ops.common import DIVERGED, compute, write_gradients
+from mrla_mm.errors import InputError
 
 
 def deform_conv_forward(input, weight, offset, output, *buffers, **geometry) -> None:
@@ -89,6 +90,8 @@ def _convolution(output: Tensor, *geometry: tuple[int, int]) -> Callable[..., Te
         if mask is not None:
             offset = to_grid(offset)
             mask = to_grid(mask)
+        if offset.device.type == "cpu" and offset.isnan().any():  # would read other memory
+            raise InputError(f"deformable convolution: offsets are NaN; {DIVERGED}")
         offset = without_gradient_in_front(offset, weight.shape[2:], *geometry)
         return deform_conv2d(input, offset, weight, bias, *geometry, mask=mask)
 

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
 
-from mrla_mm.compat.ext_ops.common import compute_dtype
+from mrla_mm.compat.ext_ops.common import DIVERGED, compute_dtype
 from mrla_mm.errors import InputError
 
 AVG = 1  # mmcv's number of the average
@@ -64,10 +64,7 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     sizes = rois[:, 3:] - rois[:, 1:3]
     if rois.device.type == "cpu" and not sizes.isfinite().all():
         first = rois[~sizes.isfinite().all(1)][0].tolist()
-        raise InputError(
-            f"roi_align: the box {first[1:]} has NaN or infinity: the training diverged, so go "
-            "back to an earlier checkpoint, with a lower learning rate"
-        )
+        raise InputError(f"roi_align: the box {first[1:]} has NaN or infinity; {DIVERGED}")
     if pool_mode != AVG:
         _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
     elif _sparse_is_faster(rois, input, FORWARD, geometry):
