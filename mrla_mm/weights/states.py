@@ -62,14 +62,14 @@ def find_state(
 
 def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
     """Step into the entries around a state dict; return it and the entries' names."""
+    if entry and not isinstance(content.get(entry), Mapping):
+        raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
+    names = [entry] if entry else known_entries(content)
     entries = []
-    while names := [entry] if entry and not entries else known_entries(content):
-        if not isinstance(content.get(names[0]), Mapping):
-            raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
-        if len(entries) == MAX_DEPTH:
-            raise InputError(f"no weights found in the entries {'.'.join(entries)}")
+    while names and len(entries) < MAX_DEPTH:
         content = content[names[0]]
         entries.append(names[0])
+        names = known_entries(content)
     return content, entries
 
 
