@@ -115,3 +115,22 @@ def test_multi_scale_attention(device, dtype):
         inputs,
         atol=2e-2,
     )
+
+
+def test_attention_to_samples_in_front_of_the_map_gives_their_locations_no_gradient(device):
+    """Pixel centres moved by whole pixels, with which deformable DETR starts."""
+    shapes = torch.tensor([[4, 5]], device=device)
+    value = torch.randn(1, 20, 1, 3, device=device, dtype=torch.float64)
+    rows, columns = torch.meshgrid(torch.arange(4), torch.arange(5), indexing="ij")
+    pixels = torch.stack([columns, rows], -1).reshape(1, 20, 1, 1, 1, 2).double() - 1
+
+    locations = ((pixels + 0.5) / torch.tensor([5, 4])).to(device).requires_grad_()
+    weights = value.new_ones(1, 20, 1, 1, 1)
+    function = mmcv_attention.MultiScaleDeformableAttnFunction.apply
+    out = function(value, shapes, shapes.new_zeros(1), locations, weights, 64)
+    reference = mmcv_attention.multi_scale_deformable_attn_pytorch
+    expected = reference(value, shapes, locations, weights)
+    found, expected = (torch.autograd.grad(each.sum(), locations)[0] for each in (out, expected))
+    in_front = (pixels == -1).to(device)
+    assert found[in_front].abs().max() == 0 < expected[in_front].abs().max()
+    torch.testing.assert_close(found[~in_front], expected[~in_front])
