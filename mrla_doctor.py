@@ -89,6 +89,10 @@ def check_packages(report: Report) -> None:
             report.ok(f"{name} {getattr(module, '__version__', None) or version(name) or ''}")
         except Exception as error:
             report.fail(f"{name} does not import: {short(error)}", remedy_for(name, error))
+    spec = importlib.util.find_spec("mrla_mm")
+    if spec is not None and spec.origin is None:  # a namespace package, which imports silently
+        folders = ", ".join(spec.submodule_search_locations)
+        report.fail(f"{folders} holds no package, but what an uninstalled one left", "delete it")
     try:
         config = importlib.import_module("mmengine.config").Config
         importlib.import_module("mrla_mm")

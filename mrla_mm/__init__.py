@@ -2,24 +2,40 @@
 
 Importing the package is all a config needs: it makes the OpenMMLab stack run without compiled ops
 (`mrla_mm.compat`) and then registers the backbones and layer-attention modules. The classes that
-derive from mmdet's and mmpretrain's are imported when the first of them is built: those packages
-take longer to import than all the rest.
+derive from mmdet's and mmpretrain's are imported when the first of them is built or subclassed:
+those packages take longer to import than all the rest.
 """
 
 import importlib
-from functools import partial
+from importlib.util import find_spec
 
-from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS
+for name in ("torch", "torchvision", "mmengine", "mmcv", "mmdet"):
+    if find_spec(name) is None:
+        raise ModuleNotFoundError(
+            f"mrla_mm needs {name}, which is not installed: python -m mrla_doctor says how to get "
+            "all that is missing"
+        )
 
-from mrla_mm import compat
+from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402
+
+from mrla_mm import compat  # noqa: E402
 
 compat.install()
 
 # The stand-in ops must be in place before mmdet is imported.
-from mrla_mm import attention, comparators, datasets, engine, weights  # noqa: E402
+from mrla_mm import attention, comparators, datasets, engine, registry, weights  # noqa: E402
 from mrla_mm.version import __version__  # noqa: E402
 
-__all__ = ["__version__", "attention", "comparators", "compat", "datasets", "engine", "weights"]
+__all__ = [
+    "__version__",
+    "attention",
+    "comparators",
+    "compat",
+    "datasets",
+    "engine",
+    "registry",
+    "weights",
+]
 
 # Names that stand in the registries until their module is imported and its classes replace them
 # (force=True).
@@ -27,18 +43,31 @@ BUILT_LATER = [
     (MODELS, "backbones", "MRLAEfficientNet MRLAPVTv2 MRLAResNet WithLayerAttention"),
     (MODELS, "backbones.ceit", "MRLACeiT"),
     (MODELS, "backbones.vit", "MRLAViT"),
-    (MODELS, "comparators.resnet", "ComparatorResNet"),
-    (MODELS, "comparators.rla", "RLAResNet"),
+    (registry.MODELS, "comparators.resnet", "ComparatorResNet"),
+    (registry.MODELS, "comparators.rla", "RLAResNet"),
     (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),
     (OPTIM_WRAPPER_CONSTRUCTORS, "engine.layer_decay", "LayerDecayOptimWrapperConstructor"),
 ]
 
 
-def import_and_build(module: str, name: str, /, *args: object, **kwargs: object) -> object:
-    """Import a module of the package and build its class of this name."""
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)(*args, **kwargs)
+class ClassToImport:
+    """What stands for a class of the package until it is called or subclassed."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.__name__ = name
+
+    def load(self) -> type:
+        """Import the module and return its class."""
+        return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.__name__)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.load()(*args, **kwargs)
+
+    def __mro_entries__(self, bases: tuple) -> tuple[type]:
+        return (self.load(),)
 
 
-for registry, module, names in BUILT_LATER:
+for host, module, names in BUILT_LATER:
     for name in names.split():
-        registry.register_module(name, module=partial(import_and_build, module, name))
+        host.register_module(name, module=ClassToImport(module, name))

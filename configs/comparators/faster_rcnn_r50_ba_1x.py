@@ -3,6 +3,7 @@
 _base_ = "../faster_rcnn_r50_1x.py"
 model = dict(
     backbone=dict(
-        type="ComparatorResNet", plugins=[dict(cfg=dict(type="BA"), position="after_conv3")]
+        type="mrla_mm.ComparatorResNet",
+        plugins=[dict(cfg=dict(type="mrla_mm.BA"), position="after_conv3")],
     )
 )

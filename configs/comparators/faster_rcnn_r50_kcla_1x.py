@@ -2,5 +2,7 @@
 # The branches do not start as identities: better start from ImageNet weights with KCLA.
 _base_ = "../faster_rcnn_r50_1x.py"
 model = dict(
-    backbone=dict(type="MRLAResNet", layer_attention=dict(type="KCLA"), zero_init_attention=False)
+    backbone=dict(
+        type="MRLAResNet", layer_attention=dict(type="mrla_mm.KCLA"), zero_init_attention=False
+    )
 )

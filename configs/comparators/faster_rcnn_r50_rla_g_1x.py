@@ -1,3 +1,3 @@
 # Faster R-CNN on ResNet-50 with RLA_g, 1x schedule (Table 2).
 _base_ = "../faster_rcnn_r50_1x.py"
-model = dict(backbone=dict(type="RLAResNet"))
+model = dict(backbone=dict(type="mrla_mm.RLAResNet"))

@@ -3,7 +3,7 @@
 _base_ = "../mask_rcnn_r50_1x.py"
 model = dict(
     backbone=dict(
-        type="ComparatorResNet",
+        type="mrla_mm.ComparatorResNet",
         plugins=[
             dict(
                 cfg=dict(type="ContextBlock", ratio=1 / 4),

@@ -1,3 +1,3 @@
 # RetinaNet on ResNet-50 with RLA_g, 1x schedule (Table 2).
 _base_ = "../retinanet_r50_1x.py"
-model = dict(backbone=dict(type="RLAResNet"))
+model = dict(backbone=dict(type="mrla_mm.RLAResNet"))

@@ -1,3 +1,3 @@
 # ResNet-50 with DLA-light on ImageNet-1K.
 _base_ = "../_base_/imagenet_resnet_mrla.py"
-model = dict(backbone=dict(layer_attention=dict(type="DLALight")))
+model = dict(backbone=dict(layer_attention=dict(type="mrla_mm.DLALight")))

@@ -1,3 +1,3 @@
 # ResNet-50 with SE on ImageNet-1K (Table 1).
 _base_ = "../_base_/imagenet_resnet_comparator.py"
-model = dict(backbone=dict(plugins=[dict(cfg=dict(type="SE"), position="after_conv3")]))
+model = dict(backbone=dict(plugins=[dict(cfg=dict(type="mrla_mm.SE"), position="after_conv3")]))

@@ -165,10 +165,12 @@ class LayerAttention(nn.Module):
         """Return the arguments that change the result but no name or shape of a weight.
 
         State dicts carry them in torch's metadata, so that weights trained with other arguments
-        raise an error on loading. A subclass adds its own: plain strings and numbers.
+        raise an error on loading. A subclass adds its own: plain strings and numbers. The type is
+        that of this package: a subclass may have any name and loads its parent's weights.
         """
+        ours = (each for each in type(self).__mro__ if each.__module__.startswith("mrla_mm."))
         return dict(
-            type=type(self).__name__,
+            type=next(ours).__name__,
             head_channels=self.channels // self.heads,
             value_gelu=self.value_gelu,
             first_in_stage=self.first_in_stage,

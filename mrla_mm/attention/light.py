@@ -22,8 +22,8 @@ class MRLALight(LayerAttention):
             last block's attention through the residual (how the published models were trained);
             "output" takes the last block's o within the stage, as Algorithm 3 is written; "none"
             drops the term, Table 4 (b).
-        learnable_lambda: learn lambda, or fix it at 1, Table 4 (e). It starts at 1; the authors' code
-            draws it from a standard normal distribution.
+        learnable_lambda: learn lambda, or fix it at 1, Table 4 (e). It starts at 1; the authors'
+            code draws it from a standard normal distribution.
         gated: weigh the value by query and key; without, the value alone, Table 4 (g) together with
             previous="none".
     """

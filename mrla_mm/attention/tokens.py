@@ -19,13 +19,17 @@ def with_token_defaults(attention: dict) -> dict:
 
 
 def to_map(tokens: Tensor, grid: Grid) -> Tensor:
-    """Lay patch tokens out on their grid: (B, H * W, C) -> (B, C, H, W), without a copy."""
-    return tokens.transpose(1, 2).unflatten(2, grid)
+    """Lay patch tokens out on their grid: (B, H * W, C) -> (B, C, H, W), without a copy.
+
+    The batch keeps the largest stride: behind ``transpose(1, 2).unflatten(2, grid)`` torch's batch
+    norm returns wrong gradients for a batch of one on a CPU.
+    """
+    return tokens.unflatten(1, grid).permute(0, 3, 1, 2)
 
 
 def to_tokens(feature_map: Tensor) -> Tensor:
     """Read a map row by row: (B, C, H, W) -> (B, H * W, C), without a copy."""
-    return feature_map.flatten(2).transpose(1, 2)
+    return feature_map.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 class TokenAttentionResidual(AttentionResidual):

@@ -88,16 +88,6 @@ class BlockWithMemory:
         return run_branch(self, super().forward(x, *args), x, args, *memory)
 
 
-class HiddenBranch:
-    """Mixin of a block that is an nn.Sequential, of which its branch is not a step."""
-
-    def __iter__(self):
-        return (module for name, module in self._modules.items() if name != "mrla")
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 class SequentialCaller:
     """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
@@ -138,8 +128,6 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
             own |= dict(norm_cfg=None, extra_tokens=block.extra_tokens)  # None for LayerNorm
         module = block.module
         module.mrla = BRANCH_CLASSES[block.layout](attention, block.channels, **options | own)
-        if isinstance(module, nn.Sequential):
-            add_mixin(module, HiddenBranch)
         has_memory = getattr(module.mrla.attention, "has_memory", True)
         add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
     if any(isinstance(block.module, BlockWithMemory) for block in run.blocks):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from mmengine.utils import to_2tuple
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mrla_mm.errors import InputError
@@ -106,13 +106,15 @@ def as_block(name: str, module: nn.Module, calls: Sequence[Call]) -> Block | Non
     """Return a module as a block, or None.
 
     A block has children, and a forward that is and stays its class's: timm's method `fuse` would
-    replace it. It is called once and does not overwrite its input, as ReLU(inplace=True) does: the
-    branch could not take it.
+    replace it, and timm's checkpointing calls the children of an nn.Sequential one by one. It is
+    called once and does not overwrite its input, as ReLU(inplace=True) does: the branch could not
+    take it.
     """
-    keeps_forward = "forward" not in vars(module) and not hasattr(type(module), "fuse")
+    has_fuse = hasattr(type(module), "fuse")
+    is_replaced = "forward" in vars(module) or has_fuse or isinstance(module, nn.Sequential)
     is_called_once = len(calls) == len({call.image for call in calls})
     overwrites_input = any(call.overwrites_input for call in calls)
-    is_block = module._modules and keeps_forward and is_called_once and not overwrites_input
+    is_block = module._modules and is_called_once and not (is_replaced or overwrites_input)
     layout = layout_of(calls) if is_block else None
     if layout is None:
         return None
@@ -156,15 +158,19 @@ def find_grid(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
     """Return the grid (H, W) of tokens (B, E + H W, C) that is among the arguments of a call."""
     pairs = [each for each in arguments if isinstance(each, tuple | list) and len(each) == 2]
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
+    is_traced = isinstance(tokens, fx.Proxy)  # whose shape has no numbers yet
     for pair in pairs:
-        if all(map(is_side, pair)) and 0 <= tokens.shape[1] - prod(pair) <= MAX_EXTRA_TOKENS:
+        if not all(map(is_side, pair)):
+            continue
+        if is_traced or 0 <= tokens.shape[1] - prod(pair) <= MAX_EXTRA_TOKENS:
             return tuple(pair)
     return None
 
 
 def is_side(value: object) -> bool:
     """Whether a value may be H or W: a number, or what torch's tracers have in its place."""
-    return isinstance(value, int | torch.SymInt) or getattr(value, "ndim", None) == 0
+    is_number = isinstance(value, int | torch.SymInt | fx.Proxy)
+    return is_number or getattr(value, "ndim", None) == 0
 
 
 def call_with_zeros(backbone: nn.Module, in_channels: int, size: Size | None) -> dict:

@@ -60,8 +60,8 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
     ) -> None:
         if with_dist_token:
             self.num_extra_tokens = 2
-        if not isinstance(out_indices, int):
-            out_indices = list(out_indices)  # mmpretrain writes to it
+        if isinstance(out_indices, Sequence):
+            out_indices = list(out_indices)  # mmpretrain writes to it, and refuses other iterables
         super().__init__(arch, out_indices=out_indices, **kwargs)
         for module in self.modules():
             if isinstance(module, DropPath):  # whose NumPy number breaks compiled graphs

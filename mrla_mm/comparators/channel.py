@@ -1,18 +1,18 @@
 """Gates on channels: SE, ECA, CBAM and BA, plugins of a residual block.
 
 All but BA go into the blocks of mmdet's ResNet and of MRLAResNet by mmcv's mechanism,
-``plugins=[dict(cfg=dict(type="ECA"), position="after_conv3")]``: behind the last convolution and
-before the shortcut. The block sets `in_channels`, C of the map.
+``plugins=[dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]``: behind the last
+convolution and before the shortcut. The block sets `in_channels`, C of the map.
 """
 
 from collections.abc import Sequence
 
 import torch
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention.base import eca_kernel_size
 from mrla_mm.errors import InputError
+from mrla_mm.registry import MODELS
 
 
 def reduced(channels: int, reduction: int) -> int:

@@ -2,13 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mrla_mm.attention.base import Attended, Memory
 from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
+from mrla_mm.registry import MODELS
 
 SHARED = (nn.Linear, nn.Conv2d, nn.ReLU)  # kinds of layers that a stage shares
 
@@ -66,7 +66,7 @@ class DIA(nn.Module):
 
     The LSTM's output is a sigmoid in place of a tanh (Huang et al., AAAI 2020). As the paper has
     it, x is a block's last convolution, before the shortcut:
-    ``ComparatorResNet(50, layer_attention=dict(type="DIA"))``. In the backbones with MRLA it is a
+    ``ComparatorResNet(50, layer_attention="mrla_mm.DIA")``. In the backbones with MRLA it is a
     residual branch behind the block. The memory is h and c (B, C) and the LSTM's weights, which the
     stage's first layer holds.
 

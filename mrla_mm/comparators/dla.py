@@ -2,13 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import MRLALight
 from mrla_mm.attention.base import Attended, Memory
 from mrla_mm.comparators.dia import SharedCell, cell_gates, shared_weights
 from mrla_mm.errors import InputError
+from mrla_mm.registry import MODELS
 
 
 @MODELS.register_module()

@@ -4,11 +4,11 @@ import math
 
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
 from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, run_projection
+from mrla_mm.registry import MODELS
 
 EPSILON = 1e-3  # beside the sum of the weights in o^t
 fx.wrap("log_weights")  # torch.fx calls it as a whole: it depends on the device and the precision

@@ -1,13 +1,13 @@
 """ResNet for the comparators: plugins, gates by the contract of layer attention, strict weights."""
 
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.attention import AttentionConfig, attention_config
 from mrla_mm.backbones.resnet import MRLABasicBlock, MRLABottleneck, MRLAResLayer
 from mrla_mm.comparators.channel import BA
 from mrla_mm.errors import InputError
+from mrla_mm.registry import MODELS
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -45,7 +45,7 @@ class ComparatorResNet(PretrainedBackbone, ResNet):
     Args:
         depth: 18, 34, 50, 101 or 152; as in mmdet `plugins` need 50 or more.
         layer_attention: config of a gate with the contract of layer attention, such as
-            ``dict(type="DIA")``. It gets a block's last convolution, and the block adds the
+            ``dict(type="mrla_mm.DIA")``. It gets a block's last convolution, and the block adds the
             shortcut to what it returns.
     """
 

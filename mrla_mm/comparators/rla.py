@@ -3,12 +3,12 @@
 import torch
 import torch.nn.functional as F
 from mmcv.cnn import build_norm_layer
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.backbones.resnet import MRLAResLayer
 from mrla_mm.comparators.resnet import ComparatorResNet, GatedBottleneck
 from mrla_mm.errors import InputError
+from mrla_mm.registry import MODELS
 
 HIDDEN_CHANNELS = 32  # K, of the hidden state
 

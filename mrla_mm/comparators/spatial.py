@@ -2,11 +2,11 @@
 
 import torch
 import torch.nn.functional as F
-from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.comparators.channel import reduced
 from mrla_mm.errors import InputError
+from mrla_mm.registry import MODELS
 
 AA_HEADS = 8
 
@@ -47,8 +47,8 @@ class AA(nn.Module):
     The keys have a fifth of the output's channels, but a head at least 20. The values have a tenth,
     and take the place of as many channels of the convolution. With a stride the heads attend on the
     input pooled to the output's grid. It replaces a bottleneck's 3x3 convolution, in mmdet's
-    ResNet, MRLAResNet and ComparatorResNet: ``dcn=dict(type="AA"), stage_with_dcn=(False, True,
-    True, True)``.
+    ResNet, MRLAResNet and ComparatorResNet: ``dcn=dict(type="mrla_mm.AA"), stage_with_dcn=(False,
+    True, True, True)``.
 
     Args:
         max_grid: largest height and width of the output.

@@ -8,16 +8,28 @@ any state to what it returns. ``HistoryBuffer`` pickles a registry of functions,
 an array of any memory: of bytes that it takes for pointers to objects, by a dtype that claims
 another size, or of a buffer that it frees while a tensor still reads it.
 
-The stand-ins work with numpy's own too: other libraries may allow those under the same names.
+Others may allow the originals under the same names, before or after, and which of the two torch
+takes is chance. Then a stand-in reads what its original reads.
 """
 
 from pickle import UnpicklingError
 
 import numpy as np
+import torch
 from mmengine.logging.history_buffer import HistoryBuffer
 
 _STATISTICS = ("min", "max", "current", "mean")
 _CODES = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]  # kind and size
+
+
+_scalar_of_numpy, _ = np.float64(0).__reduce__()
+
+
+def _is_allowed(original: object) -> bool:
+    """Whether others allow the original of a stand-in."""
+    get_safe_globals = getattr(torch.serialization, "get_safe_globals", list)  # of newer torch
+    allowed = (each[0] if type(each) is tuple else each for each in get_safe_globals())
+    return any(each is original for each in allowed)
 
 
 class _LogHistory(HistoryBuffer):
@@ -44,6 +56,9 @@ class _Array(np.ndarray):
         return super().__new__(cls, 0, "S1")  # which no tensor can share
 
     def __setstate__(self, state: tuple) -> None:
+        if _is_allowed(np.ndarray):
+            super().__setstate__(state)
+            return
         version, shape, dtype, is_fortran, content = state
         if self.is_filled or type(content) is not bytes:
             raise UnpicklingError("the class numpy.ndarray takes bytes, and those once")
@@ -60,8 +75,10 @@ def _reconstruct(*_: object) -> _Array:
     return _Array()
 
 
-def _dtype(code: str, *_: object) -> np.dtype:
+def _dtype(code: str, *flags: object) -> np.dtype:
     """Stand in for ``numpy.dtype``: return a copy, whose state sets the byte order."""
+    if _is_allowed(np.dtype):
+        return np.dtype(code, *flags)
     if type(code) is not str or code.lstrip("<>|") not in _CODES:
         raise UnpicklingError(f"the class numpy.dtype is allowed for numbers, not for {code!r}")
     return np.dtype(code, copy=True)
@@ -69,15 +86,19 @@ def _dtype(code: str, *_: object) -> np.dtype:
 
 def _scalar(dtype: np.dtype, content: bytes) -> np.generic:
     """Stand in for numpy's function of this name: return a number."""
+    if _is_allowed(_scalar_of_numpy):
+        return _scalar_of_numpy(dtype, content)
     (number,) = np.frombuffer(content, _dtype(dtype.str))
     return number
 
 
-def _statistic(owner: type, name: str) -> str:
-    """Stand in for ``getattr`` in a checkpoint: return the name of one of the four methods."""
+def _statistic(owner: type, name: str) -> object:
+    """Stand in for ``getattr`` in a checkpoint: return one of the four methods."""
+    if _is_allowed(getattr):
+        return getattr(owner, name)
     if owner not in (_LogHistory, HistoryBuffer) or name not in _STATISTICS:
         raise UnpicklingError(f"the attribute {name!r} of {owner!r} is not allowed")
-    return name
+    return getattr(HistoryBuffer, name)
 
 
 def allowed_types() -> list:

@@ -25,7 +25,7 @@ def install() -> None:
     packages are looked up here.
     """
     original = Config._get_cfg_path
-    if hasattr(original, "__wrapped__"):
+    if hasattr(original, "knows_mrla_mm"):  # also where another plug-in has wrapped ours since
         return
 
     @functools.wraps(original)
@@ -37,4 +37,5 @@ def install() -> None:
             return str(find_config(cfg_path)), package
         return original(cfg_path, filename)
 
+    get_cfg_path.knows_mrla_mm = True
     Config._get_cfg_path = staticmethod(get_cfg_path)

@@ -2,10 +2,13 @@
 
 import argparse
 import hashlib
+import os
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import partial
 from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -46,9 +49,13 @@ def read_checkpoint(location: str | Path) -> Mapping:
             is executed.
     """
     path = locate(location)
-    if path is None:
+    if path is not None:
+        return read_file(path)
+    try:
         return CheckpointLoader.load_checkpoint(str(location), map_location="cpu")
-    return read_file(path)
+    except Exception as error:  # of any of mmengine's backends
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"weights {location} cannot be read by mmengine: {reason}") from error
 
 
 def locate(location: str | Path) -> Path | None:
@@ -56,10 +63,14 @@ def locate(location: str | Path) -> Path | None:
     scheme, separator, name = str(location).partition("://")
     url = str(location)
     if separator and scheme in CATALOGUES:
-        url = CATALOGUES[scheme]()[name]
+        catalogue = CATALOGUES[scheme]()
+        if name not in catalogue:
+            similar = ", ".join(get_close_matches(name, catalogue)) or "none"
+            raise InputError(f"weights {location}: {scheme}:// has no {name!r}; similar: {similar}")
+        url = catalogue[name]
     if url.startswith(("http://", "https://")):
         return fetch(url)
-    return None if "://" in url else Path(url).expanduser()
+    return None if "://" in url else Path(os.path.expanduser(url))
 
 
 def fetch(url: str) -> Path:
@@ -90,10 +101,12 @@ def fetch(url: str) -> Path:
 
 def read_file(path: Path) -> Mapping:
     """Read a local checkpoint; `read_checkpoint` has what it raises."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False for a name that is too long, where Path raises an error
         raise InputError(f"weights {path} are not a file (a relative path starts at {Path.cwd()})")
     read = partial(load_weights_only, more=[argparse.Namespace])  # DeiT's training saves one
     if path.suffix == SAFETENSORS:
+        if find_spec("safetensors") is None:
+            raise InputError(f"weights {path} need a package: pip install safetensors")
         from safetensors.torch import load_file as read
     try:
         loaded = read(path)

@@ -1,6 +1,7 @@
 """Strictness for whole checkpoints: `load_from`, resuming and testing."""
 
 from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, Runner, find_latest_checkpoint
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.errors import InputError
+from mrla_mm.torch_support import add_safe_globals
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
 from mrla_mm.weights.loading import match
@@ -30,7 +32,12 @@ class CheckpointCheckHook(Hook):
     priority = "VERY_HIGH"  # before an EMAHook loads the average from the same file
 
     def before_run(self, runner: Runner) -> None:
-        """Look at the file that mmengine is about to load, which may execute what it holds."""
+        """Look at the file that mmengine is about to load, which may execute what it holds.
+
+        The log history in it names the statistics that a project has registered.
+        """
+        statistics = HistoryBuffer._statistics_methods.values()
+        add_safe_globals([(each, f"{each.__module__}.{each.__qualname__}") for each in statistics])
         location = runner._load_from
         if runner._resume and not location:
             location = find_latest_checkpoint(runner.work_dir)

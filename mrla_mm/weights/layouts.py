@@ -7,11 +7,12 @@ ours and leaves our own names alone.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 
 from torch import Tensor, nn
 
-from mrla_mm.weights.states import strip_prefix
+from mrla_mm.weights.states import rename_keys, strip_prefix
 
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = ".mrla.attention.history_scale"
@@ -34,20 +35,23 @@ class KeyLayout:
     def split(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier's head, by our names."""
         renamed = self.renamed(state)
-        names = {key: rename_prefix(key, self.classifier) for key in renamed}
-        backbone = {key: renamed[key] for key, name in names.items() if name == key}
-        head = {name: renamed[key] for key, name in names.items() if name != key}
+        named = rename_keys(renamed, partial(rename_prefix, names=self.classifier))
+        backbone = {key: tensor for key, tensor in named.items() if key in renamed}
+        head = {key: tensor for key, tensor in named.items() if key not in renamed}
         return backbone, head
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with our names for the backbone's tensors."""
-        renamed = {}
-        for key, tensor in state.items():
-            name = rename_prefix(key, self.prefixes)
-            for theirs, ours in self.parts.items():
-                name = name.replace(theirs, ours)
-            renamed[name] = tensor.flatten() if name.endswith(LAMBDA) else tensor
-        return renamed
+        renamed = rename_keys(state, self.our_name)
+        lambdas = {key: value.flatten() for key, value in renamed.items() if key.endswith(LAMBDA)}
+        return renamed | lambdas
+
+    def our_name(self, key: str) -> str:
+        """Return our name of a key."""
+        name = rename_prefix(key, self.prefixes)
+        for theirs, ours in self.parts.items():
+            name = name.replace(theirs, ours)
+        return name
 
     def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
         """Return in words what may be wrong about a file that matches, which shapes do not tell."""
@@ -96,13 +100,16 @@ class RLALayout(KeyLayout):
         writes = state.get("conv_outs.0.weight")  # (K, C, 1, 1), K channels of the hidden state
         renamed = {}
         for key, tensor in super().renamed(state).items():
-            key = re.sub(r"\.norms\.(\d+)", r".\1.mrla.norm", key)
             if writes is not None and key.endswith(".conv1.weight"):
                 read = tensor[:, -len(writes) :]
                 renamed[key.replace(".conv1.", ".mrla.read.")] = read.contiguous()
                 tensor = tensor[:, : -len(writes)].contiguous()
             renamed[key] = tensor
         return renamed
+
+    def our_name(self, key: str) -> str:
+        """Return our name of a key; the norm of a block's update is in the block."""
+        return re.sub(r"\.norms\.(\d+)", r".\1.mrla.norm", super().our_name(key))
 
 
 def rename_prefix(key: str, names: Mapping[str, str]) -> str:

@@ -125,9 +125,9 @@ def load_weights(
         prefix = ""
     try:
         source = find_state(checkpoint, entry=entry, prefix=prefix)
+        report = match(module, source, str(location), exact=exact)
     except InputError as error:
         raise InputError(f"weights {location}: {error}") from error
-    report = match(module, source, str(location), exact=exact)
     report.meta = checkpoint.get("meta") or {}
     report.check(strict=strict)
     report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
@@ -187,12 +187,16 @@ def fate_in_model(
     if key not in own:
         has_part = exact or belongs_to_part(module, own, key)
         return (Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART), ""
-    if not is_usable(tensor, own[key]):
+    if tensor.is_nested:  # without a shape
+        return Fate.UNUSABLE, "(nested)"
+    fate = Fate.MATCHED
+    shapes = ""
+    if tensor.shape != own[key].shape:
+        shapes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
+        fate = Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
+    if fate is not Fate.MISMATCHED and not is_usable(tensor, own[key]):
         return Fate.UNUSABLE, f"({tensor.dtype})"
-    if tensor.shape == own[key].shape:
-        return Fate.MATCHED, ""
-    shapes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
-    return (Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED), shapes
+    return fate, shapes
 
 
 def belongs_to_part(module: nn.Module, own: Mapping[str, Tensor], key: str) -> bool:

@@ -1,7 +1,7 @@
 """What a checkpoint holds: a state dict, inside entries of the file and wrappers of the model."""
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from mrla_mm.errors import InputError
 # Entries that hold a state dict, the preferred first: a file with a model and its moving average
 # gives the model. mmengine swaps the two when it saves, so its `state_dict` is the average already.
 ENTRIES = ("state_dict", "model", "ema_state_dict", "state_dict_ema", "model_ema")
+MAX_DEPTH = 8  # of entries in entries; a cyclic file has no end
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel and averaged models; torch.compile
 BACKBONE = "backbone."
 PREPROCESSOR = "data_preprocessor"  # constants of the config, not weights
@@ -64,10 +65,12 @@ def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str
     if entry and not isinstance(content.get(entry), Mapping):
         raise InputError(f"no entry {entry!r} with weights; the entries are {preview(content)}")
     names = [entry] if entry else known_entries(content)
-    if not names:
-        return content, []
-    state, inner = select_entry(content[names[0]], None)
-    return state, [names[0], *inner]
+    entries = []
+    while names and len(entries) < MAX_DEPTH:
+        content = content[names[0]]
+        entries.append(names[0])
+        names = known_entries(content)
+    return content, entries
 
 
 def known_entries(content: Mapping) -> list[str]:
@@ -78,12 +81,16 @@ def known_entries(content: Mapping) -> list[str]:
 def unwrap(state: OrderedDict[str, Tensor]) -> tuple[OrderedDict[str, Tensor], list[str]]:
     """Return a state dict without wrappers' prefixes, and these prefixes, the outermost first.
 
-    What lies beside a wrapper's keys are its own counters, which are left out.
+    What lies beside a wrapper's keys are its own counters, which are left out. Raises InputError if
+    a key is there with and without a prefix.
     """
     for wrapper in WRAPPERS:
         if any(key.startswith(wrapper) for key in state):
             inside, wrappers = unwrap(strip_prefix(state, wrapper))
-            return inside, [wrapper, *wrappers]
+            wrappers = [wrapper, *wrappers]
+            if (twice := next((key for key in inside if key in state), None)) is not None:
+                raise two_tensors(twice, twice, "".join([*wrappers, twice]))
+            return inside, wrappers
     return state, []
 
 
@@ -94,14 +101,34 @@ def strip_prefix(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
         if isinstance(value, Tensor) and str(key).startswith(prefix):
             inside[str(key).removeprefix(prefix)] = value
     inside._metadata = OrderedDict()
-    for path, metadata in getattr(state, "_metadata", {}).items():
-        if f"{path}.".startswith(prefix):
+    modules = getattr(state, "_metadata", None)
+    for path, metadata in modules.items() if isinstance(modules, Mapping) else ():
+        if f"{path}.".startswith(prefix) and isinstance(metadata, Mapping):
             inside._metadata[f"{path}.".removeprefix(prefix).removesuffix(".")] = metadata
     return inside
 
 
-def preview(keys: Mapping | list, count: int = 3) -> str:
-    """Return the first keys, and how many there are."""
-    keys = [str(key) for key in keys]
+def rename_keys(state: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    """Return a state dict with renamed keys; InputError if two keys get one name."""
+    renamed = {}
+    origins = {}
+    for key, tensor in state.items():
+        name = rename(key)
+        if name in renamed:
+            raise two_tensors(name, origins[name], key)
+        renamed[name] = tensor
+        origins[name] = key
+    return renamed
+
+
+def two_tensors(name: str, *keys: str) -> InputError:
+    """Return the error for keys of a file that mean one tensor of the model."""
+    found = f"two tensors for {preview([name])}: {preview(keys)}"
+    return InputError(f"{found}; save the file again with one of them")
+
+
+def preview(keys: Iterable, count: int = 3) -> str:
+    """Return the first keys, and how many there are; line breaks and the like are escaped."""
+    keys = [str(key) if str(key).isprintable() else repr(str(key)) for key in keys]
     shown = ", ".join(keys[:count]) or "none"
     return shown if len(keys) <= count else f"{shown}, ... ({len(keys)} in all)"

@@ -59,8 +59,8 @@ def test_operators(module, shapes, expected):
         dict(type="MRLAPVTv2", arch="b0"),
         dict(type="MRLAEfficientNet", arch="b0"),
         dict(RESNET, layer_attention=dict(type="LinearRLA", head_channels=16)),
-        dict(RESNET, layer_attention=dict(type="DLALight")),
-        dict(RESNET, layer_attention=dict(type="KCLA"), zero_init_attention=False),
+        dict(RESNET, layer_attention=dict(type="mrla_mm.DLALight")),
+        dict(RESNET, layer_attention=dict(type="mrla_mm.KCLA"), zero_init_attention=False),
     ],
     ids=lambda backbone: backbone.get("layer_attention", backbone)["type"],
 )

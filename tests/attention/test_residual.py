@@ -38,7 +38,7 @@ VARIANTS = {
 }
 VARIANTS |= {
     "light, GELU": dict(LIGHT, value="dwconv_gelu"),
-    "DLA": dict(type="DLALight", head_channels=4, reduction=2),
+    "DLA": dict(type="mrla_mm.DLALight", head_channels=4, reduction=2),
     "a user's own": dict(type=OwnAttention, head_channels=4),
     "a user's subclass": dict(type=SquaredBase, head_channels=4),
 }

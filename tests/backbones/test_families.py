@@ -109,6 +109,17 @@ def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_st
     assert_same_with_gradients(backbone(image), expected, leaves)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_an_image_alone_has_half_the_gradients_of_that_image_twice(family, training):
+    """torch's batch norm errs on a CPU where a batch of one is an unusual view of tokens."""
+    backbone = randomize_zero_init(family.mrla()).double().train(training)
+    image = torch.randn(1, 3, 48, 80, dtype=torch.float64)
+    found = gradients(backbone, image)
+    twice = gradients(backbone, torch.cat([image, image]))
+    halves = {name: gradient / 2 for name, gradient in twice.items()}
+    torch.testing.assert_close(found, halves, rtol=1e-6, atol=1e-6)
+
+
 def test_checkpointing_saves_fewer_tensors_and_gives_every_parameter_its_gradient(family, variant):
     options = {family.drop_path: 0.5}
     saving = randomize_zero_init(family.mrla(variant, **options)).double().train()

@@ -17,18 +17,20 @@ from mrla_mm.errors import InputError
 from ..comparators.test_resnets import plugin
 from .common import FAMILIES, VARIANTS, branches, randomize
 
-COMPARATOR = dict(type="ComparatorResNet", depth=50, base_channels=8)
-DIA = dict(layer_attention=dict(type="DIA", reduction=4))
-DLA = dict(type="DLALight", head_channels=8, reduction=4)
-KCLA = dict(layer_attention=dict(type="KCLA", head_channels=8), zero_init_attention=False)
+COMPARATOR = dict(type="mrla_mm.ComparatorResNet", depth=50, base_channels=8)
+DIA = dict(layer_attention=dict(type="mrla_mm.DIA", reduction=4))
+DLA = dict(type="mrla_mm.DLALight", head_channels=8, reduction=4)
+KCLA = dict(layer_attention=dict(type="mrla_mm.KCLA", head_channels=8), zero_init_attention=False)
 OTHERS = {
     "dia": dict(COMPARATOR, **DIA),
     "dia as a branch": dict(type="MRLAResNet", depth=18, base_channels=8, **DIA),
     "dla": dict(type="MRLAResNet", depth=18, base_channels=8, layer_attention=DLA),
     "kcla": dict(type="MRLAResNet", depth=18, base_channels=8, **KCLA),
-    "rla": dict(type="RLAResNet", depth=50, base_channels=8, out_hidden=True),
-    "ba": dict(COMPARATOR, plugins=[plugin("BA")]),
-    "gates": dict(COMPARATOR, plugins=[plugin("SE"), plugin("ECA"), plugin("CBAM")]),
+    "rla": dict(type="mrla_mm.RLAResNet", depth=50, base_channels=8, out_hidden=True),
+    "ba": dict(COMPARATOR, plugins=[plugin("mrla_mm.BA")]),
+    "gates": dict(
+        COMPARATOR, plugins=[plugin("mrla_mm.SE"), plugin("mrla_mm.ECA"), plugin("mrla_mm.CBAM")]
+    ),
 }
 MEMBERS = [(family, variant) for family in FAMILIES for variant in VARIANTS]
 MEMBERS += [(name, None) for name in OTHERS]

@@ -51,7 +51,7 @@ def test_resnet_options_work_as_in_mmdet(name, norm_eval):
 
 WRAPPERS = {
     "conv": ({}, "conv2"),
-    "AA": (dict(type="AA", max_grid=64), "conv2.conv"),
+    "AA": (dict(type="mrla_mm.AA", max_grid=64), "conv2.conv"),
     "DCNv2": (dict(type="DCNv2"), "conv2.conv_offset"),  # inside the deformable convolution
 }
 

@@ -192,3 +192,9 @@ def test_norm_eval_depths_for_layer_decay_and_outputs_of_ceit():
         with pytest.raises(InputError, match=next(iter(wrong))):
             MRLACeiT(**wrong, **SMALL_CEIT)
     assert len(MRLACeiT(out_indices=(3,), **SMALL_CEIT)(torch.randn(1, 3, 15, 64))) == 1
+
+
+@pytest.mark.parametrize("out_indices", [{1: "a"}, {1}, iter([1])], ids=["dict", "set", "iterator"])
+def test_what_mmpretrain_refuses_as_out_indices_is_refused(out_indices):
+    with pytest.raises(AssertionError, match="out_indices"):
+        MRLAViT(out_indices=out_indices, **SMALL)

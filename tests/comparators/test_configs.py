@@ -39,14 +39,14 @@ def test_classifier(name, depth, ours):
 @pytest.mark.parametrize(
     ("kind", "depth", "parameters"),
     [
-        ("DLALight", 50, 28_581_812),
-        ("DLALight", 101, 47_783_006),
-        ("KCLA", 50, 25_728_260),
-        ("KCLA", 101, 44_916_398),
+        ("mrla_mm.DLALight", 50, 28_581_812),
+        ("mrla_mm.DLALight", 101, 47_783_006),
+        ("mrla_mm.KCLA", 50, 25_728_260),
+        ("mrla_mm.KCLA", 101, 44_916_398),
     ],
 )
 def test_parameters_of_later_methods(kind, depth, parameters):
-    options = dict(layer_attention=dict(type=kind), zero_init_attention=kind != "KCLA")
+    options = dict(layer_attention=dict(type=kind), zero_init_attention=kind != "mrla_mm.KCLA")
     backbone = MODELS.build(dict(type="MRLAResNet", depth=depth, **options))
     assert count(backbone) + 2049 * 1000 == parameters
 

@@ -120,7 +120,7 @@ def test_dia_is_an_lstm_along_the_stage():
 
 @pytest.mark.parametrize("kind", [LayerAttentionResidual, TokenAttentionResidual])
 def test_an_activation_needs_a_norm_that_does_not_start_at_zero(kind):
-    cfg = dict(type="KCLA", head_channels=4)
+    cfg = dict(type="mrla_mm.KCLA", head_channels=4)
     options = dict(norm_cfg=dict(type="BN" if kind is LayerAttentionResidual else "LN"))
     with pytest.raises(InputError, match="zero_init_attention=False"):
         kind(cfg, 8, **options)
@@ -187,7 +187,11 @@ def kcla(x, shortcut, own, first, state):
 def test_stage(method, batch, drop_path, frozen):
     """Of three images, the first's keys exceed KCLA's cap (10) by far; the last's are zero."""
     torch.manual_seed(0)
-    config = dict(type="DLALight") if method is dla else dict(type="KCLA", head_channels=16)
+    config = (
+        dict(type="mrla_mm.DLALight")
+        if method is dla
+        else dict(type="mrla_mm.KCLA", head_channels=16)
+    )
     options = dict(norm_cfg=dict(type="BN"), drop_path=drop_path, zero_init=False)
     blocks = nn.ModuleList(
         LayerAttentionResidual(config, 64, first_in_stage=first, **options)
@@ -246,7 +250,9 @@ def rla(backbone, image):
 @FROZEN
 def test_rla_g(frozen):
     torch.manual_seed(0)
-    config = dict(type="RLAResNet", depth=50, base_channels=8, out_hidden=True, out_indices=(0, 1))
+    config = dict(
+        type="mrla_mm.RLAResNet", depth=50, base_channels=8, out_hidden=True, out_indices=(0, 1)
+    )
     backbone = randomize(MODELS.build(config | dict(norm_eval=frozen))).double().train()
     image = torch.randn(3, 3, 33, 50).double().requires_grad_()
     first, last, hidden = rla(backbone, image)

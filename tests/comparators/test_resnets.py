@@ -24,23 +24,30 @@ def plugin(kind, stages=(True,) * 4, cfg=None, **options):
     return dict(cfg=dict(cfg or {}, type=kind), stages=stages, position="after_conv3", **options)
 
 
-SE = dict(plugins=[plugin("SE")])
+SE = dict(plugins=[plugin("mrla_mm.SE")])
 THIRD = (False, False, True, False)
 KINDS = {
-    **{kind: dict(plugins=[plugin(kind)]) for kind in ("SE", "ECA", "CBAM", "A2", "BA")},
+    **{
+        kind: dict(plugins=[plugin(f"mrla_mm.{kind}")])
+        for kind in ("SE", "ECA", "CBAM", "A2", "BA")
+    },
     "GC": dict(plugins=[plugin("ContextBlock", cfg=dict(ratio=1 / 4))]),
     "NL": dict(plugins=[plugin("NonLocal2d", THIRD, blocks=(-2,))]),
-    "AA": dict(dcn=dict(type="AA", max_grid=40), stage_with_dcn=(False, True, True, True)),
-    "DIA": dict(layer_attention=dict(type="DIA", reduction=4)),
-    "RLA": dict(type="RLAResNet"),
-    "MRLA": dict(type="MRLAResNet", layer_attention=dict(type="DIA", reduction=4), **SE),
-    "DLA": dict(type="MRLAResNet", layer_attention=dict(type="DLALight", reduction=4)),
-    "KCLA": dict(type="MRLAResNet", layer_attention=dict(type="KCLA"), zero_init_attention=False),
+    "AA": dict(dcn=dict(type="mrla_mm.AA", max_grid=40), stage_with_dcn=(False, True, True, True)),
+    "DIA": dict(layer_attention=dict(type="mrla_mm.DIA", reduction=4)),
+    "RLA": dict(type="mrla_mm.RLAResNet"),
+    "MRLA": dict(type="MRLAResNet", layer_attention=dict(type="mrla_mm.DIA", reduction=4), **SE),
+    "DLA": dict(type="MRLAResNet", layer_attention=dict(type="mrla_mm.DLALight", reduction=4)),
+    "KCLA": dict(
+        type="MRLAResNet", layer_attention=dict(type="mrla_mm.KCLA"), zero_init_attention=False
+    ),
 }
 
 
 def build(kind, **options):
-    cfg = dict(type="ComparatorResNet", depth=50, base_channels=16, zero_init_residual=False)
+    cfg = dict(
+        type="mrla_mm.ComparatorResNet", depth=50, base_channels=16, zero_init_residual=False
+    )
     return MODELS.build(copy.deepcopy(cfg | KINDS.get(kind, {}) | options))
 
 
@@ -85,7 +92,7 @@ def in_rla_release(state):
     return {key: tensor for key, tensor in theirs.items() if "mrla" not in key}
 
 
-@pytest.mark.parametrize("plugins", [(), [plugin("ECA")]], ids=["plain", "ECA"])
+@pytest.mark.parametrize("plugins", [(), [plugin("mrla_mm.ECA")]], ids=["plain", "ECA"])
 @pytest.mark.parametrize("prefix", ["", "backbone."])
 def test_published_weights_of_rla_load(plugins, prefix, tmp_path):
     net = build("RLA", out_hidden=True, plugins=plugins)
@@ -129,22 +136,22 @@ def test_with_frozen_stages_every_trained_parameter_gets_a_gradient(kind):
     torch.testing.assert_close(gradients(net, image), found, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["ComparatorResNet", "MRLAResNet"])
+@pytest.mark.parametrize("kind", ["mrla_mm.ComparatorResNet", "MRLAResNet"])
 def test_arguments_of_the_networks(kind):
-    chosen = [plugin("A2", THIRD, blocks=(0, 2)), plugin("SE", THIRD, blocks=(-1,))]
-    net = build("", type=kind, plugins=[*chosen, plugin("ECA", THIRD)])
+    chosen = [plugin("mrla_mm.A2", THIRD, blocks=(0, 2)), plugin("mrla_mm.SE", THIRD, blocks=(-1,))]
+    net = build("", type=kind, plugins=[*chosen, plugin("mrla_mm.ECA", THIRD)])
     assert net.eval() is net
     found = [block.after_conv3_plugin_names for block in net.layer3]
     assert found == [["a2", "eca"], ["eca"], ["a2", "eca"], ["eca"], ["eca"], ["se", "eca"]]
     assert [i for i, block in enumerate(net.layer3) if hasattr(block, "a2")] == [0, 2]
     with pytest.raises(IndexError):
-        build("", type=kind, plugins=[plugin("SE", THIRD, blocks=(1, 6))])
+        build("", type=kind, plugins=[plugin("mrla_mm.SE", THIRD, blocks=(1, 6))])
     plain = ResNet(50, base_channels=16).state_dict().keys()
     for off in (None, False):
         assert build("", layer_attention=off).state_dict().keys() == plain
-    assert type(build("", layer_attention="DIA").layer1[0].mrla) is DIA
+    assert type(build("", layer_attention="mrla_mm.DIA").layer1[0].mrla) is DIA
     with pytest.raises(InputError, match="MRLAResNet"):
-        build("", layer_attention=dict(type="KCLA"))
+        build("", layer_attention=dict(type="mrla_mm.KCLA"))
     with pytest.raises(InputError, match="depth=18"):
         build("RLA", depth=18)
 

@@ -48,7 +48,9 @@ HOSTS = {
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason=f"no real COCO images at {REAL_COCO}")
 @pytest.mark.parametrize("kind", [*KINDS, *HOSTS])
 def test_train_kill_resume_test(kind, tmp_path, run_tool):
-    backbone = dict(type="ComparatorResNet", base_channels=16, frozen_stages=1, init_cfg=None)
+    backbone = dict(
+        type="mrla_mm.ComparatorResNet", base_channels=16, frozen_stages=1, init_cfg=None
+    )
     backbone |= KINDS.get(kind, {})
     model = dict(backbone=backbone, neck=dict(in_channels=[64, 128, 256, 512]))
     base = kind if kind in HOSTS else "mrla_mm::faster_rcnn_r50_1x.py"

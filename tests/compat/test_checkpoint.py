@@ -91,6 +91,25 @@ def test_numbers_load_whatever_of_numpy_others_allow(tmp_path, allowed):
     assert array.tolist() == [1, 1] and scalar == 3
 
 
+OF_OTHERS = [np.array(["a", "bcd"]), np.array([1 + 2j]), np.array([{"a": 1}], dtype=object)]
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.serialization, "safe_globals"), reason="torch takes no types of others"
+)
+def test_what_others_allow_loads_beside_the_package(tmp_path):
+    torch.save([*OF_OTHERS, OF_OTHERS[0][1], HistoryBuffer([1.0], [1])], tmp_path / "others.pth")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "others.pth", weights_only=True)
+    theirs = [np.ndarray, RECONSTRUCT, np.dtype, SCALAR, *{type(each.dtype) for each in OF_OTHERS}]
+    with torch.serialization.safe_globals(theirs):
+        *arrays, text, history = torch.load(tmp_path / "others.pth", weights_only=True)
+    for array, expected in zip(arrays, OF_OTHERS, strict=True):
+        assert array.dtype == expected.dtype and array.tolist() == expected.tolist()
+    assert text == "bcd" and history.mean() == 1
+    assert HistoryBuffer._statistics_methods["mean"] is HistoryBuffer.mean
+
+
 def history_with(**state):
     history = HistoryBuffer([1.0], [1])
     vars(history).update(state)

@@ -1,8 +1,12 @@
+import math
+
 import pytest
 import torch
 from mmcv.ops import deform_conv2d, modulated_deform_conv2d
 from mmcv.ops import multi_scale_deform_attn as mmcv_attention
 from torchvision.ops import deform_conv2d as torchvision_deform_conv2d
+
+from mrla_mm.errors import InputError
 
 from .conftest import check_op, needs_stand_in
 
@@ -59,6 +63,44 @@ def test_offsets_of_a_larger_grid_are_read_as_flat_memory(device):
     check_op(op, expected, [x, offset, weight, mask])
 
 
+@pytest.mark.parametrize("geometry", [PLAIN, ODD], ids=["", "odd"])
+@pytest.mark.parametrize("count", [3, 4], ids=["plain", "mask"])
+def test_samples_one_pixel_in_front_of_the_map_give_their_offsets_no_gradient(
+    device, geometry, count
+):
+    """As in mmcv, whose sampling ends there; offsets that start at zero lead to such samples."""
+    grid = (5, 7) if geometry is PLAIN else (2, 8)
+    inputs = tensors(geometry, device, torch.float64, grid)[:count]
+    inputs[1] = torch.zeros_like(inputs[1], requires_grad=True)
+    op, _ = deform_conv(geometry)
+    (found,) = torch.autograd.grad(op(*inputs).sum(), inputs[1])
+    behind = torch.full_like(inputs[1], 1e-9, requires_grad=True)
+    (expected,) = torch.autograd.grad(op(inputs[0], behind, *inputs[2:]).sum(), behind)
+    axis, tap_row, tap_column, row, column = torch.meshgrid(
+        *map(torch.arange, (2, 3, 2, *grid)), indexing="ij"
+    )
+    stride, padding, dilation, *_ = geometry.values()
+    y = tap_row * dilation[0] + row * stride[0] - padding[0]
+    x = tap_column * dilation[1] + column * stride[1] - padding[1]
+    in_front = torch.where(axis == 0, y, x) == -1
+    in_front = in_front.permute(1, 2, 0, 3, 4).flatten(0, 2).to(device)  # y before x
+    in_front = in_front.repeat(geometry["deform_groups"], 1, 1).expand_as(found)
+    assert found[in_front].abs().max() == 0 < expected[in_front].abs().max()
+    torch.testing.assert_close(found[~in_front], expected[~in_front], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("component", [0, 1], ids=["row", "column"])
+def test_offsets_that_are_nan_are_refused_and_infinite_ones_lead_outside(component):
+    x, offset, weight, *_ = tensors(PLAIN, torch.device("cpu"), torch.float64, (5, 7))
+    op, _ = deform_conv(PLAIN)
+    with torch.no_grad():
+        offset[0, component::2, 2, 2] = math.inf
+        assert op(x, offset, weight)[0, :, 2, 2].eq(0).all()
+        offset[0, component, 2, 2] = math.nan
+        with pytest.raises(InputError, match="NaN"):
+            op(x, offset, weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_multi_scale_attention(device, dtype):
     shapes = torch.tensor([[4, 5], [2, 3]], device=device)
@@ -73,3 +115,22 @@ def test_multi_scale_attention(device, dtype):
         inputs,
         atol=2e-2,
     )
+
+
+def test_attention_to_samples_in_front_of_the_map_gives_their_locations_no_gradient(device):
+    """Pixel centres moved by whole pixels, with which deformable DETR starts."""
+    shapes = torch.tensor([[4, 5]], device=device)
+    value = torch.randn(1, 20, 1, 3, device=device, dtype=torch.float64)
+    rows, columns = torch.meshgrid(torch.arange(4), torch.arange(5), indexing="ij")
+    pixels = torch.stack([columns, rows], -1).reshape(1, 20, 1, 1, 1, 2).double() - 1
+
+    locations = ((pixels + 0.5) / torch.tensor([5, 4])).to(device).requires_grad_()
+    weights = value.new_ones(1, 20, 1, 1, 1)
+    function = mmcv_attention.MultiScaleDeformableAttnFunction.apply
+    out = function(value, shapes, shapes.new_zeros(1), locations, weights, 64)
+    reference = mmcv_attention.multi_scale_deformable_attn_pytorch
+    expected = reference(value, shapes, locations, weights)
+    found, expected = (torch.autograd.grad(each.sum(), locations)[0] for each in (out, expected))
+    in_front = (pixels == -1).to(device)
+    assert found[in_front].abs().max() == 0 < expected[in_front].abs().max()
+    torch.testing.assert_close(found[~in_front], expected[~in_front])

@@ -77,6 +77,15 @@ def test_it_works_where_nothing_is_installed(command):
     assert done.returncode == 1 and "pip install torch" in done.stdout and not done.stderr
 
 
+def test_a_folder_that_an_uninstalled_package_left_is_named(tmp_path):
+    (tmp_path / "mrla_mm/ops").mkdir(parents=True)
+    (tmp_path / "mrla_doctor.py").write_text((ROOT / "mrla_doctor.py").read_text())
+    command = [sys.executable, "-S", "-m", "mrla_doctor"]
+    options = dict(capture_output=True, text=True, check=False, cwd=tmp_path, env={})
+    done = subprocess.run(command, **options)
+    assert f"{tmp_path}/mrla_mm holds no package" in done.stdout
+
+
 def test_an_old_python_runs_it_and_is_told_so(monkeypatch, capsys):
     ast.parse((ROOT / "mrla_doctor.py").read_text(), feature_version=(3, 8))
     assert all(isinstance(each, str) for each in doctor.main.__annotations__.values()), "not run"

@@ -7,6 +7,7 @@ from torch.nn.functional import avg_pool2d, grid_sample, max_pool2d
 from torch.testing import assert_close
 
 from mrla_mm.compat.ext_ops import roi
+from mrla_mm.errors import InputError
 
 from .conftest import check_op, needs_stand_in
 
@@ -177,6 +178,17 @@ def test_no_rois(device, mode):
     out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, mode, True)
     assert out.shape == (0, 3, 3, 2)
     assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("corner", range(4))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_boxes_that_are_not_finite_are_refused(value, corner, mode):
+    x = torch.randn(1, 2, 9, 13)
+    rois = torch.tensor([[0.0, 1, 1, 5, 5], [0.0, 1, 1, 5, 5]])
+    rois[1, corner + 1] = value
+    with pytest.raises(InputError, match=str(value)):
+        roi_align(x, rois, (3, 2), 0.5, 2, mode, True)
 
 
 @pytest.mark.parametrize(

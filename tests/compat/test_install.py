@@ -79,6 +79,74 @@ def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
     assert said.splitlines() == ["undefined symbol", "the real nms False"]
 
 
+BESIDE_ANOTHER_PROJECT = """
+import sys
+from mmengine.registry import MODELS, init_default_scope
+
+class Theirs:
+    pass
+
+NAMES = "A2 AA BA CBAM DIA DLALight ECA KCLA SE ComparatorResNet RLAResNet".split()
+for name in NAMES[::2]:
+    MODELS.register_module(name, module=Theirs)
+import mrla_mm
+for name in NAMES[1::2]:
+    MODELS.register_module(name, module=Theirs)
+assert {MODELS.get(name) for name in NAMES} == {Theirs}
+assert "mmdet" not in sys.modules
+
+class Mine(MODELS.get("MRLAResNet")):
+    pass
+
+assert MODELS.get("MRLAResNet") in Mine.__mro__
+init_default_scope("mmdet")
+block = MODELS.build(dict(type="mrla_mm.ComparatorResNet", depth=50, layer_attention="mrla_mm.DIA"))
+assert type(block.layer1[0].mrla) is mrla_mm.comparators.DIA
+for name in NAMES:
+    assert MODELS.get(f"mrla_mm.{name}") is not Theirs
+"""
+
+
+def test_another_project_may_have_modules_of_the_same_names():
+    run_python("-c", BESIDE_ANOTHER_PROJECT)
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+try:
+    import mrla_mm
+except ModuleNotFoundError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["torch", "mmengine", "mmcv", "mmdet"])
+def test_an_import_says_what_is_missing(name):
+    said = run_python("-c", WITHOUT, name)
+    assert name in said and "mrla_doctor" in said
+
+
+BESIDE_ANOTHER_WRAPPER = """
+import functools
+from mmengine.config import Config
+
+def wrap(function):
+    return staticmethod(functools.wraps(function)(lambda *args: function(*args)))
+
+Config._get_cfg_path = wrap(Config._get_cfg_path)
+import mrla_mm
+assert Config._get_cfg_path("mrla_mm::name.py", "")[0].endswith("name.py")
+Config._get_cfg_path = last = wrap(Config._get_cfg_path)
+mrla_mm.compat.install()
+assert Config._get_cfg_path is last.__func__
+"""
+
+
+def test_another_plugin_may_wrap_the_same_function_before_and_after():
+    run_python("-c", BESIDE_ANOTHER_WRAPPER)
+
+
 ALLOWED = {
     "mmengine.config.config.Config._get_cfg_path",  # the scope mrla_mm:: of config files
     "torch._weights_only_unpickler._marked_safe_globals_set",  # what checkpoints may hold

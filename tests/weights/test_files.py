@@ -5,6 +5,8 @@ import builtins
 import hashlib
 import os
 import pickle
+import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, read_checkpoint
 
-from .conftest import Payload, checkpoint_bytes, narrow, plain_resnet, same
+from .conftest import Payload, checkpoint_bytes, narrow, plain_resnet, same, save, without
 
 PAGE = b"<!DOCTYPE html><html><title>Log in</title>"
 BROKEN = {
@@ -68,6 +70,42 @@ def test_safetensors(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match="damaged"):
             read_checkpoint(path)
+
+
+def test_safetensors_without_the_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    (tmp_path / "w.safetensors").write_bytes(b"any")
+    with pytest.raises(InputError, match="pip install safetensors"):
+        read_checkpoint(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("torchvision://resnet51", "resnet50"),
+        ("~nosuchuser/w.pth", "not a file"),
+        ("w" * 300 + ".pth", "not a file"),
+        ("null\0byte.pth", "not a file"),
+        ("foo://x", "foo://x"),
+    ],
+)
+def test_locations_that_lead_nowhere(location, expected):
+    with pytest.raises(InputError, match=expected):
+        read_checkpoint(location)
+
+
+def test_files_with_unusual_content(tmp_path):
+    cyclic = {"meta": {}}
+    cyclic["state_dict"] = cyclic
+    with pytest.raises(InputError, match="no weights"):
+        load_weights(narrow(), save(tmp_path, cyclic))
+    state = OrderedDict(without(narrow().state_dict(), ".mrla."))
+    for metadata in (["a list"], {"": "text"}):
+        state._metadata = metadata
+        assert not load_weights(narrow(), save(tmp_path, state)).faults()
+    with pytest.raises(InputError) as caught:
+        load_weights(narrow(), save(tmp_path, {"layer1.\nERROR: forged": torch.ones(1)}))
+    assert "forged" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_files_of_one_name_are_kept_apart(served, cache):

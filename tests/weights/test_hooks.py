@@ -7,10 +7,12 @@ import pytest
 import torch
 from mmdet.models import DetTTAModel, SemiBaseDetector
 from mmengine.config import ConfigDict
+from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
 from torch import nn
 
+from mrla_mm.attention import MLA, MRLABase
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
@@ -20,7 +22,7 @@ from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, scat
 from .conftest import save as save_file
 from .test_other_families import build as vit
 
-PLUGINS = [dict(cfg=dict(type="ECA"), position="after_conv3")]
+PLUGINS = [dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]
 THREE_STAGES = dict(num_stages=3, strides=(1, 2, 2), dilations=(1, 1, 1), out_indices=(2,))
 
 
@@ -35,8 +37,8 @@ class Detector(BaseModel):
         return dict(loss=scores.square().mean()) if mode == "loss" else scores
 
 
-def runner(tmp_path, model, hooks=(), **more):
-    loop = dict(by_epoch=True, max_epochs=2)
+def runner(tmp_path, model, hooks=(), epochs=2, **more):
+    loop = dict(by_epoch=True, max_epochs=epochs)
     hooks = [dict(type="CheckpointCheckHook"), *hooks]
     return build(tmp_path, model=model, shape=(3, 32, 32), loop=loop, hooks=hooks, **more)
 
@@ -63,6 +65,19 @@ def test_tests_and_resumed_runs_take_the_models_own_checkpoint_only(tmp_path, mo
         runner(tmp_path, Detector(**model), load_from=path).test()
     with pytest.raises(InputError, match=reason):
         runner(tmp_path, Detector(**model), load_from=path, resume=True).train()
+
+
+def spread(history):
+    return max(history.data[0]) - min(history.data[0])
+
+
+def test_a_run_with_a_statistic_of_a_projects_own_resumes_and_is_tested(tmp_path, monkeypatch):
+    monkeypatch.setitem(HistoryBuffer._statistics_methods, "spread", spread)
+    runner(tmp_path, Detector()).train()
+    resumed = runner(tmp_path, Detector(), resume=True, epochs=3)
+    resumed.train()
+    assert resumed.message_hub.get_scalar("train/loss").statistics("spread") >= 0
+    runner(tmp_path, Detector(), load_from=str(tmp_path / "epoch_3.pth")).test()
 
 
 def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
@@ -208,6 +223,24 @@ def test_every_loader_tells(trained, other, expected, tmp_path):
     with pytest.raises(RuntimeError, match=expected):
         load_checkpoint(model, path, strict=True)
     assert expected in load_weights(model, path, strict=False).table()
+
+
+class Mine(MRLABase):
+    """Computes what its parent computes, as does a class of another name."""
+
+
+class MineOfMLA(MLA):
+    """Has the keys and shapes of MRLABase."""
+
+
+def test_a_subclass_and_its_parent_load_each_others_weights(tmp_path):
+    for trained, other in ((BASE, dict(BASE, type=Mine)), (dict(BASE, type=Mine), BASE)):
+        state = scatter(narrow(18, trained)).state_dict()
+        path = save_file(tmp_path, {"state_dict": state})
+        load_weights(loaded := narrow(18, other), path)
+        assert same(loaded.state_dict(), state)
+        with pytest.raises(InputError, match="type='MRLABase', the model has 'MLA'"):
+            load_weights(narrow(18, dict(BASE, type=MineOfMLA)), path)
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+DIVERGED = "the training diverged: go back to an earlier checkpoint, with a lower learning rate"
+
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype to compute in: float64 for float64, else float32."""

@@ -5,6 +5,9 @@ mmcv and torchvision order offsets alike: y before x, per kernel tap, per group.
 Offset and mask of a modulated convolution may be of a larger grid than the output (DyHead's are).
 As mmcv's kernels index the memory of each sample as if it had the output's grid, its first elements
 count and the others are unused.
+
+mmcv gives a sample exactly one row or column in front of the map no gradient, torchvision that of
+the samples behind it. Convolutions with padding whose offsets start at zero have such samples.
 """
 
 from collections.abc import Callable
@@ -13,7 +16,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import deform_conv2d
 
-from mrla_mm.compat.ext_ops.common import compute, write_gradients
+from mrla_mm.compat.ext_ops.common import DIVERGED, compute, write_gradients
+from mrla_mm.errors import InputError
 
 
 def deform_conv_forward(input, weight, offset, output, *buffers, **geometry) -> None:
@@ -86,6 +90,29 @@ def _convolution(output: Tensor, *geometry: tuple[int, int]) -> Callable[..., Te
         if mask is not None:
             offset = to_grid(offset)
             mask = to_grid(mask)
+        if offset.device.type == "cpu" and offset.isnan().any():  # would read other memory
+            raise InputError(f"deformable convolution: offsets are NaN; {DIVERGED}")
+        offset = without_gradient_in_front(offset, weight.shape[2:], *geometry)
         return deform_conv2d(input, offset, weight, bias, *geometry, mask=mask)
 
     return convolve
+
+
+def without_gradient_in_front(
+    offset: Tensor,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    paddings: tuple[int, int],
+    dilations: tuple[int, int],
+) -> Tensor:
+    """Detach the offsets (B, G * KH * KW * 2, H, W) that lead to row or column -1 of the map."""
+    starts = []  # of the samples, (KH, H) in rows and (KW, W) in columns
+    for axis, taps in enumerate(kernel):
+        output = torch.arange(offset.shape[2 + axis], device=offset.device)
+        tap = torch.arange(taps, device=offset.device)[:, None]
+        starts.append(output * strides[axis] - paddings[axis] + tap * dilations[axis])
+    rows = starts[0][:, None, :, None]
+    columns = starts[1][:, None]
+    start = torch.stack(torch.broadcast_tensors(rows, columns), 2).flatten(0, 2)
+    sample = offset.unflatten(1, (-1, len(start))) + start  # (B, G, KH * KW * 2, H, W)
+    return torch.where(sample.flatten(1, 2) == -1, offset.detach(), offset)

@@ -16,7 +16,8 @@ from scipy.sparse import csr_matrix
 from torch import Tensor
 from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
 
-from mrla_mm.compat.ext_ops.common import compute_dtype
+from mrla_mm.compat.ext_ops.common import DIVERGED, compute_dtype
+from mrla_mm.errors import InputError
 
 AVG = 1  # mmcv's number of the average
 # A sparse product is faster if map and output have at least this many elements, and the map at most
@@ -56,9 +57,14 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
     """Pool the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW).
 
     ``argmax_y`` and ``argmax_x`` receive the row and column of a maximum in its bin's samples.
+    Raises InputError for boxes with NaN or infinity on a CPU, where they would read other memory.
     """
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
+    sizes = rois[:, 3:] - rois[:, 1:3]
+    if rois.device.type == "cpu" and not sizes.isfinite().all():
+        first = rois[~sizes.isfinite().all(1)][0].tolist()
+        raise InputError(f"roi_align: the box {first[1:]} has NaN or infinity; {DIVERGED}")
     if pool_mode != AVG:
         _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
     elif _sparse_is_faster(rois, input, FORWARD, geometry):
