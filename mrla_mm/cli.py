@@ -51,6 +51,18 @@ def config_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_compile_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --compile."""
+    purpose = "compile the backbone with torch.compile; the first images take a minute or more"
+    parser.add_argument("--compile", action="store_true", help=purpose)
+
+
+def compile_backbone(cfg: Config) -> None:
+    """Let the runner of a config compile the backbone."""
+    hooks = list(cfg.get("custom_hooks") or [])
+    cfg.custom_hooks = [*hooks, dict(type="CompileBackboneHook")]
+
+
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every tool that runs a config takes: work directory and launcher."""
     folder = "folder for logs and checkpoints (default: work_dirs/<config name>)"

@@ -12,17 +12,11 @@ from mrla_mm import restricted_pickle
 
 # Dynamo knows these functions by identity, so they are not wrapped.
 is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
-is_dynamo_compiling = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
 is_autocast_available = getattr(torch.amp, "is_autocast_available", None)
 # Whether weights_only reads types allowed under a name of one's own choice; from then on it is
 # torch.load's default.
 has_named_safe_globals = hasattr(torch.serialization, "get_unsafe_globals_in_checkpoint")
 _ALLOWED: dict[str, object] = {}
-
-
-def is_exporting() -> bool:
-    """Whether torch.export (not strict) or the ONNX exporter traces, without Dynamo."""
-    return is_compiling() and not is_dynamo_compiling()
 
 
 def is_autocast_enabled(device_type: str) -> bool:

@@ -19,6 +19,7 @@ def parse_args(argv):
     parser.add_argument("--show", action="store_true", help="show the predictions in a window")
     parser.add_argument("--show-dir", help="paint predictions to <work dir>/<timestamp>/SHOW_DIR")
     parser.add_argument("--wait-time", type=float, default=2, help="seconds between shown images")
+    cli.add_compile_argument(parser)
     parser.add_argument("--tta", action="store_true", help="test-time augmentation")
     cli.add_run_arguments(parser)
     return parser.parse_args(argv)
@@ -69,6 +70,8 @@ def main(argv=None):
         enable_visualization(cfg, args)
     if args.tta:
         enable_tta(cfg)
+    if args.compile:
+        cli.compile_backbone(cfg)
     runner = cli.build_runner(cfg, "test")
     if args.out is not None:
         # mmdet's metric packs masks into run lengths

@@ -13,6 +13,7 @@ def parse_args(argv):
     """Parse the command line."""
     parser = cli.config_parser("Train the model of a config.")
     parser.add_argument("--amp", action="store_true", help="train in mixed precision (GPU only)")
+    cli.add_compile_argument(parser)
     scale = "scale the learning rate to the total batch size"
     parser.add_argument("--auto-scale-lr", action="store_true", help=scale)
     checkpoint = dict(nargs="?", const="auto", metavar="CHECKPOINT")
@@ -32,6 +33,8 @@ def main(argv=None):
     if args.amp:
         cfg.optim_wrapper.type = "AmpOptimWrapper"
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
+    if args.compile:
+        cli.compile_backbone(cfg)
     if args.auto_scale_lr:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
             raise InputError("--auto-scale-lr: the config has no auto_scale_lr.base_batch_size")

@@ -15,7 +15,7 @@ from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention
 from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
-from mrla_mm.torch_support import is_exporting
+from mrla_mm.torch_support import is_compiling
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -120,8 +120,8 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         """Return the positional embedding (1, E + H * W, C) of a grid (H, W)."""
         extra = self.num_extra_tokens
         own = self.patch_resolution
-        # the comparison would fix the grid of an exported graph
-        if not is_exporting() and grid == own:
+        # the comparison would fix the grid of a compiled or exported graph
+        if not is_compiling() and grid == own:
             return self.pos_embed
         maps = to_map(self.pos_embed[:, extra:].float(), own)
         maps = F.interpolate(maps, size=grid, mode=self.interpolate_mode, align_corners=False)

@@ -51,7 +51,7 @@ def test_exported_positions_are_those_of_a_forward_pass(monkeypatch):
     backbone = randomize(MRLAViT(ARCH, img_size=64)).eval()
     image = torch.randn(1, 3, 64, 64)
     expected = backbone(image)
-    monkeypatch.setattr(vit, "is_exporting", lambda: True)
+    monkeypatch.setattr(vit, "is_compiling", lambda: True)
     torch.testing.assert_close(backbone(image), expected)
 
 
