@@ -105,7 +105,7 @@ def test_a_compiled_training_is_the_eager_one_resumed_too(tmp_path):
             model = Model(FAMILIES["resnet18"].mrla(zero_init_attention=False))
             options = dict(loop=dict(EPOCHS, max_epochs=epochs), hooks=copy.deepcopy(hooks))
             runner = build(
-                tmp_path / name, model=model, shape=(3, 32, 32), resume=resume, **options
+                tmp_path / name, model=model, shape=(3, 64, 64), resume=resume, **options
             )
             runner.train()
         checkpoint = torch.load(tmp_path / name / "epoch_2.pth", weights_only=True)
