@@ -74,6 +74,8 @@ def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     Config(dict(loaders, data_root="sets")).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
     assert cfg.val_dataloader.dataset.data_root == "/new/other"
+    with pytest.raises(InputError, match="empty"):
+        read(tmp_path / "own.py", data_root="")
     absolute = dict(data_root="", ann_file="/abs/a.json")
     Config(dict(train_dataloader=absolute)).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
@@ -84,8 +86,47 @@ def test_a_config_that_does_not_exist():
     with pytest.raises(InputError, match="'nopackage'"):
         read_config("nopackage::a.py", {})
     for name in ("mrla_mm::gone.py", "mmdet::gone.py", "configs/gone.py"):
-        with pytest.raises(FileNotFoundError, match="gone.py"):
+        with pytest.raises(InputError, match="gone.py"):
             read_config(name, {})
+    with pytest.raises(InputError, match="retinanet_r50_mrla_light_1x"):
+        read_config("mrla_mm::retinanet_r50_mrla_ligth_1x.py", {})
+
+
+@pytest.mark.parametrize("text", ["_base_ = 'gone.py'", "_base_ = 'bad.py'", "x = (", "x = 1 / 0"])
+def test_a_config_that_cannot_be_read_is_named(text, tmp_path):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(InputError, match="bad.py"):
+        read_config(str(tmp_path / "bad.py"), {})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("data_root = 'sets/pets/'", "data_root"),
+        ("train_pipeline = [dict(type='LoadImageFromFile')]", "train_pipeline"),
+        ("data = dict(samples_per_gpu=7)", "data"),
+        ("optim_wraper = dict(optimizer=dict(lr=0.5))", "optim_wrapper"),
+    ],
+)
+def test_variables_of_a_config_that_nothing_reads_are_named(line, said, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"_base_ = '{FASTER}'\n{line}")
+    with pytest.warns(UserWarning, match=f"nothing reads .*{said}"):
+        cfg = read_config(str(path), {})
+    cfg.dump(tmp_path / "dumped.py")
+    used = "x = 7\nmodel = dict(rpn_head=dict(channels=x))"
+    custom = "custom_imports = dict(imports=['mrla_mm', 'mrla_mm.errors'])"
+    path.write_text(f"_base_ = '{FASTER}'\ndata_root = 'data/coco/'\n{used}\n{custom}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        read_config(str(path), {})
+        read_config(str(tmp_path / "dumped.py"), {})
+
+
+def test_a_loader_without_workers_keeps_none(tmp_path):
+    cfg, _ = read(FASTER, **{"train_dataloader.num_workers": 0})
+    assert cfg.train_dataloader.persistent_workers is False
+    assert cfg.val_dataloader.persistent_workers is True
 
 
 def backbone_of(cfg):

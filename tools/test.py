@@ -3,6 +3,7 @@
 
 import copy
 import sys
+from pathlib import Path
 
 from mmengine.registry import METRICS
 
@@ -59,9 +60,25 @@ def flip_pipeline(pipeline):
     return [*copy.deepcopy(pipeline[:-1]), dict(type="TestTimeAug", transforms=[flips, packs])]
 
 
+def check_out(path, checkpoint):
+    """Raise InputError if the predictions cannot be written to a path, or should not be."""
+    if path.suffix not in (".pkl", ".pickle"):
+        raise InputError(f"--out {path}: the predictions are a pickle, name it .pkl")
+    if path.resolve() == Path(checkpoint).resolve():
+        raise InputError(f"--out {path} is the checkpoint: give another name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise InputError(f"--out {path}: {error}: give another name") from error
+
+
 def main(argv=None):
     """Evaluate with the given command line; return the metrics."""
     args = parse_args(argv)
+    if args.out is not None:
+        check_out(Path(args.out), args.checkpoint)
     cfg = cli.load_config(args)
     cfg.load_from = args.checkpoint
     cfg.resume = False
