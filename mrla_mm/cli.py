@@ -171,9 +171,11 @@ def find_typo(error: KeyError | TypeError) -> str:
         return f"there is no {kind} {name!r}{hint}" if hint else ""
     match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     built = find_built_class(error.__traceback__)
-    if not match or not inspect.isclass(built):
+    if not match or not built:
         return ""
-    parameters = [inspect.signature(each.__init__).parameters for each in inspect.getmro(built)]
+    classes = inspect.getmro(built) if inspect.isclass(built) else ()
+    functions = [each.__init__ for each in classes] or [built]
+    parameters = [inspect.signature(each).parameters for each in functions]
     hint = did_you_mean(match[1], {name for each in parameters for name in each})
     return f"{built.__name__} has no argument {match[1]!r}{hint}" if hint else ""
 

@@ -76,8 +76,8 @@ def unread_variables(path: Path, cfg: Config) -> list[str]:
             continue
         others = {key: value for key, value in values.items() if key != name}
         if not appears(values[name], others):
-            remedy = did_you_mean(name, TOP_LEVEL) or "; set the keys of the bases that use theirs"
-            lines.append(f"nothing reads {name}{remedy}")
+            told = f"nothing reads {name}, what uses it in the bases has their value"
+            lines.append(told + did_you_mean(name, TOP_LEVEL, least=0.9))
     return lines
 
 
@@ -139,7 +139,7 @@ def unknown_key(cfg: Config, option: str) -> str | None:
             return None  # mmengine refuses it or reads it
         if key not in node:
             known = [str(each) for each in node if each != "_scope_"]
-            hint = did_you_mean(key, known, path) or f"; there are {', '.join(known)}"
+            hint = did_you_mean(key, known, prefix=path) or f"; there are {', '.join(known)}"
             return f"--cfg-options {option} adds the new key {path}{key}{hint}"
         node = node[key]
         path += f"{key}."

@@ -11,7 +11,7 @@ class InputError(ValueError):
     """
 
 
-def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint at the nearest known name; an empty text if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", least: float = 0.6) -> str:
+    """Return a hint at the nearest known name; an empty text if none is at `least` so similar."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=least)
     return f"; did you mean {prefix}{near[0]}?" if near else ""
