@@ -27,12 +27,7 @@ NUMBER = "a number"
 TEXT = "a text"
 ID = "a number or a text"
 BOX = "[x, y, width, height]"
-IS_RIGHT = {
-    NUMBER: lambda value: isinstance(value, int | float),
-    TEXT: lambda value: isinstance(value, str),
-    ID: lambda value: isinstance(value, int | float | str),
-    BOX: lambda value: isinstance(value, list) and len(value) == 4,
-}
+TYPES = {NUMBER: {int, float, bool}, TEXT: {str}, ID: {int, float, str}, BOX: {list}}
 OPTIONAL = dict(iscrowd=NUMBER, ignore=NUMBER)
 FIELDS = {
     "images": dict(id=ID, file_name=TEXT, width=NUMBER, height=NUMBER),
@@ -76,17 +71,22 @@ def inspect_coco(dataset: BaseDataset, masks: Mapping | None, *, scored: bool) -
 
 
 def check_fields(content: Mapping[str, list[dict]]) -> list[str]:
-    """Return a fault for each field that a record lacks or has of another type, with the first."""
+    """Return a fault for each field that records lack or have of another type, with the first."""
     faults = []
     for kind, fields in FIELDS.items():
         for key, expected in fields.items():
-            is_right = IS_RIGHT[expected]
+            default = 0 if key in OPTIONAL else None
             for index, record in enumerate(content.get(kind, [])):
-                value = record.get(key, 0 if key in OPTIONAL else None)
-                if not is_right(value):
-                    told = f"{key}={value!r}" if key in record else f"no {key!r}"
+                if type(record.get(key, default)) not in TYPES[expected]:
+                    told = f"{key}={record[key]!r}" if key in record else f"no {key!r}"
                     faults.append(f"{kind}[{index}] has {told}: write {expected} in all of them")
                     break
+    if faults:
+        return faults
+    wrong = [each for each in content.get("annotations", []) if len(each["bbox"]) != 4]
+    if wrong:
+        told = f"annotation {wrong[0]['id']} has bbox={wrong[0]['bbox']}"
+        faults.append(f"{told}: write {BOX} in all of them")
     return faults
 
 

@@ -96,7 +96,8 @@ FAULTS = {
     "corners": (to_corners, r"\[x1, y1, x2, y2\]"),
     "no area": (without("annotations", "area"), r"annotations\[0\].*'area'"),
     "no width": (without("images", "width"), r"images\[0\].*'width'"),
-    "no box": (lambda c: c["annotations"][3].update(bbox=[]), r"annotations\[3\].*bbox=\[\]"),
+    "no box": (lambda c: c["annotations"][3].update(bbox=[]), r"annotation 4 .*bbox=\[\]"),
+    "a text for a box": (each_annotation(bbox="1 2 3 4"), r"annotations\[0\].*'1 2 3 4'"),
     "no file": (lambda c: c["images"][2].update(file_name=None), r"images\[2\].*file_name=None"),
     "no flag": (each_annotation(iscrowd=None), "iscrowd=None"),
     "text for a category": (
