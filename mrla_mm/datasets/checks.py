@@ -131,6 +131,8 @@ def check_classes(model: nn.Module, dataset: BaseDataset, first_classes: dict) -
     faults = []
     folders = []
     if not dataset.ann_file and getattr(dataset, "with_label", False):  # mmpretrain's
+        if not os.path.isdir(dataset.img_prefix):
+            return ["is not a folder: correct data_root or data_prefix"]
         entries = os.scandir(dataset.img_prefix)
         folders = sorted(entry.name for entry in entries if entry.is_dir())
     if set(folders) == set(classes) and folders != list(classes):

@@ -186,5 +186,5 @@ class Boxes:
             told = f"{skipped.sum()} of {self.is_wanted.sum()} boxes are outside or below a pixel"
             box = f"the first is {first['bbox']} with area={first['area']}"
             where = f"of image {first['image_id']!r} with width={width} and height={height}"
-            return [f"{told}, {box} {where}: repair them, since mmdet skips them"]
+            return [f"{told}, {box} {where}: mmdet skips them, repair boxes or sizes"]
         return []

@@ -363,6 +363,9 @@ def test_class_folders_of_training_and_validation_must_be_the_same(tmp_path):
     (root / "val/cat").rename(root / "val/zebra")
     (line,) = check()
     assert line.startswith(f"{root}/val: ") and "numbers classes differently" in line
+    cfg.val_dataloader.dataset.data_prefix = "gone"
+    (line,) = check()
+    assert line.startswith(f"{root}/gone: ")
 
 
 def built_loop(dataset):
