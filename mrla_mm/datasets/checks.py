@@ -1,7 +1,7 @@
 """The check of data before a run: faults that mmdet misses or reports as errors about arrays."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from mmcv.transforms import LoadImageFromFile
@@ -88,11 +88,14 @@ def check_data(runner: Runner, *phases: str) -> None:
     for phase in phases:
         loader = runner.cfg.get(f"{phase}_dataloader") or {}
         sources = list(build_lazily(loader.get("dataset")))
-        evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
-        if evaluators and loader.get("drop_last"):
-            faults.append(f"{phase}_dataloader.drop_last=True leaves images out of the evaluation")
+        evaluators = runner.cfg.get(f"{phase}_evaluator") or []
+        evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators
+        scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
         for dataset, node in sources:
-            found, objects = inspect_files(dataset, node, evaluators)
+            found, objects = inspect_files(dataset, node, scored if len(sources) == 1 else [])
+            if scored and (loader.get("drop_last") or node.get("indices") is not None):
+                told = "the evaluator counts every image of its file"
+                found.append(f"{told}: leave out indices and drop_last, or give it a smaller file")
             found += check_classes(model, dataset, first_classes)
             source = dataset.ann_file or ", ".join(map(str, dataset.data_prefix.values()))
             faults += [f"{source}: {fault}" for fault in found]
@@ -162,8 +165,8 @@ def check_heads(model: nn.Module, dataset: BaseDataset, num_classes: int) -> lis
     return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
 
 
-def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
-    """Check the files of a data set that has this config, and these evaluators to itself."""
+def inspect_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
+    """Check the files of a data set that has this config; its evaluators read those of `scored`."""
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
@@ -174,7 +177,7 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
         if reads_as(dataset, XMLDataset):
             return inspect_xml(dataset)
         if reads_as(dataset, CocoDataset):
-            return inspect_coco_files(dataset, node, evaluators)
+            return inspect_coco_files(dataset, node, scored)
     except OSError as error:
         return Findings([f"{error}: correct the data set's data_root or ann_file"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -189,16 +192,11 @@ def reads_as(dataset: BaseDataset, kind: type[BaseDataset]) -> bool:
     return all(getattr(type(dataset), name, None) == getattr(kind, name) for name in methods)
 
 
-def inspect_coco_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
+def inspect_coco_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
     """Check a file in COCO's format, and that the data set's own evaluators read the same one."""
-    evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
-    scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
     steps = node.get("pipeline") or ()
     masks = next((step for step in steps if step.get("with_mask")), None)
     findings = inspect_coco(dataset, masks, scored=bool(scored))
-    if scored and node.get("indices") is not None:
-        told = "the evaluator counts every image of the file, and indices loads only some"
-        findings.faults.append(f"{told}: leave indices out, or give both a file of these images")
     path = os.path.realpath(dataset.ann_file)
     for other in scored:
         if os.path.realpath(other) != path:

@@ -444,7 +444,9 @@ def test_an_evaluation_of_a_part_is_refused_and_training_on_one_is_not(change, r
     assert faults(cfg) == []
     cfg.merge_from_dict(dict(val_dataloader=change))
     assert len(faults(cfg)) == 1
-    cfg.val_evaluator = None
+    cfg.val_dataloader.dataset.type = OwnReader
+    assert len(faults(cfg)) == 1
+    cfg.val_evaluator = dict(type="VOCMetric")
     assert faults(cfg) == []
 
 
