@@ -198,6 +198,8 @@ def test_predictions_replace_no_checkpoint_and_can_be_written(run_tool, tmp_path
         code, errors = run_tool("test", RETINANET, checkpoint, "--out", out)
         assert code == 2 and str(out) in errors
     assert checkpoint.read_bytes() == b"weights"
+    code, errors = run_tool("test", RETINANET, checkpoint, "--show-dir", tmp_path)
+    assert code == 2 and str(tmp_path) in errors
 
 
 def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):

@@ -79,6 +79,9 @@ def main(argv=None):
     args = parse_args(argv)
     if args.out is not None:
         check_out(Path(args.out), args.checkpoint)
+    pictures = Path(args.show_dir or "")
+    if pictures.is_absolute() and any(pictures.glob("*")):  # mmdet takes the images' names
+        raise InputError(f"--show-dir {pictures} has files, which pictures could replace")
     cfg = cli.load_config(args)
     cfg.load_from = args.checkpoint
     cfg.resume = False
