@@ -83,11 +83,11 @@ def unread_variables(path: Path, cfg: Config) -> list[str]:
 
 def appears(wanted: object, node: object) -> bool:
     """Whether a value is somewhere in a tree of dicts and lists."""
+    if node == wanted:
+        return True
     if isinstance(node, dict):
         node = list(node.values())
-    if isinstance(node, list | tuple) and any(appears(wanted, value) for value in node):
-        return True
-    return node == wanted
+    return isinstance(node, list | tuple) and any(appears(wanted, value) for value in node)
 
 
 def move_data_root(cfg: Config, root: str) -> None:

@@ -1,8 +1,11 @@
 """Reading configs: where they are found, what overrides do, and which are warned of."""
 
+import contextlib
 import sys
 import warnings
+from pathlib import Path
 
+import mmdet
 import pytest
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -12,6 +15,7 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 
 from .backbones.common import branches
+from .conftest import ROOT
 
 FASTER = "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"
 
@@ -114,13 +118,31 @@ def test_variables_of_a_config_that_nothing_reads_are_named(line, said, tmp_path
     with pytest.warns(UserWarning, match=f"nothing reads .*{said}"):
         cfg = read_config(str(path), {})
     cfg.dump(tmp_path / "dumped.py")
+    same = "data_root = 'data/coco/'\nnorm_cfg = dict(type='BN', requires_grad=True)"
     used = "x = 7\nmodel = dict(rpn_head=dict(channels=x))"
     custom = "custom_imports = dict(imports=['mrla_mm', 'mrla_mm.errors'])"
-    path.write_text(f"_base_ = '{FASTER}'\ndata_root = 'data/coco/'\n{used}\n{custom}")
+    path.write_text(f"_base_ = '{FASTER}'\n{same}\n{used}\n{custom}")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         read_config(str(path), {})
         read_config(str(tmp_path / "dumped.py"), {})
+
+
+@pytest.mark.slow
+def test_configs_of_the_zoo_have_only_variables_that_are_read():
+    """But for three of mmdet's, which indeed have no effect."""
+    yolox = "yolox_x_8xb4-80e_crowdhuman-mot20train_test-mot20test"
+    unused = {"ga-fast-rcnn_r50-caffe_fpn_1x_coco", yolox, f"bytetrack_{yolox}"}
+    found = set()
+    for root in (ROOT / "configs", Path(mmdet.__file__).parent / ".mim/configs"):
+        for path in root.rglob("*.py"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                with contextlib.suppress(InputError):  # such as one for an optional package
+                    read_config(str(path), {})
+            if any("nothing reads" in str(each.message) for each in caught):
+                found.add(path.stem)
+    assert found <= unused
 
 
 def test_a_loader_without_workers_keeps_none(tmp_path):
