@@ -5,8 +5,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from mrla_mm import cli
-from mrla_mm.errors import InputError
+from mrla_mm import __version__, cli
+from mrla_mm.errors import InputError, did_you_mean
 
 TOOLS = Path(__file__).parent / ".mim/tools"
 USAGE = """usage: python -m mrla_mm TOOL [arguments]         TOOL --help has its arguments
@@ -27,8 +27,13 @@ def main(argv: list[str] | None = None) -> None:
     if name in ("-h", "--help"):
         print(USAGE, *tools, sep="\n")  # noqa: T201
         return
+    if name == "--version":
+        print(__version__)  # noqa: T201
+        return
     if name not in tools:
-        raise InputError(f"unknown tool {name!r}; there are {', '.join(tools)}")
+        below = [tool for tool in tools if tool.endswith(f"/{name}")]
+        hint = did_you_mean(name, tools) or f"; there are {', '.join(below or tools)}"
+        raise InputError(f"there is no tool {name!r}{hint}")
     sys.argv = [f"{folder}/{name}.py", *rest]
     runpy.run_path(sys.argv[0], run_name="__main__")
 

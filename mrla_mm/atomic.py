@@ -1,8 +1,10 @@
-"""Files that are written whole or not at all: beside the old one, forced to the disk, renamed."""
+"""Files that are written whole or not at all, and folders that one process writes at a time."""
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from mrla_mm.errors import InputError
 
@@ -24,3 +26,28 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
         with suppress(OSError):  # the part may not exist
             part.unlink()
         raise InputError(f"{path}: {error}; what was there is intact") from error
+
+
+@contextmanager
+def reserve(folder: str | Path, option: str) -> Iterator[None]:
+    """Keep other processes out of the folder that an option names; InputError if one is in it."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            lock(file)
+        except (BlockingIOError, PermissionError):
+            told = f"{option} {folder} is in use by another process"
+            raise InputError(f"{told}: wait for its end, or give another folder") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def lock(file: TextIO) -> None:
+    """Lock a file until it is closed or the process ends, whatever its children do."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

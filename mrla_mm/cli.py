@@ -1,44 +1,70 @@
 """What the command line tools share: arguments, what they name, and how errors end a run."""
 
 import argparse
+import ast
 import gc
+import inspect
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import torch
+from mmengine import registry
 from mmengine.config import Config, DictAction
-from mmengine.registry import RUNNERS
 from mmengine.runner import Runner
 
 from mrla_mm.config import read_config
 from mrla_mm.datasets.checks import check_data
-from mrla_mm.errors import InputError
+from mrla_mm.errors import InputError, did_you_mean
 from mrla_mm.inference import LoadedModel, load_model
 from mrla_mm.version import __version__
 
+DEFAULT_HOOKS = [
+    dict(type="DatasetCheckHook"),
+    dict(type="mmdet.CheckInvalidLossHook", interval=1),  # mmengine reads every loss anyway
+]
 IMAGE_SUFFIXES = [".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"]
 
 
 class OptionAction(DictAction):
-    """mmengine's DictAction, but that a text keeps its spaces."""
+    """mmengine's DictAction for values that are not Python literals; a text keeps its spaces."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
         """Add options to the namespace."""
-        super().__call__(parser, namespace, values, option_string)
-        options = getattr(namespace, self.dest)
+        options = dict(getattr(namespace, self.dest))
         for option in values:
-            key, _, text = option.partition("=")
-            if key == "data_root" or isinstance(options[key], str):
-                options[key] = text.strip("'\"")
+            key, equals, text = option.partition("=")
+            if not equals:
+                parser.error(f"--cfg-options {option}: write {key}=VALUE")
+            try:
+                options[key] = text.strip("'\"") if key == "data_root" else self.parse_value(text)
+            except (AssertionError, ValueError) as error:
+                parser.error(f"--cfg-options {option}: {error}")
+        setattr(namespace, self.dest, options)
+
+    def parse_value(self, text: str) -> object:
+        """Return the value of a text; raises ValueError for a list of texts with spaces."""
+        try:
+            value = ast.literal_eval(text.strip())
+        except (SyntaxError, ValueError):
+            value = self._parse_iterable(text)
+            if isinstance(value, str):
+                return text.strip("'\"")
+            if isinstance(value, list | tuple) and re.search(r"[^\s,([] +[^\s,)\]]", text):
+                raise ValueError("mmengine drops spaces in lists: put texts in quotes") from None
+            return value
+        is_list = isinstance(value, tuple) and not text.strip().startswith("(")
+        return list(value) if is_list else value  # 1,2 is a list, as in mmengine
 
 
 def add_option_argument(parser: argparse.ArgumentParser) -> None:
     """Add --cfg-options."""
     options = dict(nargs="+", action=OptionAction, default={}, metavar="KEY=VALUE")
-    purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[a,b]"
+    purpose = "override config values, e.g. train_dataloader.batch_size=4; lists as key=[1,2]"
     parser.add_argument("--cfg-options", **options, help=purpose)
 
 
@@ -84,13 +110,18 @@ def load_config(args: argparse.Namespace) -> Config:
 def build_runner(cfg: Config, *phases: str) -> Runner:
     """Build the config's runner, on CPUs with gloo, and check data before mmdet reads them."""
     cfg.mrla_mm_version = __version__
+    hooks = list(cfg.get("custom_hooks") or [])
+    for each in DEFAULT_HOOKS:
+        if each["type"].rpartition(".")[2] not in str(hooks):
+            hooks.append(each)
+    cfg.custom_hooks = hooks
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
         wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)
         wrapper.update(find_unused_parameters=cfg.get("find_unused_parameters", False))
         wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
         cfg.model_wrapper_cfg = wrapper
-    runner = RUNNERS.build(cfg)
+    runner = registry.RUNNERS.build(cfg)
     check_data(runner, *phases)
     return runner
 
@@ -121,11 +152,16 @@ def find_images(source: Path, limit: int | None = None) -> list[Path]:
     return images
 
 
+def check_not_overwriting(images: Sequence[Path | str], folder: Path) -> None:
+    """Raise InputError if files that have the images' names would replace them in a folder."""
+    if folder.resolve() == Path(images[0]).parent.resolve():
+        raise InputError(f"results would replace the images in {folder}: give another --out-dir")
+
+
 def chosen_images(args: argparse.Namespace) -> list[Path]:
     """Return the images that the arguments name; make `out_dir`, InputError if it holds them."""
     images = find_images(Path(args.input), args.max_images)
-    if args.out_dir.resolve() == images[0].parent.resolve():
-        raise InputError(f"--out-dir {args.out_dir} holds the input: give another folder")
+    check_not_overwriting(images, args.out_dir)
     args.out_dir.mkdir(parents=True, exist_ok=True)
     return images
 
@@ -137,6 +173,38 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     return [first, *(load_model(*pair, device=args.device) for pair in compared)]
 
 
+def find_typo(error: KeyError | TypeError) -> str:
+    """Return a line with the nearest name if a config names an unknown type or argument."""
+    if match := re.search(r"(\w+) is not in the \S+?::(.+?) registry", str(error)):
+        name, kind = match.groups()
+        roots = [each for each in vars(registry).values() if getattr(each, "name", "") == kind]
+        families = [each for root in roots for each in (root, *root.children.values())]
+        hint = did_you_mean(name, {known for each in families for known in each.module_dict})
+        return f"there is no {kind} {name!r}{hint}" if hint else ""
+    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    built = find_built_class(error.__traceback__)
+    if not match or not built:
+        return ""
+    classes = inspect.getmro(built) if inspect.isclass(built) else ()
+    functions = [each.__init__ for each in classes] or [built]
+    parameters = [inspect.signature(each).parameters for each in functions]
+    hint = did_you_mean(match[1], {name for each in parameters for name in each})
+    return f"{built.__name__} has no argument {match[1]!r}{hint}" if hint else ""
+
+
+def find_built_class(traceback: TracebackType | None) -> object:
+    """Return what mmengine was building last when an error came; None for nothing."""
+    built = None
+    while traceback:
+        if traceback.tb_frame.f_code.co_name == "build_from_cfg":
+            names = traceback.tb_frame.f_locals
+            built = names.get("obj_type")
+            if isinstance(built, str):
+                built = names["registry"].get(built)
+        traceback = traceback.tb_next
+    return built
+
+
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
     """Run a tool and return its exit code: 0, or 2 for an InputError and 130 for Ctrl-C.
 
@@ -145,8 +213,11 @@ def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None)
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
     try:
         main(argv)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    except (InputError, KeyError, TypeError) as error:
+        line = str(error) if isinstance(error, InputError) else find_typo(error)
+        if not line:
+            raise
+        print(f"error: {line}", file=sys.stderr, flush=True)  # noqa: T201
         return 2
     except KeyboardInterrupt as stop:
         print(f"interrupted: {stop}".removesuffix(": "), file=sys.stderr, flush=True)  # noqa: T201

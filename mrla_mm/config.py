@@ -1,6 +1,6 @@
 """Reading configs: by path or `package::name`, with the overrides of --cfg-options."""
 
-import difflib
+import ast
 import inspect
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.runner import Runner
 
 from mrla_mm.compat.config_scope import find_config
-from mrla_mm.errors import InputError
+from mrla_mm.errors import InputError, did_you_mean
 
 # Top-level keys that are read once the overrides are applied: the runner's arguments, and others.
 READ = """activation_checkpointing auto_scale_lr check_data find_unused_parameters model_wrapper_cfg
@@ -22,21 +22,72 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
     """Read the config of a path or `package::name` and apply overrides by dotted key.
 
     `data_root` moves every data set and evaluator. An override of a key that the config does not
-    have is applied with a warning, since possibly nothing reads it. Raises InputError if there is
-    no such package, or `data_root` would not reach every data set.
+    have is applied with a warning, since possibly nothing reads it; a variable of the file that
+    nothing reads gets one too. Raises InputError if the config cannot be read, or `data_root` would
+    not reach every data set.
     """
     path = find_config(name) if "::" in name else Path(name)
     if path.suffix in (".yaml", ".yml", ".json"):  # YAML by tags such as !!python/object/apply
         raise InputError(f"config {name}: YAML, as JSON's bases may be, executes code: write .py")
-    cfg = Config.fromfile(path)
+    if not path.is_file():
+        siblings = {each.name: each for each in path.parent.glob("*.py")}
+        raise InputError(f"there is no config {name}{did_you_mean(path.name, siblings)}")
+    try:
+        cfg = Config.fromfile(path)
+    except (InputError, ImportError):  # that of a module of the user's own has its traceback
+        raise
+    except Exception as error:  # whatever a config does
+        raise InputError(f"config {name}: {type(error).__name__}: {error}") from error
     options = dict(options)
     if "data_root" in options:
         move_data_root(cfg, str(options.pop("data_root")))
     for option in options:
         if line := unknown_key(cfg, option):
             warnings.warn(line, stacklevel=2)
+    for line in unread_variables(path, cfg):
+        warnings.warn(f"config {name}: {line}", stacklevel=2)
     cfg.merge_from_dict(options)
+    for key, loader in cfg.items():
+        if key.endswith("_dataloader") and loader and loader.get("num_workers") == 0:
+            loader.persistent_workers = False  # else torch refuses the loader
     return cfg
+
+
+def unread_variables(path: Path, cfg: Config) -> list[str]:
+    """Return a line for each variable of a config with bases that nothing reads.
+
+    What has used the variable of a base has used the base's value. Silent if both are the same.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:  # with {{$VARIABLE:default}}, which mmengine replaces
+        return []
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    loaded = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    statements = [node for node in tree.body if isinstance(node, ast.Assign)]
+    targets = [target for node in statements for target in node.targets]
+    assigned = [target.id for target in targets if isinstance(target, ast.Name)]
+    values = cfg.to_dict()
+    lines = []
+    if "_base_" not in assigned and "read_base" not in loaded:  # such as one that a run has written
+        return lines
+    for name in assigned:
+        if name in TOP_LEVEL | loaded | {"custom_imports"} or name not in values:
+            continue
+        others = {key: value for key, value in values.items() if key != name}
+        if not appears(values[name], others):
+            told = f"nothing reads {name}, what uses it in the bases has their value"
+            lines.append(told + did_you_mean(name, TOP_LEVEL, least=0.9))
+    return lines
+
+
+def appears(wanted: object, node: object) -> bool:
+    """Whether a value is somewhere in a tree of dicts and lists."""
+    if node == wanted:
+        return True
+    if isinstance(node, dict):
+        node = list(node.values())
+    return isinstance(node, list | tuple) and any(appears(wanted, value) for value in node)
 
 
 def move_data_root(cfg: Config, root: str) -> None:
@@ -50,6 +101,8 @@ def move_data_root(cfg: Config, root: str) -> None:
     old = (cfg.get("data_root") or "").rstrip("/")
     if not old or not all(f"{each}/".startswith(f"{old}/") for each in roots):
         old = roots[0] if len(roots) == 1 else None
+    if not root:
+        raise InputError("--cfg-options data_root= is empty: name a folder, or . for this one")
     if old is None:
         folders = f"the data sets have {len(roots)} folders ({', '.join(roots)})"
         remedy = "set train_dataloader.dataset.data_root and so on"
@@ -86,9 +139,8 @@ def unknown_key(cfg: Config, option: str) -> str | None:
             return None  # mmengine refuses it or reads it
         if key not in node:
             known = [str(each) for each in node if each != "_scope_"]
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {path}{near[0]}?" if near else f"there are {', '.join(known)}"
-            return f"--cfg-options {option} adds the new key {path}{key}; {hint}"
+            hint = did_you_mean(key, known, prefix=path) or f"; there are {', '.join(known)}"
+            return f"--cfg-options {option} adds the new key {path}{key}{hint}"
         node = node[key]
         path += f"{key}."
     return None

@@ -1,25 +1,38 @@
 """Training from a config, new or continued: what tools/train.py and comparisons share."""
 
+import math
+import os
+import re
+import zipfile
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
-from mmengine.runner import find_latest_checkpoint
 
 from mrla_mm import cli
+from mrla_mm.atomic import reserve
+from mrla_mm.errors import InputError
+
+REGULAR = re.compile(r"(epoch_\d+|iter_\d+|interrupted)\.pth")
 
 
 def last_checkpoint(work_dir: str | Path) -> str | None:
     """Return the checkpoint to resume from, None if there is none.
 
-    mmengine records its path, which in a copied work directory is that of the original.
+    mmengine records its path, which in a copied work directory is that of the original. If that is
+    not there, as after a kill before the first is recorded, it is the newest file that is whole.
     """
-    recorded = find_latest_checkpoint(work_dir)
-    if recorded is None:
-        return None
-    own = Path(work_dir, Path(recorded).name)
-    return str(own) if own.is_file() else recorded
+    record = Path(work_dir, "last_checkpoint")
+    recorded = record.read_bytes().decode(errors="ignore").strip() if record.is_file() else ""
+    for path in (Path(work_dir, Path(recorded).name), Path(recorded)):
+        if path.is_file():
+            return str(path)
+    paths = [path for path in Path(work_dir).glob("*.pth") if REGULAR.fullmatch(path.name)]
+    whole = [path for path in paths if zipfile.is_zipfile(path)]  # a torn one has no directory
+    return str(max(whole, key=os.path.getmtime)) if whole else recorded or None
 
 
 def resume_from(cfg: Config, checkpoint: str | None) -> None:
@@ -42,4 +55,14 @@ def train(cfg: Config, hooks: Iterable[Hook] = ()) -> None:
         for module in runner.model.modules():
             if hasattr(module, "init_cfg"):
                 module.init_cfg = None
-    runner.train()
+    with reserve(cfg.work_dir, "--work-dir") if is_main_process() else nullcontext():
+        try:
+            runner.train()
+        except AssertionError as error:  # of CheckInvalidLossHook
+            losses = runner.message_hub.log_scalars.get("train/loss")
+            loss = losses.current() if losses else 0
+            if math.isfinite(loss):  # of something else
+                raise
+            told = f"the loss is {loss} after iteration {runner.iter + 1}"
+            remedy = "lower optim_wrapper.optimizer.lr, set optim_wrapper.clip_grad.max_norm=35"
+            raise InputError(f"{told}: {remedy}, or leave out --amp") from error

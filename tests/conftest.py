@@ -1,5 +1,6 @@
 """Shared by every test: the package is imported first, so that mmdet finds its operators."""
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -141,6 +142,18 @@ def run_tool(capsys):
 def environment(**variables):
     """Return the variables of a process that finds the package and computes in one thread."""
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+
+
+@contextlib.contextmanager
+def in_use(folder):
+    """Let another process reserve a folder."""
+    code = "import sys; from mrla_mm.atomic import reserve\n"
+    code += "with reserve(sys.argv[1], ''): print(flush=True); sys.stdin.read()"
+    options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], **options) as process:
+        process.stdout.readline()
+        yield
+        process.stdin.close()
 
 
 def run_python(*argv, cwd=None, **variables):

@@ -14,13 +14,14 @@ import pytest
 import torch
 from mmdet.registry import DATASETS
 from mmengine.config import Config
-from mmengine.registry import init_default_scope
+from mmengine.registry import RUNNERS, init_default_scope
 
+import mrla_mm
 from mrla_mm import __main__ as entry
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 
-from .conftest import ROOT, environment, load_tool, run_python
+from .conftest import ROOT, environment, in_use, load_tool, run_python, tiny_options, write_coco
 
 RETINANET = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
 
@@ -68,10 +69,56 @@ def test_options_reach_the_config(plan):
     assert os.environ["LOCAL_RANK"] == "3"
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("('traffic light', 'stop sign')", ("traffic light", "stop sign")),
+        ("['a b',['c d', 1.5]]", ["a b", ["c d", 1.5]]),
+        ("{'type': 'MRLABase', 'head_channels': 16}", dict(type="MRLABase", head_channels=16)),
+        ("8,11", [8, 11]),
+        ("[8, 11]", [8, 11]),
+        ("[bbox,segm]", ["bbox", "segm"]),
+        ("(bbox, segm)", ("bbox", "segm")),
+        ("true", True),
+        ("None", None),
+        ("1e-3", 1e-3),
+        ("a text of words", "a text of words"),
+    ],
+)
+def test_values_of_options(plan, text, value):
+    cfg = plan("train", "--cfg-options", f"model.test_cfg.own={text}")
+    assert cfg.model.test_cfg.own == value
+    assert type(cfg.model.test_cfg.own) is type(value) or isinstance(value, dict)
+
+
+@pytest.mark.parametrize("option", ["a=[one sign,b]", "a=(1,2", "train_cfg.max_epochs"])
+def test_options_that_cannot_be_read_are_refused(option, capsys):
+    with pytest.raises(SystemExit):
+        load_tool("train").main([str(RETINANET), "--cfg-options", option])
+    assert option in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "near"),
+    [
+        (["model.backbone.type=MRLAResnet"], "MRLAResNet"),
+        (["model.backbone.layer_atention=MRLABase"], "layer_attention"),
+        (["model.backbone.layer_attention.head_chanels=8"], "head_channels"),
+        (["model.neck.out_chanels=8"], "out_channels"),
+        (["optim_wrapper.optimizer.nestrov=True"], "nesterov"),
+    ],
+)
+def test_misspelt_types_and_arguments_are_told_with_the_nearest(options, near, run_tool, tmp_path):
+    root = write_coco(tmp_path / "coco")
+    options = [*tiny_options("retinanet_r50", root), *options]
+    code, errors = run_tool("train", RETINANET, "--cfg-options", *options)
+    assert code == 2 and errors.splitlines()[-1].endswith(f"did you mean {near}?")
+
+
 @pytest.mark.parametrize("find_unused", [True, False])
 def test_processes_on_cpus_use_gloo(monkeypatch, find_unused):
     groups = []
-    monkeypatch.setattr(cli.RUNNERS, "build", lambda cfg: None)
+    monkeypatch.setattr(RUNNERS, "build", lambda cfg: None)
     monkeypatch.setattr(cli, "check_data", lambda runner, *phases: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.distributed, "init_process_group", groups.append)
@@ -106,6 +153,53 @@ def test_resume_takes_the_last_checkpoint_or_the_one_that_is_named(plan, tmp_pat
     cfg = plan("train", "--resume", "--work-dir", tmp_path)
     assert cfg.load_from == str(tmp_path / "epoch_1.pth"), "of the copied work directory"
     assert plan("train", "--resume", "own.pth", "--work-dir", tmp_path).load_from == "own.pth"
+
+
+@pytest.mark.parametrize("record", [None, b"", b"\xff\xfe", b"/gone/epoch_8.pth"])
+def test_resume_takes_the_newest_whole_file_where_none_is_recorded(record, plan, tmp_path):
+    if record is not None:
+        (tmp_path / "last_checkpoint").write_bytes(record)
+    for age, name in enumerate(("epoch_10", "epoch_9", "best_epoch_11", "weights")):
+        torch.save({}, tmp_path / f"{name}.pth")
+        os.utime(tmp_path / f"{name}.pth", (9 - age, 9 - age))
+    whole = (tmp_path / "epoch_9.pth").read_bytes()
+    (tmp_path / "epoch_12.pth").write_bytes(whole[: len(whole) // 2])
+    cfg = plan("train", "--resume", "--work-dir", tmp_path)
+    assert cfg.load_from == str(tmp_path / "epoch_10.pth")
+
+
+def test_two_trainings_do_not_share_a_folder(run_tool, tmp_path):
+    root = write_coco(tmp_path / "coco")
+    options = tiny_options("retinanet_r50", root)
+    with in_use(tmp_path / "run"):
+        code, errors = run_tool(
+            "train", RETINANET, "--work-dir", tmp_path / "run", "--cfg-options", *options
+        )
+    assert code == 2 and "in use" in errors
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(run_tool, tmp_path):
+    root = write_coco(tmp_path / "coco")
+    options = [*tiny_options("retinanet_r50", root), "optim_wrapper.optimizer.lr=1e20"]
+    options += ["train_cfg.max_epochs=3", "optim_wrapper.clip_grad=None", "val_cfg=None"]
+    options += ["val_dataloader=None", "val_evaluator=None", "param_scheduler=None"]
+    own = write_config(f"_base_ = '{RETINANET}'\ncustom_hooks = []")
+    run = ["--work-dir", tmp_path / "run"]
+    code, errors = run_tool("train", own, *run, "--cfg-options", *options)
+    assert code == 2 and "nan" in errors and "optimizer.lr" in errors
+    assert not list(tmp_path.glob("run/epoch_*.pth"))
+
+
+def test_predictions_replace_no_checkpoint_and_can_be_written(run_tool, tmp_path):
+    checkpoint = tmp_path / "weights.pkl"
+    checkpoint.write_bytes(b"weights")
+    (tmp_path / "file").touch()
+    for out in (checkpoint, tmp_path / "out.json", tmp_path / "file/out.pkl"):
+        code, errors = run_tool("test", RETINANET, checkpoint, "--out", out)
+        assert code == 2 and str(out) in errors
+    assert checkpoint.read_bytes() == b"weights"
+    code, errors = run_tool("test", RETINANET, checkpoint, "--show-dir", tmp_path)
+    assert code == 2 and str(tmp_path) in errors
 
 
 def test_a_test_loads_its_checkpoint_and_shows_what_it_finds(plan):
@@ -196,6 +290,10 @@ def test_entry_point(capsys, monkeypatch):
     assert {"test", "demo", "quickstart"} < set(capsys.readouterr().out.splitlines())
     with pytest.raises(InputError, match="misc/print_config"):
         entry.main(["mmdet", "print_config"])
+    with pytest.raises(InputError, match="there are analysis_tools/get_flops$"):
+        entry.main(["mmdet", "get_flops"])
+    entry.main(["--version"])
+    assert mrla_mm.__version__ in capsys.readouterr().out
 
 
 def test_tools_of_mmdet_know_our_names():

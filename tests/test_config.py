@@ -1,8 +1,11 @@
 """Reading configs: where they are found, what overrides do, and which are warned of."""
 
+import contextlib
 import sys
 import warnings
+from pathlib import Path
 
+import mmdet
 import pytest
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -12,6 +15,7 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 
 from .backbones.common import branches
+from .conftest import ROOT
 
 FASTER = "mrla_mm::faster_rcnn_r50_mrla_light_1x.py"
 
@@ -74,6 +78,8 @@ def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     Config(dict(loaders, data_root="sets")).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
     assert cfg.val_dataloader.dataset.data_root == "/new/other"
+    with pytest.raises(InputError, match="empty"):
+        read(tmp_path / "own.py", data_root="")
     absolute = dict(data_root="", ann_file="/abs/a.json")
     Config(dict(train_dataloader=absolute)).dump(tmp_path / "own.py")
     cfg, _ = read(tmp_path / "own.py", data_root="/new")
@@ -84,8 +90,65 @@ def test_a_config_that_does_not_exist():
     with pytest.raises(InputError, match="'nopackage'"):
         read_config("nopackage::a.py", {})
     for name in ("mrla_mm::gone.py", "mmdet::gone.py", "configs/gone.py"):
-        with pytest.raises(FileNotFoundError, match="gone.py"):
+        with pytest.raises(InputError, match="gone.py"):
             read_config(name, {})
+    with pytest.raises(InputError, match="retinanet_r50_mrla_light_1x"):
+        read_config("mrla_mm::retinanet_r50_mrla_ligth_1x.py", {})
+
+
+@pytest.mark.parametrize("text", ["_base_ = 'gone.py'", "_base_ = 'bad.py'", "x = (", "x = 1 / 0"])
+def test_a_config_that_cannot_be_read_is_named(text, tmp_path):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(InputError, match="bad.py"):
+        read_config(str(tmp_path / "bad.py"), {})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("data_root = 'sets/pets/'", "data_root"),
+        ("train_pipeline = [dict(type='LoadImageFromFile')]", "train_pipeline"),
+        ("data = dict(samples_per_gpu=7)", "data"),
+        ("optim_wraper = dict(optimizer=dict(lr=0.5))", "optim_wrapper"),
+    ],
+)
+def test_variables_of_a_config_that_nothing_reads_are_named(line, said, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(f"_base_ = '{FASTER}'\n{line}")
+    with pytest.warns(UserWarning, match=f"nothing reads .*{said}"):
+        cfg = read_config(str(path), {})
+    cfg.dump(tmp_path / "dumped.py")
+    same = "data_root = 'data/coco/'\nnorm_cfg = dict(type='BN', requires_grad=True)"
+    used = "x = 7\nmodel = dict(rpn_head=dict(channels=x))"
+    custom = "custom_imports = dict(imports=['mrla_mm', 'mrla_mm.errors'])"
+    path.write_text(f"_base_ = '{FASTER}'\n{same}\n{used}\n{custom}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        read_config(str(path), {})
+        read_config(str(tmp_path / "dumped.py"), {})
+
+
+@pytest.mark.slow
+def test_configs_of_the_zoo_have_only_variables_that_are_read():
+    """But for three of mmdet's, which indeed have no effect."""
+    yolox = "yolox_x_8xb4-80e_crowdhuman-mot20train_test-mot20test"
+    unused = {"ga-fast-rcnn_r50-caffe_fpn_1x_coco", yolox, f"bytetrack_{yolox}"}
+    found = set()
+    for root in (ROOT / "configs", Path(mmdet.__file__).parent / ".mim/configs"):
+        for path in root.rglob("*.py"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                with contextlib.suppress(InputError):  # such as one for an optional package
+                    read_config(str(path), {})
+            if any("nothing reads" in str(each.message) for each in caught):
+                found.add(path.stem)
+    assert found <= unused
+
+
+def test_a_loader_without_workers_keeps_none(tmp_path):
+    cfg, _ = read(FASTER, **{"train_dataloader.num_workers": 0})
+    assert cfg.train_dataloader.persistent_workers is False
+    assert cfg.val_dataloader.persistent_workers is True
 
 
 def backbone_of(cfg):

@@ -101,7 +101,7 @@ def images(tmp_path):
 
 def test_results_never_lie_among_the_images_and_no_image_is_said(images):
     args = parsed("c.py", "c.pth", images / "b.png", "--out-dir", f"{images}/../images")
-    with pytest.raises(InputError, match="another folder"):
+    with pytest.raises(InputError, match="another --out-dir"):
         cli.chosen_images(args)
     with pytest.raises(InputError, match="neither an image"):
         cli.chosen_images(parsed("c.py", "c.pth", images.parent / "none"))

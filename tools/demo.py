@@ -64,6 +64,7 @@ def main(argv=None):
     options = vars(parse_args(argv))
     if "://" not in options["inputs"]:
         options["inputs"] = readable_images(Path(options["inputs"]))
+        cli.check_not_overwriting(options["inputs"], Path(options["out_dir"], "vis"))
     from mmdet.apis import DetInferencer
 
     weights = options.pop("weights")

@@ -8,6 +8,7 @@ docs/deployment.md has an example. What was written is run and compared with the
 import json
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ import torch
 from mrla_mm import cli
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
+
+ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def parse_args(argv):
@@ -46,6 +49,9 @@ def read_image(args):
 def main(argv=None):
     """Export with the given command line."""
     args = parse_args(argv)
+    missing = [name for name in ONNX if args.format == "onnx" and find_spec(name) is None]
+    if missing:
+        raise InputError(f"--format onnx needs {', '.join(missing)}: pip install {' '.join(ONNX)}")
     from mrla_mm import export
 
     loaded = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)

@@ -3,6 +3,7 @@
 
 import copy
 import sys
+from pathlib import Path
 
 from mmengine.registry import METRICS
 
@@ -60,9 +61,28 @@ def flip_pipeline(pipeline):
     return [*copy.deepcopy(pipeline[:-1]), dict(type="TestTimeAug", transforms=[flips, packs])]
 
 
+def check_out(path, checkpoint):
+    """Raise InputError if the predictions cannot be written to a path, or should not be."""
+    if path.suffix not in (".pkl", ".pickle"):
+        raise InputError(f"--out {path}: the predictions are a pickle, name it .pkl")
+    if path.resolve() == Path(checkpoint).resolve():
+        raise InputError(f"--out {path} is the checkpoint: give another name")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise InputError(f"--out {path}: {error}: give another name") from error
+
+
 def main(argv=None):
     """Evaluate with the given command line; return the metrics."""
     args = parse_args(argv)
+    if args.out is not None:
+        check_out(Path(args.out), args.checkpoint)
+    pictures = Path(args.show_dir or "")
+    if pictures.is_absolute() and any(pictures.glob("*")):  # mmdet takes the images' names
+        raise InputError(f"--show-dir {pictures} has files, which pictures could replace")
     cfg = cli.load_config(args)
     cfg.load_from = args.checkpoint
     cfg.resume = False

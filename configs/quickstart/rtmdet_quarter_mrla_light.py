@@ -44,5 +44,9 @@ param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, begin=0, end=100),
     dict(type="CosineAnnealingLR", eta_min_ratio=0.05, end=24, convert_to_iter_based=True),
 ]
-custom_hooks = [dict(type="DatasetCheckHook"), dict(type="CheckpointCheckHook")]
+custom_hooks = [
+    dict(type="DatasetCheckHook"),
+    dict(type="CheckpointCheckHook"),
+    dict(type="mmdet.CheckInvalidLossHook", interval=1),
+]
 default_hooks = dict(logger=dict(interval=10), checkpoint=dict(interval=1, max_keep_ckpts=1))

@@ -1,9 +1,7 @@
 """What a comparison runs: configs, each written as it runs to `<out>/<config>/<config>.py`."""
 
-import fcntl
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,19 +58,6 @@ class Plan(NamedTuple):
 def config_file(folder: Path) -> Path:
     """Return the file of a config as it runs, in the folder of its name."""
     return folder / f"{folder.name}.py"
-
-
-@contextmanager
-def reserve(out: Path) -> Iterator[None]:
-    """Keep other comparisons out of a folder; raises InputError if one is running in it."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            remedy = "wait for its end, or give another folder"
-            raise InputError(f"--out {out} is in use by another comparison: {remedy}") from None
-        yield
 
 
 def make_plan(names: Sequence[str], out: Path, seeds: range, options: Mapping) -> Plan:

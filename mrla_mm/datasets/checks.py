@@ -1,8 +1,10 @@
 """The check of data before a run: faults that mmdet misses or reports as errors about arrays."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+from mmcv.transforms import LoadImageFromFile
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
@@ -15,17 +17,58 @@ from mrla_mm.datasets.file_checks import Findings
 from mrla_mm.datasets.xml_checks import inspect_xml
 from mrla_mm.errors import InputError
 
+IMAGES = 5  # of a data set that are opened
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
 @HOOKS.register_module()
 class DatasetCheckHook(Hook):
-    """Check the data of a run before its first batch: `check_data`, unless one of our tools did."""
+    """Check a run's data before its first batch: files, unless one of our tools did, and images."""
 
     def before_run(self, runner: Runner) -> None:
         """Check the data sets of the loops that the runner has built."""
         loops = dict(train=runner._train_loop, val=runner._val_loop, test=runner._test_loop)
-        check_data(runner, *[name for name, loop in loops.items() if isinstance(loop, BaseLoop)])
+        loops = {name: loop for name, loop in loops.items() if isinstance(loop, BaseLoop)}
+        check_data(runner, *loops)
+        if is_main_process() and runner.cfg.get("check_data", True):
+            faults = []
+            for loop in loops.values():
+                faults += inspect_images(loop.dataloader.dataset)
+            if faults:
+                raise InputError("\n".join(faults))
+
+
+def inspect_images(dataset: object) -> list[str]:
+    """Open a few images of a data set, or of each that it wraps; return the first fault of each."""
+    parts = getattr(dataset, "datasets", None) or [getattr(dataset, "dataset", None)]
+    if parts != [None]:
+        return [fault for part in parts for fault in inspect_images(part)]
+    steps = getattr(getattr(dataset, "pipeline", None), "transforms", ())
+    loading = next((step for step in steps if isinstance(step, LoadImageFromFile)), None)
+    if loading is None or not len(dataset):
+        return []
+    for index in sorted({*np.linspace(0, len(dataset) - 1, IMAGES, dtype=int).tolist()}):
+        sample = dataset.get_data_info(index)
+        if "img_path" in sample and (fault := inspect_image(sample, loading)):
+            return [f"image {sample['img_path']} {fault}"]
+    return []
+
+
+def inspect_image(sample: Mapping, loading: LoadImageFromFile) -> str | None:
+    """Return a fault of an image that is missing, no image, or not as large as its record says."""
+    try:
+        loaded = loading(dict(img_path=sample["img_path"]))
+    except FileNotFoundError:
+        return "does not exist: correct data_root, data_prefix or the file_name of the annotations"
+    except Exception as error:  # whatever a decoder or a back end raises
+        return f"cannot be read, {type(error).__name__}: {error}".strip() + ": replace it"
+    found = list(loaded["img"].shape[:2]) if loaded else None  # None if the step skips bad files
+    stated = [sample.get("height"), sample.get("width")]
+    # A photo that its EXIF data turns may be stated either way round.
+    if not found or None in stated or sorted(found) == sorted(stated):
+        return None
+    told = "is {1} x {0} pixels (width x height), but the annotations say {3} x {2}"
+    return told.format(*found, *stated) + ": correct them, and the boxes"
 
 
 def check_data(runner: Runner, *phases: str) -> None:
@@ -43,10 +86,16 @@ def check_data(runner: Runner, *phases: str) -> None:
     learned = []
     first_classes = {}  # of the first data set that folders number, and that a config does
     for phase in phases:
-        sources = list(build_lazily((runner.cfg.get(f"{phase}_dataloader") or {}).get("dataset")))
-        evaluators = runner.cfg.get(f"{phase}_evaluator") if len(sources) == 1 else None
+        loader = runner.cfg.get(f"{phase}_dataloader") or {}
+        sources = list(build_lazily(loader.get("dataset")))
+        evaluators = runner.cfg.get(f"{phase}_evaluator") or []
+        evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators
+        scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
         for dataset, node in sources:
-            found, objects = inspect_files(dataset, node, evaluators)
+            found, objects = inspect_files(dataset, node, scored if len(sources) == 1 else [])
+            if scored and (loader.get("drop_last") or node.get("indices") is not None):
+                told = "the evaluator counts every image of its file"
+                found.append(f"{told}: leave out indices and drop_last, or give it a smaller file")
             found += check_classes(model, dataset, first_classes)
             source = dataset.ann_file or ", ".join(map(str, dataset.data_prefix.values()))
             faults += [f"{source}: {fault}" for fault in found]
@@ -85,6 +134,8 @@ def check_classes(model: nn.Module, dataset: BaseDataset, first_classes: dict) -
     faults = []
     folders = []
     if not dataset.ann_file and getattr(dataset, "with_label", False):  # mmpretrain's
+        if not os.path.isdir(dataset.img_prefix):
+            return ["is not a folder: correct data_root or data_prefix"]
         entries = os.scandir(dataset.img_prefix)
         folders = sorted(entry.name for entry in entries if entry.is_dir())
     if set(folders) == set(classes) and folders != list(classes):
@@ -114,8 +165,8 @@ def check_heads(model: nn.Module, dataset: BaseDataset, num_classes: int) -> lis
     return [f"{told}: set num_classes of every head, or metainfo.classes of every data set"]
 
 
-def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
-    """Check the files of a data set that has this config, and these evaluators to itself."""
+def inspect_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
+    """Check the files of a data set that has this config; its evaluators read those of `scored`."""
     from mmdet.datasets import CocoDataset, XMLDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
@@ -126,11 +177,12 @@ def inspect_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Fi
         if reads_as(dataset, XMLDataset):
             return inspect_xml(dataset)
         if reads_as(dataset, CocoDataset):
-            return inspect_coco_files(dataset, node, evaluators)
+            return inspect_coco_files(dataset, node, scored)
     except OSError as error:
-        return Findings([f"{error}: correct data_root or ann_file"])
+        return Findings([f"{error}: correct the data set's data_root or ann_file"])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        return Findings([f"not COCO's format, {type(error).__name__}: {error}"])
+        told = f"not COCO's format, {type(error).__name__}: {error}"
+        return Findings([f"{told}: export it as COCO's JSON, in UTF-8 without a BOM"])
     return Findings([])
 
 
@@ -140,12 +192,11 @@ def reads_as(dataset: BaseDataset, kind: type[BaseDataset]) -> bool:
     return all(getattr(type(dataset), name, None) == getattr(kind, name) for name in methods)
 
 
-def inspect_coco_files(dataset: BaseDataset, node: Mapping, evaluators: object) -> Findings:
+def inspect_coco_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
     """Check a file in COCO's format, and that the data set's own evaluators read the same one."""
-    evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators or []
-    scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
-    masks = any(step.get("with_mask") for step in node.get("pipeline") or ())
-    findings = inspect_coco(dataset, masks=masks, scored=bool(scored))
+    steps = node.get("pipeline") or ()
+    masks = next((step for step in steps if step.get("with_mask")), None)
+    findings = inspect_coco(dataset, masks, scored=bool(scored))
     path = os.path.realpath(dataset.ann_file)
     for other in scored:
         if os.path.realpath(other) != path:

@@ -15,15 +15,33 @@ from mrla_mm.datasets.file_checks import TOLERATED, Findings, missing_names
 COULD_BE_CORNERS = 0.95
 BEYOND_IMAGE = 0.25
 MARGIN = 1.05  # times the image's size: objects that fill it may be labelled a bit too large
-# Polygons are most of a file and only their presence matters, so they are dropped before parsing.
-# Quotes inside JSON strings are escaped, so the pattern cannot match there.
-POLYGONS = re.compile(r'"segmentation":\s*\[\s*\[[-+.\deE,\s\[\]]*\]\s*\]')
+NUMBERS = r"[-+.\deE\s]*"
+# Polygons are most of a file, so those that start with one of use, of at least three points not in
+# the first row of pixels, are dropped before parsing. Quotes inside JSON strings are escaped, so
+# the pattern cannot match there.
+POLYGONS = re.compile(
+    rf'"segmentation":\s*\[\s*\[\s*[1-9][\d.]*(?:,{NUMBERS},{NUMBERS}){{2,}},{NUMBERS}\]'
+    r"[-+.\deE,\s\[\]]*\]"
+)
+NUMBER = "a number"
+TEXT = "a text"
+ID = "a number or a text"
+BOX = "[x, y, width, height]"
+TYPES = {NUMBER: {int, float, bool}, TEXT: {str}, ID: {int, float, str}, BOX: {list}}
+OPTIONAL = dict(iscrowd=NUMBER, ignore=NUMBER)
+FIELDS = {
+    "images": dict(id=ID, file_name=TEXT, width=NUMBER, height=NUMBER),
+    "annotations": dict(id=NUMBER, image_id=ID, category_id=ID, bbox=BOX, area=NUMBER) | OPTIONAL,
+    "categories": dict(id=ID, name=TEXT),
+}
 
 
-def inspect_coco(dataset: BaseDataset, *, masks: bool, scored: bool) -> Findings:
-    """Check a file in COCO's format: `masks` if the pipeline loads them, `scored` to evaluate."""
+def inspect_coco(dataset: BaseDataset, masks: Mapping | None, *, scored: bool) -> Findings:
+    """Check a file in COCO's format: `masks` is the step that loads them, `scored` to evaluate."""
     with open(dataset.ann_file) as file:  # as text, as mmdet does
         content = json.loads(POLYGONS.sub('"segmentation": true', file.read()))
+    if faults := check_fields(content):
+        return Findings(faults)
     classes = dataset.metainfo["classes"]
     annotations = content.get("annotations", [])
     names = {category["id"]: category["name"] for category in content["categories"]}
@@ -32,6 +50,8 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, scored: bool) -> Findings
     if repeated := find_repeated(each["id"] for each in content["images"]):
         told = f"two images have the id {repeated[0]!r}, and mmdet gives one the boxes of both"
         faults.append(f"{told}: give each image its own id")
+    if repeated := find_repeated(each["id"] for each in annotations):
+        faults.append(f"two annotations have the id {repeated[0]!r}: give each its own")
     faults += check_references(annotations, names, images)
     wanted = {number for number, name in names.items() if name in classes}
     learnable = [each for each in annotations if each["category_id"] in wanted]
@@ -41,13 +61,55 @@ def inspect_coco(dataset: BaseDataset, *, masks: bool, scored: bool) -> Findings
         faults.append("COCO's evaluation counts the annotation with id=0 as missed: start at 1")
     boxes = Boxes(annotations, images, wanted)
     faults += boxes.faults()
-    kept = [boxes.annotations[index] for index in np.flatnonzero(boxes.is_kept)]
-    if masks and any(not each.get("segmentation") for each in kept):
-        faults.append("boxes without segmentation: add masks, or take a detector that needs none")
+    if masks:
+        kept = np.flatnonzero(boxes.is_kept)
+        faults += check_masks([boxes.annotations[index] for index in kept], masks)
     min_size = (dataset.filter_cfg or {}).get("min_size", 0)
     is_large = boxes.image_size.min(1) >= min_size
     is_learned = boxes.is_kept & is_large & ~boxes.is_crowd
     return Findings(faults, None if faults else int(is_learned.sum()))
+
+
+def check_fields(content: Mapping[str, list[dict]]) -> list[str]:
+    """Return a fault for each field that records lack or have of another type, with the first."""
+    faults = []
+    for kind, fields in FIELDS.items():
+        for key, expected in fields.items():
+            default = 0 if key in OPTIONAL else None
+            for index, record in enumerate(content.get(kind, [])):
+                if type(record.get(key, default)) not in TYPES[expected]:
+                    told = f"{key}={record[key]!r}" if key in record else f"no {key!r}"
+                    faults.append(f"{kind}[{index}] has {told}: write {expected} in all of them")
+                    break
+    if faults:
+        return faults
+    wrong = [each for each in content.get("annotations", []) if len(each["bbox"]) != 4]
+    if wrong:
+        told = f"annotation {wrong[0]['id']} has bbox={wrong[0]['bbox']}"
+        faults.append(f"{told}: write {BOX} in all of them")
+    return faults
+
+
+def check_masks(annotations: Sequence[dict], step: Mapping) -> list[str]:
+    """Return a fault if annotations have no mask, or many one that mmdet's loading step ignores."""
+    if any(not each.get("segmentation") for each in annotations):
+        return ["boxes without segmentation: add masks, or take a detector that needs none"]
+    unused = [each for each in annotations if not is_used(each["segmentation"], step)]
+    ignored = [each for each in unused if not each.get("iscrowd")]
+    if len(ignored) <= TOLERATED * len(annotations):
+        return []
+    told = f"mmdet ignores {len(ignored)} of {len(annotations)} boxes for their segmentation"
+    first = f"the first is that of annotation {ignored[0]['id']}"
+    return [f"{told}, {first}: write [[x1, y1, x2, y2, x3, y3, ...]] in pixels"]
+
+
+def is_used(mask: bool | dict | list, step: Mapping) -> bool:
+    """Whether mmdet uses a mask: polygons, of pixels, of three points or more, or run lengths."""
+    if isinstance(mask, dict):
+        return step.get("poly2mask", True) and {"counts", "size"} <= mask.keys()
+    if mask is True:  # dropped while reading
+        return True
+    return any(len(each) % 2 == 0 and len(each) >= 6 and max(each) > 1 for each in mask)
 
 
 def find_repeated(values: Iterable) -> list:
@@ -73,17 +135,14 @@ def check_references(annotations: Sequence[dict], names: Mapping, images: Mappin
     faults = []
     unknown = [each["category_id"] for each in annotations if each["category_id"] not in names]
     if len(unknown) > TOLERATED * len(annotations):
-        ids = f"the categories have the ids {min(names)} to {max(names)}: use the same ids in both"
-        faults.append(f"annotations have the category_id {min(unknown)}, but {ids}")
+        known = f"the categories have the ids {', '.join(map(repr, names))}"
+        told = f"annotations have the category_id {unknown[0]!r}, but {known[:200]}"
+        faults.append(f"{told}: use the same ids in both")
     stray = [each["image_id"] for each in annotations if each["image_id"] not in images]
     if len(stray) > TOLERATED * len(annotations):
         told = f"{len(stray)} of {len(annotations)} annotations have an image_id of no image"
         known = f"images have ids such as {next(iter(images), None)!r}"
         faults.append(f"{told}, the first is {stray[0]!r}, but {known}: use the same ids in both")
-    for key in ("iscrowd", "ignore"):
-        texts = [each[key] for each in annotations if isinstance(each.get(key), str)]
-        if texts:
-            faults.append(f"annotations have {key}={texts[0]!r}, a text: write a number")
     return faults
 
 
@@ -100,7 +159,7 @@ class Boxes:
                 x, y, w, h = [0.0 + side for side in each["bbox"]]  # a text is an error
                 rows.append((x, y, w, h, image["width"], image["height"]))
         self.corner, self.size, self.image_size = np.split(np.reshape(rows, (-1, 6)), 3, axis=1)
-        self.area = np.array([0.0 + each["area"] for each in self.annotations])
+        self.area = np.array([each["area"] for each in self.annotations], float)
         is_wanted = [each["category_id"] in wanted for each in self.annotations]
         self.is_wanted = np.array(is_wanted, bool)
         self.is_crowd = np.array([bool(each.get("iscrowd")) for each in self.annotations], bool)
@@ -123,7 +182,9 @@ class Boxes:
         skipped = self.is_wanted & ~self.is_kept
         if skipped.sum() > TOLERATED * self.is_wanted.sum():
             first = self.annotations[int(skipped.argmax())]
+            width, height = self.image_size[skipped.argmax()].astype(int)
             told = f"{skipped.sum()} of {self.is_wanted.sum()} boxes are outside or below a pixel"
-            where = f"the first is {first['bbox']} with area={first['area']} of image"
-            return [f"{told}, {where} {first['image_id']!r}: repair them, since mmdet skips them"]
+            box = f"the first is {first['bbox']} with area={first['area']}"
+            where = f"of image {first['image_id']!r} with width={width} and height={height}"
+            return [f"{told}, {box} {where}: mmdet skips them, repair boxes or sizes"]
         return []

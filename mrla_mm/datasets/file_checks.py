@@ -17,5 +17,5 @@ def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
     """Return the fault that some classes are not among the names of a file."""
     missing = [name for name in classes if name not in names]
     told = f"{missing[0]!r} ({len(missing)} of {len(classes)} classes are missing)"
-    remedy = "set metainfo.classes of every data set to the file's names, and every num_classes"
+    remedy = "add them to the file, or set metainfo.classes of every data set, and num_classes"
     return f"has no {told}, but {', '.join(map(repr, names[:8]))}: {remedy}"

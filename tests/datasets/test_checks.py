@@ -11,8 +11,9 @@ import pytest
 from mmdet.datasets import CocoDataset
 from mmdet.models.roi_heads import FCNMaskHead
 from mmengine.config import Config
-from mmengine.registry import HOOKS, init_default_scope
+from mmengine.registry import DATASETS, HOOKS, init_default_scope
 from mmengine.runner import BaseLoop
+from PIL import Image
 from torch import nn
 
 from mrla_mm.datasets.checks import check_data
@@ -90,11 +91,25 @@ def from_zero(content):
 FAULTS = {
     "another class": (lambda c: c["categories"][2].update(name="C"), r"no 'c' .*'a', 'b', 'C'"),
     "class order": (lambda c: c["categories"].reverse(), r"\['c', 'b', 'a'\]"),
-    "off by one": (from_zero, r"category_id 3, .* 0 to 2"),
+    "off by one": (from_zero, r"category_id 3, .* 0, 1, 2"),
     "no masks": (lambda c: c["annotations"][3].update(segmentation=[]), "without segmentation"),
     "corners": (to_corners, r"\[x1, y1, x2, y2\]"),
-    "no area": (without("annotations", "area"), "'area'"),
-    "no box": (lambda c: c["annotations"][3].update(bbox=[]), "values to unpack"),
+    "no area": (without("annotations", "area"), r"annotations\[0\].*'area'"),
+    "no width": (without("images", "width"), r"images\[0\].*'width'"),
+    "no box": (lambda c: c["annotations"][3].update(bbox=[]), r"annotation 4 .*bbox=\[\]"),
+    "a text for a box": (each_annotation(bbox="1 2 3 4"), r"annotations\[0\].*'1 2 3 4'"),
+    "no file": (lambda c: c["images"][2].update(file_name=None), r"images\[2\].*file_name=None"),
+    "no flag": (each_annotation(iscrowd=None), "iscrowd=None"),
+    "text for a category": (
+        lambda c: [each.update(id=str(each["id"])) for each in c["categories"]],
+        r"category_id \d, .*'1', '2', '3'",
+    ),
+    "an annotation's id twice": (lambda c: c["annotations"][3].update(id=1), "two .*id 1"),
+    "polygons of two points": (each_annotation(segmentation=[[1, 2, 3, 4]]), "12 of 12"),
+    "polygons of an odd number": (each_annotation(segmentation=[list(range(2, 9))]), "12 of 12"),
+    "empty polygons": (each_annotation(segmentation=[[]]), "12 of 12"),
+    "polygons in 0 to 1": (each_annotation(3, segmentation=[[0, 0.5, 1, 0.5, 1, 1]]), "4 of 12"),
+    "run lengths without size": (each_annotation(segmentation=dict(counts="1")), "12 of 12"),
     "crowds alone": (each_annotation(iscrowd=1), "no training image"),
     "ignored alone": (each_annotation(ignore=1), "no training image"),
     "small images": (lambda c: [each.update(height=20) for each in c["images"]], "no training"),
@@ -103,6 +118,8 @@ FAULTS = {
     "outside": (each_annotation(2, bbox=[500, 5, 9, 9]), "6 of 12 .*500"),
     "not a number": (lambda c: c["annotations"][3].update(bbox=[math.nan] * 4), "nan.* image 2"),
     "text for a number": (each_annotation(image_id="1"), "12 of 12 .*'1', but .* 1:"),
+    "text for an id": (each_annotation(id="1"), r"annotations\[0\] has id='1'"),
+    "no such image": (each_annotation(image_id=9), "12 of 12 .*9, but .* 1:"),
     "an id twice": (lambda c: c["images"].append(c["images"][0]), "two images have the id 1"),
     "a name twice": (lambda c: c["categories"].append(dict(id=9, name="a")), "two .*'a'"),
     "text for a flag": (each_annotation(iscrowd="0"), "iscrowd='0'"),
@@ -158,6 +175,9 @@ def oversized(content):
 TOLERATED = {
     "boxes a bit larger than their images": oversized,
     "a category taken out": lambda c: c["annotations"][3].update(category_id=99),
+    "a polygon of two points": lambda c: c["annotations"][3].update(segmentation=[[1, 2, 3, 4]]),
+    "a second polygon": each_annotation(segmentation=[[1], [0, 9, 9.5, 0, 9, 1e1]]),
+    "run lengths": each_annotation(segmentation=dict(counts=[9, 9, 999], size=[64, 96])),
 }
 
 
@@ -343,18 +363,91 @@ def test_class_folders_of_training_and_validation_must_be_the_same(tmp_path):
     (root / "val/cat").rename(root / "val/zebra")
     (line,) = check()
     assert line.startswith(f"{root}/val: ") and "numbers classes differently" in line
+    cfg.val_dataloader.dataset.data_prefix = "gone"
+    (line,) = check()
+    assert line.startswith(f"{root}/gone: ")
+
+
+def built_loop(dataset):
+    loop = object.__new__(Loop)
+    loop.dataloader = SimpleNamespace(dataset=DATASETS.build(dataset))
+    return loop
+
+
+def run_hook(cfg, **loops):
+    runner = make_runner(cfg)
+    built = {f"_{name}_loop": loops.get(name) for name in ("train", "val", "test")}
+    vars(runner).update(built)
+    HOOKS.build(dict(type="DatasetCheckHook")).before_run(runner)
 
 
 def test_the_hook_checks_the_loops_that_other_tools_have_built(root):
     edit(root, lambda content: content["categories"].reverse(), VAL)
-    hook, loop, unbuilt = HOOKS.build(dict(type="DatasetCheckHook")), object.__new__(Loop), {}
-    runner = make_runner(make_config(root))
-    vars(runner).update(_train_loop=loop, _val_loop=unbuilt, _test_loop=None)
-    hook.before_run(runner)
-    runner = make_runner(make_config(root))
-    vars(runner).update(_train_loop=None, _val_loop=loop, _test_loop=None)
+    cfg = make_config(root)
+    init_default_scope("mmdet")
+    run_hook(cfg, train=built_loop(cfg.train_dataloader.dataset), val={})
     with pytest.raises(InputError, match="order"):
-        hook.before_run(runner)
+        run_hook(cfg, val=built_loop(cfg.val_dataloader.dataset))
+
+
+def write_image(path, size, orientation=None):
+    exif = Image.Exif()
+    if orientation:
+        exif[0x0112] = orientation
+    Image.new("RGB", size).save(path, exif=exif)
+
+
+IMAGES = {
+    "missing": (lambda path: path.unlink(), "does not exist"),
+    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
+    "not an image": (lambda path: path.write_bytes(b"<html>"), "cannot be read"),
+    "smaller": (lambda path: write_image(path, (24, 16)), r"24 x 16 .*96 x 64"),
+}
+
+
+@pytest.mark.parametrize("fault", IMAGES)
+def test_a_few_images_of_every_data_set_are_opened(fault, root):
+    change, message = IMAGES[fault]
+    cfg = make_config(root)
+    init_default_scope("mmdet")
+    last = root / "val2017/000005.jpg"
+    change(last)
+    data = cfg.val_dataloader.dataset
+    wrapped = dict(type="ConcatDataset", datasets=[cfg.train_dataloader.dataset, data])
+    for dataset in (data, dict(type="RepeatDataset", times=2, dataset=data), wrapped):
+        with pytest.raises(InputError, match=message) as caught:
+            run_hook(cfg, val=built_loop(dataset))
+        assert str(last) in str(caught.value) and "\n" not in str(caught.value)
+    cfg.check_data = False
+    run_hook(cfg, val=built_loop(data))
+
+
+def test_a_photo_that_lies_on_its_side_is_no_fault(root):
+    write_image(root / "train2017/000000.jpg", (96, 64), orientation=6)
+    cfg = make_config(root)
+    init_default_scope("mmdet")
+    run_hook(cfg, train=built_loop(cfg.train_dataloader.dataset))
+
+
+def test_run_lengths_need_a_loading_step_that_reads_them(root):
+    edit(root, each_annotation(segmentation=dict(counts=[9, 9, 999], size=[64, 96])))
+    cfg = make_config(root)
+    cfg.train_dataloader.dataset.pipeline[1].poly2mask = False
+    (line,) = faults(cfg)
+    assert "12 of 12" in line
+
+
+@pytest.mark.parametrize("change", [dict(dataset=dict(indices=3)), dict(drop_last=True)])
+def test_an_evaluation_of_a_part_is_refused_and_training_on_one_is_not(change, root):
+    cfg = make_config(root)
+    cfg.merge_from_dict(dict(train_dataloader=change))
+    assert faults(cfg) == []
+    cfg.merge_from_dict(dict(val_dataloader=change))
+    assert len(faults(cfg)) == 1
+    cfg.val_dataloader.dataset.type = OwnReader
+    assert len(faults(cfg)) == 1
+    cfg.val_evaluator = dict(type="VOCMetric")
+    assert faults(cfg) == []
 
 
 def test_tools_check_before_mmdet_reads(root, run_tool, tmp_path, monkeypatch):

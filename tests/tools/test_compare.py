@@ -19,7 +19,7 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-from ..conftest import ROOT, load_tool, tiny_options
+from ..conftest import ROOT, in_use, load_tool, tiny_options
 
 LIGHT = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
 PARTS = {
@@ -127,7 +127,7 @@ def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path):
     for _ in range(2):
-        with compare.reserve(tmp_path), pytest.raises(InputError, match="in use"):
+        with in_use(tmp_path), pytest.raises(InputError, match="in use"):
             load_tool("compare").main(["config.py", "--out", str(tmp_path)])
 
 

@@ -52,6 +52,15 @@ def test_weights_under_another_prefix_are_loaded_and_others_refused(demo):
     assert plain == compiled and all(each["scores"] and each["masks"] for each in plain)
 
 
+def test_pictures_do_not_replace_the_originals(tmp_path, run_tool):
+    generate_shapes(tmp_path / "shapes", num_train=1, num_val=1, size=96)
+    images = (tmp_path / "shapes/val2017").rename(tmp_path / "vis")
+    before = {path: path.read_bytes() for path in images.iterdir()}
+    code, errors = run_tool("demo", images, "--out-dir", tmp_path, "--device", "cpu")
+    assert code == 2 and str(images) in errors
+    assert before == {path: path.read_bytes() for path in images.iterdir()}
+
+
 def test_without_a_config_it_finds_blood_cells(tmp_path, run_tool):
     code, _ = run_tool("demo", "--out-dir", tmp_path, "--device", "cpu")
     found = json.loads((tmp_path / "preds/image.json").read_text())

@@ -1,5 +1,6 @@
 """Exported detectors find what mmdet finds, in images of any size, from file to boxes."""
 
+import importlib.util
 from contextlib import redirect_stdout
 from io import StringIO
 
@@ -210,3 +211,9 @@ def test_backbone_alone_as_a_program_or_no_file(make, run_tool, monkeypatch, tmp
     found = torch.export.load("work_dirs/export/blood_cells.backbone.pt2").module()(image)
     for ours, expected in zip(found, model.backbone(image), strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_packages_that_onnx_needs_are_named_before_the_model_is_built(run_tool, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, errors = run_tool("export", "none.py", "none.pth")
+    assert code == 2 and "onnxscript" in errors
