@@ -97,14 +97,6 @@ class LayerAttention(nn.Module):
             self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
         self.value_gelu = value == "dwconv_gelu"
 
-    def project_query(self, pooled: Tensor) -> Tensor:
-        """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
-        return functional.split_heads(run_projection(self.query, pooled), self.heads)
-
-    def project_key(self, pooled: Tensor) -> Tensor:
-        """Key of pooled features, f_K: (B, C) -> (B, G, D)."""
-        return functional.split_heads(run_projection(self.key, pooled), self.heads)
-
     def __init_subclass__(cls, **kwargs: object) -> None:
         """Give a class that has a forward of its own, and no `add_to`, the default one."""
         super().__init_subclass__(**kwargs)
@@ -114,6 +106,14 @@ class LayerAttention(nn.Module):
             if "forward" in vars(parent):
                 cls.add_to = LayerAttention.add_to
                 return
+
+    def project_query(self, pooled: Tensor) -> Tensor:
+        """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
+        return functional.split_heads(run_projection(self.query, pooled), self.heads)
+
+    def project_key(self, pooled: Tensor) -> Tensor:
+        """Key of pooled features, f_K: (B, C) -> (B, G, D)."""
+        return functional.split_heads(run_projection(self.key, pooled), self.heads)
 
     def add_to(
         self, x: Tensor, shortcut: Tensor | None, memory: Memory, scale: Tensor, offset: Tensor
