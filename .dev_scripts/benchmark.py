@@ -131,6 +131,12 @@ def build(name, args, folded):
     return model, model.backbone if is_detector else model
 
 
+def mean_square(level):
+    """Return the mean square of a map, weighted by channel: a LayerNorm fixes the plain mean."""
+    weights = torch.linspace(0, 1, level.shape[1], device=level.device)
+    return (level.float().square() * weights[:, None, None]).mean()
+
+
 class Step:
     """The step of a model on fixed random images, which returns the loss; leaves no gradients."""
 
@@ -166,7 +172,8 @@ class Step:
         with torch.autocast(kind, half, enabled=self.args.amp):
             if self.is_detector:
                 return self.model.parse_losses(self.model(**self.data, mode="loss"))[0]
-            return sum(level.float().pow(2).mean() for level in self.model(self.data["inputs"]))
+            levels = self.model(self.data["inputs"])
+        return sum(mean_square(level) for level in levels)
 
     def __call__(self):
         """Run forward and backward, or the inference alone."""
