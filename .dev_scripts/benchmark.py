@@ -1,81 +1,63 @@
 #!/usr/bin/env python
-"""Measure what layer attention costs: `python .dev_scripts/benchmark.py [SUITE ...] [options]`.
+"""Measure what layer attention costs: `python .dev_scripts/benchmark.py --models plain light base`.
 
-Suites (default: goals, oom, branch, depth):
-  goals     step time and memory of light on ResNet-50 and base on ResNet-101 over plain ones
-  oom       the same of MLA, base and light on ResNet-50 and -101: the paper's memory table
-  branch    the light branch alone: achieved share of the memory bandwidth
-  depth     one stage of T layers: growth of time and memory with T, and multiply-adds of an image
-  backbone  the ResNet that --depth, --attention and --norm name
-  compiled  the same under torch.compile
-  anywhere  backbones of mmdet and mmpretrain through WithLayerAttention over plain ones
-  detector  the detector that --config names, at 800 x 1344
-  comparators  the other attention modules of the paper's tables beside base and light, on ResNet-50
-
-Paths: plain (no layer attention); plain, BN folded (its frozen norms folded into the convolutions,
-as MRLAResNet folds its own); naive, fused, numba and triton. Before a path is timed, its loss and
-gradients are compared with the naive path's. Memory is, on a GPU, the peak allocated during the
-step beyond what was allocated before; on a CPU, the bytes of all tensors saved for backward.
+A model is
+  plain, light, base, mla, linear, dwconv   the --host without and with layer attention; dwconv is
+                                            light's convolution and norm alone
+  CONFIG.py                                 the detector of a config, on random images and boxes
+and is measured eager, with --compiled also behind `backbone.compile(dynamic=True)`, with
+--efficient-conv-bn-eval also with frozen norms inside the convolutions. A step is forward and
+backward; each round times every model's step once, in turn. Columns:
+  first, s     the first step, with the compilation
+  step, ms     median over the rounds
+  time, +-     median of the ratio to the first model's step of the same round, half its
+               interquartile range
+  MiB, memory  on a GPU the peak of a step beyond what was allocated before, on a CPU the bytes
+               saved for backward; the ratio to the first model's
+  GPU, ms      on a GPU, the time its kernels take, mean of three steps; GPU: the ratio
+  difference   of loss or maps, the largest, from the same model's, eager; nothing wrong is timed
 """
 
 import argparse
-import collections
 import statistics
 import sys
-from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import mrla_mm  # noqa: F401  the stand-in ops must be in place before mmdet is imported
 
 # isort: split
 import torch
+from mmdet.testing import demo_mm_inputs
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 import measure
-from comparators import comparators
 from mrla_mm import cli
-from mrla_mm.analysis.complexity import OperationCounter
-from mrla_mm.attention import LayerAttentionResidual, residual, tokens
-from mrla_mm.attention.fusion import choose_fusion
+from mrla_mm.attention import AttentionResidual
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
-from steps import (
-    PATHS,
-    Step,
-    build_backbone,
-    build_detector,
-    check_paths,
-    fold_norms,
-    randomize_zero_init,
-    set_path,
-    usable_paths,
-)
 
-ATTENTION = {"light": "MRLALight", "base": "MRLABase", "mla": "MLA", "linear": "LinearRLA"}
-MAPS = dict(out_indices=(0, 1, 2, 3))
-HOSTS = {  # with frozen statistics where detectors freeze them
-    "ResNeXt-50": dict(type="mmdet.ResNeXt", depth=50, groups=32, base_width=4),
-    "RegNetX-3.2GF": dict(type="mmdet.RegNet", arch="regnetx_3.2gf"),
-    "HRNet-W18": "mmdet::hrnet/faster-rcnn_hrnetv2p-w18-1x_coco.py",
-    "CSPNeXt-s": dict(type="mmdet.CSPNeXt", deepen_factor=0.33, widen_factor=0.5),
-    "ConvNeXt-T": dict(type="mmpretrain.ConvNeXt", gap_before_final_norm=False, **MAPS),
-    "Swin-T": dict(type="mmdet.SwinTransformer", drop_path_rate=0.0),
-    "Swin-T, mmpretrain": dict(type="mmpretrain.SwinTransformer", drop_path_rate=0.0),
-    "MSCAN-T": dict(
-        type="mmseg.MSCAN",
-        embed_dims=[32, 64, 160, 256],
-        depths=[3, 3, 5, 2],
-        norm_cfg=dict(type="BN"),
-    ),
-    "VAN-B0": dict(type="mmpretrain.VAN", arch="tiny", drop_path_rate=0.0),
-    "MobileNetV3-large": dict(type="mmpretrain.MobileNetV3", arch="large"),
-    "RegNetY-800MF": dict(type="mmpretrain.TIMMBackbone", model_name="regnety_008"),
-    "DeiT-T": dict(type="MRLAViT", arch="deit-tiny", img_size=224, out_type="featmap"),
-    "PVTv2-B0": dict(type="MRLAPVTv2", arch="b0"),
+ATTENTION = {
+    "plain": None,
+    "light": dict(type="MRLALight"),
+    "base": dict(type="MRLABase"),
+    "mla": dict(type="MLA"),
+    "linear": dict(type="LinearRLA"),
+    "dwconv": dict(type="MRLALight", gated=False, previous="none"),
 }
-STAGES = ((256, 4), (512, 8), (1024, 16), (2048, 32))  # ResNet-50: channels and stride
+MAPS = (0, 1, 2, 3)
+HOSTS = {
+    "ResNet": dict(type="mmdet.ResNet", depth=50),
+    "ResNeXt": dict(type="mmdet.ResNeXt", depth=50, groups=32, base_width=4),
+    "RegNetX": dict(type="mmdet.RegNet", arch="regnetx_3.2gf"),
+    "CSPNeXt": dict(type="mmdet.CSPNeXt", deepen_factor=0.33, widen_factor=0.5),
+    "Swin": dict(type="mmdet.SwinTransformer", drop_path_rate=0.0),
+    "ConvNeXt": dict(type="mmpretrain.ConvNeXt", gap_before_final_norm=False, out_indices=MAPS),
+    "DeiT": dict(type="MRLAViT", arch="deit-tiny", img_size=224, out_type="featmap"),
+    "PVTv2": dict(type="MRLAPVTv2", arch="b0"),
+}
+TOLERANCE = {False: 1e-2, True: 0.1}  # of loss and maps, without and with --amp
 
 
 def parse_args(argv):
@@ -83,266 +65,180 @@ def parse_args(argv):
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, formatter_class=raw)
     add = parser.add_argument
-    add("suites", nargs="*", metavar="SUITE", help="what to measure, see above")
-    add("--config", help="suite detector: config file, or package::name")
-    add("--depth", type=int, default=50, help="suites backbone and compiled: ResNet depth")
-    add("--attention", choices=ATTENTION, default="light", help="likewise: variant")
-    add("--norm", choices=["frozen", "batch"], default="frozen", help="likewise: statistics")
-    add("--paths", nargs="+", choices=PATHS, help="default: all that can run here")
-    add("--batch-size", type=int, help="default: 8 on a CPU, 64 on a GPU; 2 for a detector")
-    add("--size", type=int, nargs=2, help="height and width (224 224; a detector 800 1344)")
-    add("--rounds", type=int, default=7, help="timed repeats")
+    add("--models", nargs="+", default=["plain", "light", "base"], metavar="MODEL")
+    add("--host", default="ResNet", help=f"{', '.join(HOSTS)}, or a config whose backbone to take")
+    add("--depth", type=int, help="of a ResNet (default: 50, or a config's)")
+    add("--norm", choices=["frozen", "batch"], help="statistics (default: the model's own)")
+    add("--backbone-only", action="store_true", help="of configs the ResNet alone, all stages")
+    add("--compiled", action="store_true", help="measure each model compiled too")
+    add("--efficient-conv-bn-eval", action="store_true", help="each with folded norms too")
+    add("--inference", action="store_true", help="the forward pass of backbones in evaluation mode")
+    add("--channels-last", action="store_true", help="in the memory layout of that name")
     add("--amp", action="store_true", help="autocast: float16 on a GPU, bfloat16 on a CPU")
-    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
-    add("--inference", action="store_true", help="the forward pass alone, in evaluation mode")
-    add("--channels-last", action="store_true", help="with the memory layout of that name")
+    add("--batch-size", type=int, default=4)
+    add("--size", type=int, nargs=2, default=[224, 224], help="height and width")
+    add("--rounds", type=int, default=7)
     add("--clock", choices=measure.CLOCKS, default="wall", help="cpu: processor seconds")
-    add("--out", type=Path, default=Path("work_dirs/benchmark"), help="folder for the report")
+    add("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    add("--out", type=Path, default=Path("work_dirs/benchmark"), help="for report.md, report.csv")
     args = parser.parse_args(argv)
-    args.suites = args.suites or ["goals", "oom", "branch", "depth"]
-    if unknown := [suite for suite in args.suites if suite not in SUITES]:
-        raise InputError(f"suite {unknown[0]!r} is unknown; use some of {', '.join(SUITES)}")
-    if "detector" in args.suites and not args.config:
-        raise InputError("the suite detector needs --config")
     args.device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    backbone_images = 64 if args.device.type == "cuda" else 8
-    args.batch_size = args.batch_size or (2 if args.config else backbone_images)
-    args.size = args.size or ([800, 1344] if args.config else [224, 224])
     return args
 
 
-def measure_model(title, make_plain, make_ours, args, *, paths=None, detector=False):
-    """Time and weigh the paths of one model against the plain one; return a row per path."""
-    plain, ours = (Step(make(), args, detector=detector) for make in (make_plain, make_ours))
-    paths = paths or usable_paths(args)
-    errors = check_paths(ours, paths)
-    steps = {"plain": plain}
-    if folded := fold_norms(Step(make_plain(), args, detector=detector)):
-        steps["plain, BN folded"] = folded
-    steps |= dict.fromkeys(paths, ours)
-    return rows_of(title, steps, args, errors)
+def config_of_host(name, host):
+    """Return the config of a host, plain or with the layer attention of that name."""
+    if name not in ATTENTION:
+        raise InputError(f"model {name!r}: give one of {', '.join(ATTENTION)}, or a config file")
+    cfg = dict(HOSTS[host] if host in HOSTS else read_config(host, {}).model.backbone)
+    cfg.pop("init_cfg", None)
+    kind, attention = cfg["type"], ATTENTION[name]
+    if kind.startswith("MRLA"):
+        cfg["layer_attention"] = attention
+    elif attention and kind == "mmdet.ResNet":
+        cfg.update(type="MRLAResNet", layer_attention=attention)
+    elif attention:
+        scoped = kind if "." in kind else f"mmdet.{kind}"
+        cfg.update(type="WithLayerAttention", backbone=scoped, layer_attention=attention)
+    return cfg
 
 
-def rows_of(title, steps, args, errors, warm_up=1):
-    """Time steps in rounds, each by the path of its name; return a row per step."""
-
-    def run(name):
-        set_path(name)
-        return steps[name]()
-
-    timed = {name: (lambda name=name: run(name)) for name in steps}
-    options = dict(device=args.device, clock=args.clock, warm_up=warm_up, title=title)
-    seconds = measure.time_rounds(timed, args.rounds, **options)
-    rows = []
-    for name, step in steps.items():
-        set_path(name)
-        median = statistics.median(seconds[name])
-        ratios = measure.ratios(seconds[name], seconds["plain"])
-        row = {"model": title, "path": name, "ms": 1e3 * median}
-        row |= {"images/s": args.batch_size / median}
-        row |= {"time ratio": statistics.median(ratios), "+-": measure.spread(ratios)}
-        row |= {"MiB": round(step.memory() / 2**20), "error": errors.get(name, "")}
-        rows.append(row)
-        row["memory ratio"] = row["MiB"] / max(rows[0]["MiB"], 1)
-    return rows
-
-
-def measure_resnet(depth, kind, norm, args, **options):
-    """Rows of one variant on one ResNet."""
-    plain, ours = (partial(build_backbone, depth, name, norm) for name in (None, ATTENTION[kind]))
-    return measure_model(f"R{depth} {kind}, {norm} statistics", plain, ours, args, **options)
-
-
-def goals(args):
-    """Light on ResNet-50 with frozen and batch statistics, base and light on ResNet-101."""
-    rows = measure_resnet(50, "light", "frozen", args) + measure_resnet(50, "light", "batch", args)
-    fast = usable_paths(args)[-1:]
-    for kind in ("base", "light"):
-        rows += measure_resnet(101, kind, "frozen", args, paths=fast)
-    return {"Goals": rows}
-
-
-def oom(args):
-    """Reproduce the paper's memory table: MLA, base and light as the network gets deeper."""
-    rows, fast = [], usable_paths(args)[-1:]
-    for depth in (50, 101):
-        for kind in ("mla", "base", "light"):
-            rows += measure_resnet(depth, kind, "frozen", args, paths=fast)[kind != "mla" :]
-    return {"MLA, base and light on deeper networks": rows}
-
-
-def backbone(args):
-    """The ResNet that the command line describes."""
-    return {"Backbone": measure_resnet(args.depth, args.attention, args.norm, args)}
-
-
-def compiled(args):
-    """The ResNet of the command line under torch.compile, where the naive path runs."""
-    torch.compiler.reset()
-    steps = {}
-    for name, kind in {"plain": None, "naive": ATTENTION[args.attention]}.items():
-        steps[name] = Step(build_backbone(args.depth, kind, args.norm), args, compiled=True)
-    title = f"R{args.depth} {args.attention}, {args.norm} statistics, compiled"
-    return {"torch.compile": rows_of(title, steps, args, {}, warm_up=2)}
-
-
-def host(name, attention=False):
-    """Build a backbone of HOSTS, plain or with MRLA-light."""
-    cfg = HOSTS[name]
-    if isinstance(cfg, str):
-        cfg = read_config(cfg, {}).model.backbone
-    cfg = {key: value for key, value in cfg.items() if key != "init_cfg"}
-    is_ours = cfg["type"].startswith("MRLA")
-    if is_ours and not attention:
-        cfg["layer_attention"] = None
-    if attention and not is_ours:
-        kind = cfg["type"] if "." in cfg["type"] else f"mmdet.{cfg['type']}"
-        cfg |= dict(type="WithLayerAttention", backbone=kind)
-    return randomize_zero_init(MODELS.build(cfg))
-
-
-def anywhere(args):
-    """Light in backbones of other families, and how much of their blocks ran fused."""
-    rows = []
-    fast = usable_paths(args)[-1:]
+def build(name, args, folded):
+    """Return a model, and its backbone: itself unless the model is a detector."""
     init_default_scope("mmdet")
-    for name in HOSTS:
-        makers = partial(host, name), partial(host, name, attention=True)
-        found = measure_model(name, *makers, args, paths=fast)
-        found[-1]["fused"] = extents(Step(host(name, attention=True), args))
-        rows += found
-    return {"Other backbones": rows}
+    if name.endswith(".py"):
+        model = read_config(name, {}).model
+        backbone = model.backbone
+        backbone.init_cfg = None
+        if args.backbone_only:
+            model = backbone
+            model.update(out_indices=MAPS, frozen_stages=-1)
+            for key in ("out_hidden", "attention_drop_path"):
+                model.pop(key, None)
+    else:
+        model = backbone = config_of_host(name, args.host)
+    if args.depth:
+        backbone["depth"] = args.depth
+    if folded:
+        if backbone["type"] in ("ResNet", "mmdet.ResNet"):
+            backbone.update(type="MRLAResNet", layer_attention=None)
+        backbone["efficient_conv_bn_eval"] = True
+    is_detector = model is not backbone
+    model = MODELS.build(model)
+    for module in model.modules():
+        if isinstance(module, AttentionResidual):  # away from the identity that it starts as
+            nn.init.uniform_(module.norm.weight, 0.02, 0.05)
+    return model, model.backbone if is_detector else model
 
 
-def extents(step):
-    """Return in words how many branches of a step ran fused, and how much of them."""
-    seen = []
+class Step:
+    """The step of a model on fixed random images, which returns the loss; leaves no gradients."""
 
-    def watched(*given, **options):
-        seen.append(choose_fusion(*given, **options))
-        return seen[-1]
+    def __init__(self, name, args, *, folded=False, compiled=False):
+        self.args = args
+        model, backbone = build(name, args, folded)
+        self.backbone = backbone
+        layout = torch.channels_last if args.channels_last else torch.preserve_format
+        self.model = model.to(args.device, memory_format=layout)
+        self.model.train(not args.inference)  # not chained: mmdet's ResNet returns nothing from it
+        for module in backbone.modules():
+            if args.norm and isinstance(module, _BatchNorm):
+                module.train(args.norm == "batch")
+        if compiled:
+            backbone.compile(dynamic=True, fullgraph=True)
+        self.is_detector = model is not backbone
+        if self.is_detector and args.inference:
+            raise InputError("--inference measures backbones: add --backbone-only")
+        batch, shape = args.batch_size, [3, *args.size]
+        if self.is_detector:
+            objects = dict(num_items=[10] * batch, num_classes=2, with_mask=True)
+            packed = demo_mm_inputs(batch, [shape] * batch, **objects)
+            self.data = self.model.data_preprocessor(packed, True)
+        else:
+            generator = torch.Generator().manual_seed(0)
+            self.data = dict(inputs=torch.randn(batch, *shape, generator=generator))
+        self.data["inputs"] = self.data["inputs"].to(args.device, memory_format=layout)
 
-    with (
-        mock.patch.object(residual, "choose_fusion", watched),
-        mock.patch.object(tokens, "choose_fusion", watched),
-    ):
-        step.forward()
-    counts = collections.Counter(fusion.extent for fusion in seen)
-    return ", ".join(f"{extent} {count}" for extent, count in counts.items())
+    def autocast(self):
+        """Return the context of --amp."""
+        kind = self.args.device.type
+        half = torch.float16 if kind == "cuda" else torch.bfloat16
+        return torch.autocast(kind, half, enabled=self.args.amp)
 
+    def maps(self):
+        """Return the backbone's maps."""
+        with self.autocast(), torch.set_grad_enabled(not self.args.inference):
+            return self.backbone(self.data["inputs"])
 
-def detector(args):
-    """The detector of a config against the same detector with a plain ResNet."""
-    cfg = read_config(args.config, {})
-    makers = [lambda plain=plain: build_detector(cfg, plain=plain) for plain in (True, False)]
-    return {"Detector": measure_model(Path(args.config).stem, *makers, args, detector=True)}
+    def forward(self):
+        """Return the loss."""
+        torch.manual_seed(0)  # detectors draw the boxes that they learn from
+        if not self.is_detector:
+            return sum(level.float().square().mean() for level in self.maps())
+        with self.autocast():
+            return self.model.parse_losses(self.model(**self.data, mode="loss"))[0]
 
+    def __call__(self):
+        """Run forward and backward, or the inference alone."""
+        loss = self.forward()
+        if self.args.inference:
+            return loss
+        (2**10 * loss).backward()  # in float16 most gradients of a mean would underflow
+        self.model.zero_grad(set_to_none=True)
+        return loss.detach()
 
-def branch(args):
-    """Compare the light branch with the maps that the kernels move: 4 forward, 6 backward."""
-    bandwidth = measure.copy_bandwidth(args.device)
-    dtype = torch.float16 if args.amp and args.device.type == "cuda" else torch.float32
-    tolerance = 1e-2 if dtype == torch.float16 else 1e-4
-    paths, rows = usable_paths(args), []
-    for channels, stride in STAGES:
-        shape = (args.batch_size, channels, args.size[0] // stride, args.size[1] // stride)
-        layer = LayerAttentionResidual(dict(type="MRLALight"), channels, norm_cfg=dict(type="BN"))
-        layer = randomize_zero_init(layer).to(args.device).eval()
-        x, shortcut, grad = (torch.randn(shape, device=args.device, dtype=dtype) for _ in range(3))
-        inputs = [x.requires_grad_(), shortcut.requires_grad_(), *layer.parameters()]
-
-        def run(path, layer=layer, inputs=inputs, grad=grad):
-            set_path(path)
-            with torch.autocast("cuda", enabled=dtype == torch.float16):
-                out, *_ = layer(inputs[0], inputs[1])
-            return torch.autograd.grad(out, inputs, grad)
-
-        steps = {path: partial(run, path) for path in paths}
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            expected = run("naive")[:2]
-            for path, step in steps.items():
-                measure.check_parity(path, step()[:2], expected, tolerance)
-        title = "x".join(map(str, shape))
-        options = dict(device=args.device, clock=args.clock, queued=True, title=title)
-        for path, found in measure.time_rounds(steps, 3 * args.rounds, **options).items():
-            median = statistics.median(found)
-            row = {"map": title, "path": path, "ms": 1e3 * median}
-            rows.append(row | {"share of bandwidth": 10 * x.nbytes / bandwidth / median})
-    return {f"Light branch, copy bandwidth {bandwidth / 1e9:.1f} GB/s": rows}
-
-
-class Stage(nn.Module):
-    """T residual branches with nothing between them and frozen statistics."""
-
-    def __init__(self, kind, depth, channels):
-        super().__init__()
-        cfg = dict(type=ATTENTION[kind])
-        self.layers = nn.ModuleList(
-            LayerAttentionResidual(cfg, channels, norm_cfg=dict(type="BN"), first_in_stage=t == 0)
-            for t in range(depth)
-        )
-        randomize_zero_init(self)
-
-    def train(self, mode=True):
-        """Keep the statistics frozen."""
-        return super().train(False)
-
-    def forward(self, x):
-        """Run the layers on one map; its gradient is computed too."""
-        x, memory = x.requires_grad_(), ()
-        for layer in self.layers:
-            x, *memory = layer(x, x, *memory)
-        return (x,)
+    def memory(self):
+        """Return bytes; None for the inference on a CPU."""
+        if self.args.device.type == "cuda":
+            return measure.peak_bytes(self, self.args.device)
+        return None if self.args.inference else measure.saved_bytes(self.forward, self.model)
 
 
-class StageStep(Step):
-    """Step of a stage on maps of ResNet-101's third stage."""
-
-    def draw(self, batch, height, width):
-        """Draw random maps."""
-        return torch.randn(batch, 1024, height // 16, width // 16, device=self.args.device)
-
-
-def depth(args, depths=(4, 8, 16, 23)):
-    """Growth of time and memory with the depth of a stage, and the fitted exponents."""
-    rows = []
-    for kind in ("light", "base", "mla"):
-        found = []
-        for count in depths:
-            step = StageStep(Stage(kind, count, 1024), args)
-            set_path(path := usable_paths(args)[-1])
-            title = f"stage of {count} {kind} layers, {path}"
-            options = dict(device=args.device, clock=args.clock, title=title)
-            found_seconds = measure.time_rounds({path: step}, args.rounds, **options)[path]
-            seconds = statistics.median(found_seconds)
-            with torch.no_grad(), OperationCounter(step.model) as counter:
-                step.model(step.data[:1])
-            found.append((count, seconds, max(step.memory(), 1), sum(counter.counts.values())))
-        sizes, times, memories, _ = zip(*found, strict=True)
-        growth = [f"T^{measure.fit_exponent(sizes, amounts):.2f}" for amounts in (times, memories)]
-        for count, seconds, memory, operations in found:
-            row = {"model": kind, "path": path, "T": count, "ms": 1e3 * seconds}
-            row |= {"MiB": round(memory / 2**20), "G multiply-adds": operations / 1e9}
-            rows.append(row | {"time grows as": growth[0], "memory grows as": growth[1]})
-    return {"Growth with the depth of a stage": rows}
-
-
-SUITES = (goals, oom, branch, depth, backbone, compiled, anywhere, detector, comparators)
-SUITES = {suite.__name__: suite for suite in SUITES}
+def build_steps(name, args):
+    """Yield title, step and row of a model's variants; their loss is the eager one's."""
+    variants = {"": {}}
+    if args.efficient_conv_bn_eval:
+        variants[", folded"] = dict(folded=True)
+    if args.compiled:
+        variants[", compiled"] = dict(compiled=True)
+    eager = Step(name, args)
+    for variant, options in variants.items():
+        title = Path(name).stem + variant
+        step = eager
+        if options:
+            step = Step(name, args, **options)
+            step.model.load_state_dict(eager.model.state_dict())
+        first = measure.time_once(step, args.device)
+        loss, expected = float(step()), float(eager())
+        differences = [abs(loss / expected - 1)]
+        for ours, wanted in zip(step.maps(), eager.maps(), strict=True):
+            differences.append(float((ours - wanted).detach().norm() / wanted.detach().norm()))
+        difference = max(differences)
+        print(f"{title}: first step {first:.1f} s, loss {loss:.6g}, {difference:.0e}", flush=True)
+        if not all(each <= TOLERANCE[args.amp] for each in differences):
+            raise InputError(f"{title}: differs from the eager model by {difference:.0e}: wrong")
+        yield title, step, {"model": title, "first, s": first, "difference": difference}
 
 
 def main(argv=None):
-    """Run the suites; write the report after each, print it at the end."""
+    """Build, check and measure the models; write the report and print it."""
     args = parse_args(argv)
-    settings = dict(batch=args.batch_size, size="x".join(map(str, args.size)))
-    settings |= dict(rounds=args.rounds, clock=args.clock)
-    settings |= dict(precision="autocast" if args.amp else "float32")
-    machine, tables = measure.describe_machine(args.device, **settings), {}
-    for suite in args.suites:
-        tables |= SUITES[suite](args)
-        text = measure.write_report(args.out, machine, tables)
-    print(text)
-    print(f"report.md and report.json are in {args.out}")
+    rows, steps = {}, {}
+    for name in args.models:
+        for title, step, row in build_steps(name, args):
+            rows[title], steps[title] = row, step
+    seconds = measure.time_rounds(steps, args.rounds, args.device, args.clock)
+    base, *_ = rows
+    for title, row in rows.items():
+        row["step, ms"] = 1e3 * statistics.median(seconds[title])
+        row["time"], row["+-"] = measure.ratio(seconds[title], seconds[base])
+        if (memory := steps[title].memory()) is not None:
+            row["MiB"] = memory / 2**20
+            row["memory"] = row["MiB"] / rows[base]["MiB"]
+        if args.device.type == "cuda":
+            row["GPU, ms"] = 1e3 * measure.busy_seconds(steps[title], args.device)
+            row["GPU"] = row["GPU, ms"] / rows[base]["GPU, ms"]
+    print(measure.write_report(args.out, vars(args), [*rows.values()]))
 
 
 if __name__ == "__main__":

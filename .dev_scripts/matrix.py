@@ -22,7 +22,7 @@ from mrla_mm import cli
 from mrla_mm.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("attention", "ops", "backbones", "compat", "weights", "test_smoke.py")
+FOLDERS = ("test_functional.py", "attention", "backbones", "compat", "weights", "test_smoke.py")
 TESTS = [f"tests/{name}" for name in FOLDERS]
 TEST_TOOLS = ("pytest", "pytest-xdist", "timm")
 WITHOUT_MMCV = ("mmengine==0.10.7", "mmdet==3.3.0", "mmpretrain==1.2.0")

@@ -1,29 +1,24 @@
-"""Measure steps against each other: time, memory, growth, and tables of them.
+"""Measure steps against each other: time, memory, and tables of them.
 
 The steps of a comparison are timed in rounds, each step once per round, and compared by the median
 over the rounds of the ratio within a round. Whatever slows the machine for a while slows all steps
 of that round, and cancels out.
 """
 
-import json
-import math
+import csv
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
-from importlib.metadata import distributions
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
-from mrla_mm.errors import InputError
-
-PACKAGES = ("torch", "torchvision", "triton", "mmengine", "mmdet")
-QUEUED = 8  # repeats of a step queued on the GPU at once
-BUSY_CYCLES = 10**8  # keeps the GPU busy for about 50 ms, in which the host launches them
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
@@ -33,70 +28,34 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def time_once(step: Callable[[], object], device: torch.device, clock: str = "wall") -> float:
+    """Return the seconds that a step takes, by the wall or in processor time ("cpu")."""
+    synchronize(device)
+    start = CLOCKS[clock]()
+    step()
+    synchronize(device)
+    return CLOCKS[clock]() - start
+
+
 def time_rounds(
-    steps: Mapping[str, Callable[[], object]],
-    rounds: int,
-    *,
-    device: torch.device,
-    clock: str = "wall",
-    warm_up: int = 1,
-    queued: bool = False,
-    title: str = "",
+    steps: Mapping[str, Callable[[], object]], rounds: int, device: torch.device, clock: str
 ) -> dict[str, list[float]]:
-    """Time each step once per round, in turn.
-
-    Args:
-        steps: what to time, by name.
-        rounds: timed rounds.
-        device: where the steps run.
-        clock: "wall", or "cpu" for processor seconds of this process.
-        warm_up: rounds run before, not timed.
-        queued: on a GPU, time several repeats by the GPU's clock without waiting for the host, so
-            that the time to launch kernels does not count.
-        title: printed first.
-
-    Returns:
-        dict: seconds by step, one number per round.
-    """
-    read = CLOCKS[clock]
-
-    def time_one(step):
-        synchronize(device)
-        start = read()
-        step()
-        synchronize(device)
-        return read() - start
-
-    def time_queued(step):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(BUSY_CYCLES)
-        begin.record()
-        for _ in range(QUEUED):
-            step()
-        end.record()
-        synchronize(device)
-        return begin.elapsed_time(end) / 1e3 / QUEUED
-
-    time_step = time_queued if queued and device.type == "cuda" else time_one
+    """Time each step once per round, in turn, after a round that is not timed."""
     seconds = {name: [] for name in steps}
-    sys.stderr.write(f"{title}\n")
-    for _ in range(warm_up + rounds):
+    for _ in range(1 + rounds):
         for name, step in steps.items():
-            seconds[name].append(time_step(step))
-    return {name: found[warm_up:] for name, found in seconds.items()}
+            seconds[name].append(time_once(step, device, clock))
+    return {name: found[1:] for name, found in seconds.items()}
 
 
-def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
-    """How many times as long as the base step a step took in each round."""
-    return [a / b for a, b in zip(seconds, base, strict=True)]
-
-
-def spread(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles; 0 for fewer than 4 values."""
-    if len(values) < 4:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4)
-    return (high - low) / 2
+def ratio(seconds: Sequence[float], base: Sequence[float]) -> tuple[float, float]:
+    """Return the median over rounds of seconds / base, and half its interquartile range."""
+    ratios = [a / b for a, b in zip(seconds, base, strict=True)]
+    spread = 0.0
+    if len(ratios) > 1:
+        low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        spread = (high - low) / 2
+    return statistics.median(ratios), spread
 
 
 def saved_bytes(forward: Callable[[], object], modules: nn.Module | Sequence[Tensor]) -> int:
@@ -130,53 +89,25 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second that a large copy reads and writes."""
-    source = torch.rand(2**26, device=device)  # 256 MiB
-    target = torch.empty_like(source)
-    steps = {"copy": lambda: target.copy_(source)}
-    seconds = time_rounds(steps, 7, device=device, queued=True, title="copy bandwidth")["copy"]
-    return 2 * source.nbytes / statistics.median(seconds)
+def busy_seconds(step: Callable[[], object], device: torch.device, steps: int = 3) -> float:
+    """Seconds a step for which kernels, copies and fills keep a GPU busy, by torch's profiler."""
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities) as profiled:
+        for _ in range(steps):
+            step()
+        synchronize(device)
+    events = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
+    busy = [e.time_range.elapsed_us() for e in events if not e.is_user_annotation]
+    return sum(busy) / 1e6 / steps
 
 
-def relative_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Largest of ``|found - expected| / |expected|`` over the tensors; infinite where it is NaN."""
-    worst = 0.0
-    for got, wanted in zip(found, expected, strict=True):
-        got, wanted = got.double(), wanted.double()
-        error = float((got - wanted).norm() / wanted.norm().clamp_min(1e-12))
-        worst = max(worst, math.inf if math.isnan(error) else error)
-    return worst
-
-
-def check_parity(
-    name: str, found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float
-) -> float:
-    """Return the relative error of a path's results against the naive path's.
-
-    Raises:
-        InputError: the error exceeds the tolerance: the speed of a wrong result is never printed.
-    """
-    error = relative_error(found, expected)
-    if not error <= tolerance:
-        limit = f"allowed {tolerance:.0e}"
-        raise InputError(f"{name} differs from the naive path by {error:.1e} ({limit})")
-    return error
-
-
-def fit_exponent(sizes: Sequence[float], amounts: Sequence[float]) -> float:
-    """Exponent e of the growth amount ~ size^e, fitted by least squares in logarithms."""
-    logs = ([math.log(value) for value in values] for values in (sizes, amounts))
-    return statistics.linear_regression(*logs).slope
-
-
-def describe_machine(device: torch.device, **settings: object) -> dict[str, object]:
-    """Hardware, versions, date and settings that figures belong to."""
-    cpu = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu
-    found = dict(device=name, date=str(date.today()), python=platform.python_version())
-    installed = {each.name: each.version for each in distributions()}
-    return found | {name: installed.get(name, "absent") for name in PACKAGES} | settings
+def describe_machine(device: torch.device) -> str:
+    """Hardware, versions and date that figures belong to."""
+    name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    versions = [f"{package} {version(package)}" for package in ("torch", "mmengine", "mmdet")]
+    return ", ".join([name, f"Python {platform.python_version()}", *versions, str(date.today())])
 
 
 def show(cell: object) -> str:
@@ -191,14 +122,14 @@ def as_markdown(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *shown])
 
 
-def write_report(
-    out: Path, machine: Mapping[str, object], tables: Mapping[str, Sequence[Mapping]]
-) -> str:
-    """Write report.json and report.md to a folder; return the Markdown."""
+def write_report(out: Path, settings: Mapping, rows: Sequence[Mapping[str, object]]) -> str:
+    """Write report.csv and report.md, which names machine and settings; return the Markdown."""
     out.mkdir(parents=True, exist_ok=True)
-    head = ", ".join(f"{key} {value}" for key, value in machine.items())
-    parts = [head, *(f"## {title}\n\n{as_markdown(rows)}" for title, rows in tables.items())]
-    text = "\n\n".join(parts) + "\n"
-    (out / "report.md").write_text(text)
-    (out / "report.json").write_text(json.dumps(dict(machine=machine, tables=tables), indent=1))
-    return text
+    with (out / "report.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: show(cell) for key, cell in row.items()} for row in rows)
+    given = ", ".join(f"{key}={value}" for key, value in settings.items() if value)
+    report = f"{describe_machine(settings['device'])}\n\n{given}\n\n{as_markdown(rows)}\n"
+    (out / "report.md").write_text(report)
+    return report

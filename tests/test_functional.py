@@ -5,6 +5,7 @@ import torch
 
 from mrla_mm import functional
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 24, 5, 7), (3, 20, 1, 9), (2, 12, 14, 13), (2, 8, 1, 1), (1, 6, 40, 1)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 LAYOUTS = {
@@ -20,7 +21,7 @@ def draw(shape, dtype=torch.float64):
     batch, channels = shape[:2]
     tensors = torch.randn(shape), torch.randn(channels, 1, 3, 3), torch.rand(batch, channels)
     tensors = [*tensors, torch.randn(channels)]
-    return [tensor.to(dtype).requires_grad_() for tensor in tensors]
+    return [tensor.to(DEVICE, dtype).requires_grad_() for tensor in tensors]
 
 
 def plain(x, weight, gain, offset):

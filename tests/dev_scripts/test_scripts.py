@@ -1,35 +1,40 @@
 """The benchmark on networks small enough for seconds, and the short form of `make distributed`."""
 
+import csv
 import json
-import math
-import os
 
 import pytest
 import torch
 
 import benchmark
-import steps
 from mrla_mm import cli
 from tests.conftest import ROOT, run_python
 
+SMALL = ["--depth", "18", "--size", "64", "64", "--batch-size", "2", "--rounds", "2"]
 
-@pytest.mark.parametrize("error", [0.0, 0.01, math.nan])
-def test_the_benchmark_times_no_path_that_is_wrong(error, tmp_path, monkeypatch, capsys):
-    def results(step):
-        return torch.tensor([1.0 + (error if os.environ["MRLA_OPS"] == "fused" else 0.0)])
 
-    monkeypatch.setenv("MRLA_OPS", "naive")  # the benchmark sets it; what was there comes back
-    monkeypatch.setattr(steps, "results", results)
-    small = "--paths naive fused --depth 18 --size 64 64 --batch-size 2 --rounds 1 --device cpu"
-    code = cli.run(benchmark.main, ["backbone", "branch", *small.split(), "--out", str(tmp_path)])
-    if error:
-        assert code == 2 and not list(tmp_path.iterdir()) and "fused" in capsys.readouterr().err
-        return
-    rows, branch = json.loads((tmp_path / "report.json").read_text())["tables"].values()
-    assert [row["path"] for row in rows] == ["plain", "plain, BN folded", "naive", "fused"]
-    assert rows[0]["time ratio"] == rows[0]["memory ratio"] == 1
-    assert rows[2]["MiB"] > rows[0]["MiB"] > 0 and all(row["ms"] > 0 for row in rows)
-    assert len(branch) == 8 and all(0 < row["share of bandwidth"] < 2 for row in branch)
+def test_the_benchmark_measures_models_and_variants_of_them(tmp_path):
+    options = ["--models", "plain", "light", "--efficient-conv-bn-eval", *SMALL, "--device", "cpu"]
+    assert cli.run(benchmark.main, [*options, "--out", str(tmp_path)]) == 0
+    with (tmp_path / "report.csv").open() as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    assert [*rows] == ["plain", "plain, folded", "light", "light, folded"]
+    assert float(rows["plain"]["time"]) == float(rows["plain"]["memory"]) == 1
+    assert float(rows["light"]["MiB"]) > float(rows["plain"]["MiB"]) > 0
+    assert all(float(row["step, ms"]) > 0 for row in rows.values())
+    assert all(float(row["difference"]) < 1e-5 for row in rows.values())
+
+
+@pytest.mark.parametrize("factor", [1.1, float("nan")])
+def test_the_benchmark_times_no_model_that_is_wrong(factor, tmp_path, monkeypatch):
+    def miscompile(module, **options):
+        module.register_forward_hook(lambda _, args, maps: [factor * level for level in maps])
+
+    monkeypatch.setattr(torch.nn.Module, "compile", miscompile)
+    out = tmp_path / "out"
+    options = ["--models", "plain", "--compiled", *SMALL, "--device", "cpu", "--out", str(out)]
+    assert cli.run(benchmark.main, options) == 2
+    assert not out.exists()
 
 
 @pytest.mark.slow
