@@ -115,6 +115,7 @@ def scores_and_keys(
     return softmax_scores(query, keys.unflatten(2, query.shape[1:])), keys
 
 
+@torch.fx.wrap  # it loops over layers
 def weighted_sum(weights: Tensor, values: Sequence[Tensor], start: Tensor | None = None) -> Tensor:
     """Sum over layers of weight times value, added to a map to start from if there is one.
 

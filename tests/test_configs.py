@@ -239,7 +239,7 @@ def transformer_recipe(cfg, name, model):
     head = MODELS.build(cfg.model.head)
     head.init_weights()
     weight = next(p for p in head.parameters() if p.ndim == 2)
-    assert weight.std().item() == pytest.approx(0.02, rel=0.02)  # mmpretrain's starts at 0
+    assert weight.std().item() == pytest.approx(0.02, rel=0.05)  # mmpretrain's starts at 0
     assert cfg.model.backbone.drop_path_rate == 0.1
     assert not cfg.model.backbone.get("zero_init_attention", False)
 
