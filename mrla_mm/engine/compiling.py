@@ -75,7 +75,9 @@ class LoggedBackend:
 
     def __init__(self, backend: str | Callable) -> None:
         self.compile = backend
-        if isinstance(backend, str):
+        if backend == "inductor":
+            self.compile = compile_by_inductor
+        elif isinstance(backend, str):
             self.compile = torch._dynamo.lookup_backend(backend)
         self.graphs = 0
 
@@ -97,3 +99,14 @@ class LoggedBackend:
         seconds = time.perf_counter() - start
         print_log(f"backbone compiled: graph {self.graphs}, {seconds:.0f} s", "current")
         return compiled
+
+
+def compile_by_inductor(
+    graph: fx.GraphModule,
+    inputs: Sequence[Tensor],
+    mode: str | None = None,
+    options: dict | None = None,
+) -> Callable:
+    """Compile a graph by inductor, with the mode and options of torch.compile."""
+    settings = torch._inductor.list_mode_options(mode) if mode else {}
+    return torch._inductor.compile(graph, inputs, options={**settings, **(options or {})})

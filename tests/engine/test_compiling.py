@@ -2,6 +2,7 @@
 
 import copy
 import json
+from unittest import mock
 
 import pytest
 import torch
@@ -39,7 +40,8 @@ class Model(BaseModel):
         self.backbone = backbone
 
     def forward(self, *images, mode):
-        found = sum(level.square().mean() for level in levels(self.backbone, torch.stack(images)))
+        images = torch.stack(images).double()
+        found = sum(level.square().mean() for level in levels(self.backbone, images))
         return dict(loss=found) if mode == "loss" else [found]
 
 
@@ -92,6 +94,7 @@ def test_a_model_without_a_backbone_is_refused():
         compile_backbone(nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 def test_a_compiled_training_is_the_eager_one_resumed_too(tmp_path):
     """With EMA, whose copy is of the module itself."""
     states = {}
@@ -102,7 +105,7 @@ def test_a_compiled_training_is_the_eager_one_resumed_too(tmp_path):
             hooks.append(CompileBackboneHook(backend=CountGraphs()))
         for epochs, resume in ((1, False), (2, True)):
             torch.manual_seed(0)
-            model = Model(FAMILIES["resnet18"].mrla(zero_init_attention=False))
+            model = Model(FAMILIES["resnet18"].mrla(zero_init_attention=False)).double()
             options = dict(loop=dict(EPOCHS, max_epochs=epochs), hooks=copy.deepcopy(hooks))
             runner = build(
                 tmp_path / name, model=model, shape=(3, 64, 64), resume=resume, **options
@@ -114,20 +117,45 @@ def test_a_compiled_training_is_the_eager_one_resumed_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", [[], ["--compile"]], ids=["eager", "compiled"])
-def test_a_detector_trains_alike(option, coco_root, tmp_path):
-    """By the default compiler, on a CPU: 8 iterations of two epochs, then a test."""
+def test_mode_and_options_reach_the_compiler():
+    torch.compiler.reset()
+    model = Model(nn.Conv2d(3, 4, 3))
+    image = torch.randn(2, 3, 8, 8)
+    expected = model.backbone(image)
+    seen = []
+    real = torch._inductor.compile
+
+    def watched(graph, inputs, options=None):
+        seen.append(options)
+        return real(graph, inputs, options=options)
+
+    with mock.patch("torch._inductor.compile", watched):
+        compile_backbone(model, options={"max_fusion_size": 8})
+        torch.testing.assert_close(model.backbone(image), expected)
+    assert seen == [{"max_fusion_size": 8}]
+
+
+@pytest.mark.slow
+def test_a_detector_trains_alike_by_the_default_compiler(coco_root, tmp_path):
     config = ROOT / "configs/retinanet_r50_mrla_light_1x.py"
-    options = tiny_options(config.name, coco_root, "train_cfg.max_epochs=2")
-    run_python(
-        ROOT / "tools/train.py", config, *option, "--work-dir", tmp_path, "--cfg-options", *options,
-        "randomness.seed=1", cwd=tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
-    )  # fmt: skip
-    (log,) = tmp_path.glob("*/vis_data/scalars.json")
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    LOSSES.append([row["loss"] for row in rows if "loss" in row])
-    assert len(LOSSES[-1]) == 4
-    assert LOSSES[-1] == pytest.approx(LOSSES[0], rel=1e-2)
-
-
-LOSSES = []
+    options = tiny_options(config.name, coco_root, "train_cfg.max_epochs=2", "randomness.seed=1")
+    losses = {}
+    for name, switch in {"eager": [], "compiled": ["--compile"]}.items():
+        work_dir = tmp_path / name
+        run_python(
+            ROOT / "tools/train.py",
+            config,
+            *switch,
+            "--work-dir",
+            work_dir,
+            "--cfg-options",
+            *options,
+            cwd=tmp_path,
+        )
+        (log,) = work_dir.glob("*/vis_data/scalars.json")
+        rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        losses[name] = [row["loss"] for row in rows if "loss" in row]
+        text = next(work_dir.glob("*/*.log")).read_text(encoding="utf-8")
+        assert ("backbone compiled" in text) is bool(switch)
+        assert "not compiled" not in text
+    assert losses["compiled"] == pytest.approx(losses["eager"], rel=1e-2)
