@@ -19,8 +19,8 @@ class CompileBackboneHook(Hook):
     """Compile a model's backbone with torch.compile, in training, validation and test.
 
     Any backbone. It is compiled in place, so checkpoints, EMA, DistributedDataParallel and resuming
-    see the module they always do. One graph serves images of all sizes; batches of one image, and
-    evaluation, get graphs of their own. Where it cannot be compiled the log says so in a line, and
+    see the module they always do. One graph serves images of all sizes; batches of one image,
+    square images where the first are square, and evaluation get graphs of their own. Where it cannot be compiled the log says so in a line, and
     it runs as it is.
 
     Args:
@@ -85,7 +85,6 @@ class LoggedBackend:
         self, graph: fx.GraphModule, inputs: Sequence[Tensor], **options: object
     ) -> Callable:
         """Compile a graph."""
-        self.graphs += 1
         start = time.perf_counter()
         try:
             compiled = self.compile(graph, inputs, **options)
@@ -97,6 +96,7 @@ class LoggedBackend:
             print_log(text, "current", level=30)
             return graph.forward
         seconds = time.perf_counter() - start
+        self.graphs += 1
         print_log(f"backbone compiled: graph {self.graphs}, {seconds:.0f} s", "current")
         return compiled
 
