@@ -46,11 +46,6 @@ def global_average(x: Tensor) -> Tensor:
     return x.sum(dim=(2, 3), dtype=dtype_of_sums(x)) / (x.shape[2] * x.shape[3])
 
 
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Tensor in at least single precision."""
-    return tensor.to(dtype_of_sums(tensor))
-
-
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Disable autocast on the device of x."""
     if not isinstance(x, Tensor) or x.is_meta:  # a proxy of torch.fx has no device
@@ -73,12 +68,12 @@ def expand_heads(per_head: Tensor, channels: int) -> Tensor:
     return per_head.repeat_interleave(channels // per_head.shape[-1], dim=-1)
 
 
-def on_map(per_channel: Tensor, feature_map: Tensor) -> Tensor:
-    """View values per channel as a map of one pixel, in a map's precision.
+def on_map(per_channel: Tensor, x: Tensor) -> Tensor:
+    """View values per channel as a map of one pixel, in the precision of a map x.
 
     Shapes: (C,) or (B, C) -> (C, 1, 1) or (B, C, 1, 1).
     """
-    return per_channel.to(feature_map.dtype)[..., None, None]
+    return per_channel.to(x.dtype)[..., None, None]
 
 
 def scale_map(value: Tensor, gain: Tensor, offset: Tensor | None = None) -> Tensor:
@@ -174,7 +169,8 @@ def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor
 
 def frozen_norm(norm: torch.nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Scale and offset (C,) of a batch norm with frozen statistics, norm(o) = scale o + offset."""
-    scale = torch.rsqrt(at_least_float32(norm.running_var) + norm.eps)
+    variance = norm.running_var.to(dtype_of_sums(norm.running_var))
+    scale = torch.rsqrt(variance + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
     offset = -norm.running_mean * scale
@@ -191,28 +187,30 @@ def frozen_norm(norm: torch.nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 @torch.fx.wrap  # the choice depends on the map
-def scaled_value(x: Tensor, weight: Tensor, gain: Tensor, offset: Tensor | None = None) -> Tensor:
-    """Return gain f_V(x) + offset.
+def scaled_value(
+    x: Tensor,
+    weight: Tensor,
+    gain: Tensor,
+    offset: Tensor | None = None,
+    *,
+    residual: bool = False,
+) -> Tensor:
+    """Return gain f_V(x) + offset, with residual x + gain f_V(x) + offset.
 
-    Shapes: x (B, C, H, W), weight (C, 1, 3, 3), gain (B, C), offset (C,) or (B, C) ->
-    (B, C, H, W).
+    Shapes: x (B, C, H, W), weight (C, 1, 3, 3), gain and offset (B, C) -> (B, C, H, W).
     """
     if not takes_sample_kernels(x):
-        return scale_map(depthwise_value(x, weight), gain, offset)
-    kernels = sample_kernels(weight, gain)
-    if offset is None or takes_residual(x):
+        out = scale_map(depthwise_value(x, weight), gain, offset)
+        return x + out if residual else out
+    kernels = gain[..., None, None] * weight.view(gain.shape[1], 3, 3)  # (B, C, 3, 3)
+    if takes_residual(x):
+        if residual:
+            kernels = kernels + F.pad(gain.new_ones(1, 1), (1, 1, 1, 1))  # delta
         return convolve_samples(x, kernels, offset)
     out = convolve_samples(x, kernels)
-    return out + on_map(offset, out)
-
-
-@torch.fx.wrap
-def add_scaled_value(x: Tensor, weight: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
-    """Return x + gain f_V(x) + offset; shapes are those of `scaled_value`."""
-    if not takes_sample_kernels(x) or not takes_residual(x):
-        return x + scaled_value(x, weight, gain, offset)
-    delta = F.pad(gain.new_ones(1, 1), (1, 1, 1, 1))  # (3, 3)
-    return convolve_samples(x, sample_kernels(weight, gain) + delta, offset)
+    if offset is not None:
+        out = out + on_map(offset, out)
+    return x + out if residual else out
 
 
 def takes_residual(x: Tensor) -> bool:
@@ -230,22 +228,17 @@ def takes_sample_kernels(x: Tensor) -> bool:
     return x.is_cuda or x.dtype == torch.float32
 
 
-def sample_kernels(weight: Tensor, gain: Tensor) -> Tensor:
-    """Scale a depthwise kernel for each sample: (C, 1, 3, 3), (B, C) -> (B, C, 3, 3)."""
-    return gain[..., None, None] * weight.view(gain.shape[1], 3, 3)
-
-
 def convolve_samples(x: Tensor, kernels: Tensor, bias: Tensor | None = None) -> Tensor:
     """Convolve each channel of each sample with a kernel of its own.
 
-    Shapes: x (B, C, H, W), kernels (B, C, 3, 3), bias (C,) or (B, C) -> (B, C, H, W).
+    Shapes: x (B, C, H, W), kernels (B, C, 3, 3), bias (B, C) -> (B, C, H, W).
     """
     batch, channels, height, width = x.shape
     groups = batch * channels
     out = F.conv2d(
         x.reshape(1, groups, height, width),
         kernels.to(x.dtype).reshape(groups, 1, 3, 3),
-        None if bias is None else bias.expand(batch, channels).reshape(groups),
+        None if bias is None else bias.reshape(groups),
         padding=1,
         groups=groups,
     )

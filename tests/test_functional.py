@@ -1,5 +1,7 @@
 """The cheaper forms of the equations against the plain ones: in double precision, then in less."""
 
+import functools
+
 import pytest
 import torch
 
@@ -20,7 +22,7 @@ def draw(shape, dtype=torch.float64):
     torch.manual_seed(0)
     batch, channels = shape[:2]
     tensors = torch.randn(shape), torch.randn(channels, 1, 3, 3), torch.rand(batch, channels)
-    tensors = [*tensors, torch.randn(channels)]
+    tensors = [*tensors, torch.randn(batch, channels)]
     return [tensor.to(DEVICE, dtype).requires_grad_() for tensor in tensors]
 
 
@@ -33,11 +35,14 @@ def plain(x, weight, gain, offset):
         for column in range(3):
             tap = weight[:, 0, row, column, None, None]
             value = value + tap * padded[:, :, row : row + height, column : column + width]
-    return x + gain[..., None, None] * value + offset[:, None, None]
+    return x + gain[..., None, None] * value + offset[..., None, None]
+
+
+add_scaled_value = functools.partial(functional.scaled_value, residual=True)
 
 
 def by_sample_kernels(x, weight, gain, offset):
-    kernels = functional.sample_kernels(weight, gain)
+    kernels = gain[..., None, None] * weight[:, 0]
     kernels = kernels + torch.nn.functional.pad(kernels.new_ones(1, 1), (1, 1, 1, 1))
     return functional.convolve_samples(x, kernels, offset)
 
@@ -52,7 +57,7 @@ def outcome(function, tensors):
 def test_gain_residual_and_offset_inside_the_convolution_equal_those_outside(shape):
     tensors = draw(shape)
     expected = outcome(plain, tensors)
-    for function in (by_sample_kernels, functional.add_scaled_value):
+    for function in (by_sample_kernels, add_scaled_value):
         torch.testing.assert_close(outcome(function, tensors), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -73,7 +78,7 @@ def test_precisions_and_layouts(dtype, shape, layout):
     single = torch.promote_types(dtype, torch.float32)
     tensors = [x, weight.to(dtype), *(tensor.to(single) for tensor in pooled)]
     tensors = [tensor.detach().requires_grad_() for tensor in tensors[1:]]
-    found = outcome(functional.add_scaled_value, [x, *tensors])
+    found = outcome(add_scaled_value, [x, *tensors])
     assert found[0].dtype == dtype
     for ours, wanted in zip(found, expected, strict=True):
         assert (ours.double() - wanted).norm() <= TOLERANCE[dtype] * wanted.norm().clamp_min(0.1)
@@ -87,16 +92,16 @@ def test_small_weights_survive_beside_the_residual_in_half_precision(dtype, layo
     x = LAYOUTS[layout](x.to(dtype))
     gain, offset = 3e-3 * gain, 0 * offset
     exact = plain(x.double(), weight, gain, offset)
-    y = functional.add_scaled_value(x, weight.to(dtype), gain.float(), offset.float())
+    y = add_scaled_value(x, weight.to(dtype), gain.float(), offset.float())
     rounded = exact.to(dtype).double()
     assert (y.double() - rounded).norm() < 0.5 * (rounded - exact).norm()
 
 
 def test_an_empty_batch():
     x, weight, gain, offset = draw((0, 8, 6, 5), torch.float32)
-    assert functional.add_scaled_value(x, weight, gain, offset).shape == x.shape
+    assert add_scaled_value(x, weight, gain, offset).shape == x.shape
 
 
 def test_a_zero_gain_changes_no_bit():
     x, weight, gain, offset = draw((2, 8, 6, 5), torch.float32)
-    assert torch.equal(functional.add_scaled_value(x, weight, 0 * gain, 0 * offset), x)
+    assert torch.equal(add_scaled_value(x, weight, 0 * gain, 0 * offset), x)

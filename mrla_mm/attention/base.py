@@ -97,16 +97,6 @@ class LayerAttention(nn.Module):
             self.value = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
         self.value_gelu = value == "dwconv_gelu"
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        """Give a class that has a forward of its own, and no `add_to`, the default one."""
-        super().__init_subclass__(**kwargs)
-        for parent in cls.__mro__:
-            if "add_to" in vars(parent):
-                return
-            if "forward" in vars(parent):
-                cls.add_to = LayerAttention.add_to
-                return
-
     def project_query(self, pooled: Tensor) -> Tensor:
         """Query of pooled features, f_Q: (B, C) -> (B, G, D)."""
         return functional.split_heads(run_projection(self.query, pooled), self.heads)
@@ -121,10 +111,10 @@ class LayerAttention(nn.Module):
         """Return x + scale out + offset, and the new memory: a branch whose norm is frozen.
 
         This one calls the attention. A variant overrides it where it can do with fewer maps. It is
-        not called where a hook or a replaced method would be passed over.
+        not called where a subclass's forward, a hook or a replaced method would be passed over.
 
         Shapes:
-            x and shortcut (B, C, H, W); scale and offset (C,) or (B, C) -> y (B, C, H, W).
+            x and shortcut (B, C, H, W); scale and offset (B, C) -> y (B, C, H, W).
         """
         out, memory = self(x, shortcut, memory)
         return x + functional.scale_map(out, scale, offset), memory
@@ -143,23 +133,27 @@ class LayerAttention(nn.Module):
         value = x if self.value is None else self.value(x)
         return F.gelu(value) if self.value_gelu else value
 
+    def value_is_plain(self) -> bool:
+        """Whether `project_value` is what this class writes, without a GELU."""
+        overridden = type(self).project_value is not LayerAttention.project_value
+        return not (overridden or is_patched(self) or self.value_gelu)
+
     def value_is_depthwise(self) -> bool:
         """Whether `project_value` is the convolution that this class builds, and nothing else."""
-        if type(self).project_value is not LayerAttention.project_value or is_patched(self):
-            return False
-        return not self.value_gelu and is_depthwise(self.value, self.channels)
+        return self.value_is_plain() and is_depthwise(self.value, self.channels)
 
-    def scaled_value(self, x: Tensor, gain: Tensor, offset: Tensor | None = None) -> Tensor:
-        """Return gain f_V(x) + offset: x (B, C, H, W), gain (B, C), offset (C,) or (B, C)."""
-        if self.value_is_depthwise():
-            return functional.scaled_value(x, self.value.weight, gain, offset)
-        return functional.scale_map(self.project_value(x), gain, offset)
+    def scaled_value(
+        self, x: Tensor, gain: Tensor, offset: Tensor | None = None, *, residual: bool = False
+    ) -> Tensor:
+        """Return gain f_V(x) + offset, with residual x + gain f_V(x) + offset.
 
-    def add_scaled_value(self, x: Tensor, gain: Tensor, offset: Tensor) -> Tensor:
-        """Return x + gain f_V(x) + offset; shapes are those of `scaled_value`."""
+        Shapes: x (B, C, H, W), gain and offset (B, C) -> (B, C, H, W).
+        """
         if self.value_is_depthwise():
-            return functional.add_scaled_value(x, self.value.weight, gain, offset)
-        return x + functional.scale_map(self.project_value(x), gain, offset)
+            weight = self.value.weight
+            return functional.scaled_value(x, weight, gain, offset, residual=residual)
+        out = functional.scale_map(self.project_value(x), gain, offset)
+        return x + out if residual else out
 
     def recorded_arguments(self) -> dict[str, object]:
         """Return the arguments that change the result but no name or shape of a weight.

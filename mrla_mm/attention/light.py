@@ -86,8 +86,8 @@ class MRLALight(LayerAttention):
         """
         if self.previous == "output":  # the memory is the output itself
             return super().add_to(x, shortcut, memory, scale, offset)
-        gain = scale * self.gate(x) if self.gated else scale.expand(x.shape[0], -1)  # (B, C)
-        y = self.add_scaled_value(x, gain, offset)
+        gain = scale * self.gate(x) if self.gated else scale  # (B, C)
+        y = self.scaled_value(x, gain, offset, residual=True)
         history = self.choose_history(shortcut, memory)
         if history is not None:
             slope = scale if self.history_scale is None else scale * self.history_scale

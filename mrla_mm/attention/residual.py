@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import Attended, Memory, is_patched
+from mrla_mm.attention.base import Memory, is_patched
 from mrla_mm.errors import InputError
 from mrla_mm.functional import frozen_norm
 
@@ -15,6 +15,12 @@ from mrla_mm.functional import frozen_norm
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
     """Build a norm with a learnable scale: behind one frozen at zero nothing would ever learn."""
     return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
+
+
+def defines_add_to(kind: type) -> bool:
+    """Whether a class has an `add_to` that belongs to its forward, not to a parent's."""
+    owner = next(each for each in kind.__mro__ if {"forward", "add_to"} & vars(each).keys())
+    return "add_to" in vars(owner)
 
 
 class AttentionResidual(BaseModule):
@@ -59,6 +65,7 @@ class AttentionResidual(BaseModule):
         )
         if not has_shortcut and hasattr(self.attention, "remove_shortcut"):
             self.attention.remove_shortcut()
+        self.has_add_to = defines_add_to(type(self.attention))
         self.norm = build_branch_norm(norm_cfg, channels)
         activation = getattr(self.attention, "activation", None)
         if activation and zero_init:
@@ -90,16 +97,14 @@ class AttentionResidual(BaseModule):
         super().init_weights()
         self.reset_zero_init()
 
-    def attend(self, x: Tensor, shortcut: Tensor | None, memory: Memory) -> Attended:
-        """Run the attention, and refuse a memory that checkpointing could not track."""
-        out, memory = self.attention(x, shortcut, memory)
+    def check_memory(self, memory: Memory) -> None:
+        """Refuse a memory that checkpointing could not track."""
         tensors = Tensor, fx.Proxy  # with which torch.fx traces
         if not isinstance(memory, tuple) or not all(isinstance(each, tensors) for each in memory):
             raise InputError(
                 f"the memory that {type(self.attention).__name__} returns must be a flat tuple of "
                 "tensors, empty for none, with numbers as tensors too"
             )
-        return out, memory
 
     def activate(self, branch: Tensor) -> Tensor:
         """Run the activation of the attention, if it has one."""
@@ -120,16 +125,17 @@ class LayerAttentionResidual(AttentionResidual):
             x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
         if self.is_affine(x):
-            scale, offset = frozen_norm(self.norm)  # (C,)
-            # for each sample, so that a compiler sums all their gradients over the same pixels
-            scale = scale.expand(x.shape[0], -1)  # (B, C)
-            offset = offset.expand(x.shape[0], -1)
+            # Expanded, scale and offset get gradients that are sums over the same pixels as the
+            # gate's, which a compiler computes in one pass.
+            scale, offset = (each.expand(x.shape[0], -1) for each in frozen_norm(self.norm))
             if keep is not None:
                 scale = keep.flatten(1) * scale
                 offset = keep.flatten(1) * offset
             y, memory = self.attention.add_to(x, shortcut, memory, scale, offset)
+            self.check_memory(memory)
             return (y, *memory)
-        out, memory = self.attend(x, shortcut, memory)
+        out, memory = self.attention(x, shortcut, memory)
+        self.check_memory(memory)
         branch = self.activate(self.norm(out))
         branch = self.drop_path(branch) if keep is None else branch * keep
         return (x + branch, *memory)
@@ -144,10 +150,10 @@ class LayerAttentionResidual(AttentionResidual):
             return False
         return (
             isinstance(x, Tensor)  # a graph of torch.fx has to run in both modes of the norm
-            # of other channels or precision the norm raises
+            # with maps of other channels, or float32 statistics of a float64 map, the norm raises
             and norm.num_features == self.channels
             and (norm.running_mean.dtype == torch.float64) == (x.dtype == torch.float64)
-            and hasattr(self.attention, "add_to")
+            and self.has_add_to
             and self.activation is None
             and not any(is_patched(part) for part in (self.attention, norm, drop_path))
         )

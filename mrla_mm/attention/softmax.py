@@ -5,7 +5,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mrla_mm import functional
-from mrla_mm.attention.base import Attended, LayerAttention, Memory, is_patched
+from mrla_mm.attention.base import Attended, LayerAttention, Memory
 
 
 @MODELS.register_module()
@@ -30,7 +30,7 @@ class MRLABase(LayerAttention):
         y = x + offset + sum_s (scale weight^s) v^s.
         """
         weights, keys, values = self.weigh(x, memory)
-        weights = weights * scale.unsqueeze(-2)
+        weights = weights * scale.unsqueeze(1)
         start = x + functional.on_map(offset, x)
         return functional.weighted_sum(weights, values, start), (keys, *values)
 
@@ -70,7 +70,7 @@ class MLA(LayerAttention):
             return super().add_to(x, shortcut, memory, scale, offset)
         weights, averages, maps = self.weigh(x, memory)
         mixed = functional.weighted_sum(weights, maps)
-        y = x + self.scaled_value(mixed, scale.expand(x.shape[0], -1), offset)
+        y = x + self.scaled_value(mixed, scale, offset)
         return y, (averages, *maps)
 
     def weigh(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -88,7 +88,5 @@ class MLA(LayerAttention):
 
     def value_is_linear(self) -> bool:
         """Whether f_V is linear in each channel: what our class builds, and without a GELU."""
-        if type(self).project_value is not LayerAttention.project_value or is_patched(self):
-            return False
-        is_identity = self.value is None and not self.value_gelu
+        is_identity = self.value is None and self.value_is_plain()
         return is_identity or self.value_is_depthwise()

@@ -84,7 +84,8 @@ class TokenAttentionResidual(AttentionResidual):
         history = None
         if self.history_norm is not None:
             history = to_map(self.history_norm(shortcut[:, extra:]), grid)
-        out, memory = self.attend(patches, history, memory)
+        out, memory = self.attention(patches, history, memory)
+        self.check_memory(memory)
         branch = to_tokens(self.activate(out))
         if extra:
             branch = torch.cat([normed[:, :extra], branch], dim=1)

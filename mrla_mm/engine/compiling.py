@@ -20,8 +20,8 @@ class CompileBackboneHook(Hook):
 
     Any backbone. It is compiled in place, so checkpoints, EMA, DistributedDataParallel and resuming
     see the module they always do. One graph serves images of all sizes; batches of one image,
-    square images where the first are square, and evaluation get graphs of their own. Where it cannot be compiled the log says so in a line, and
-    it runs as it is.
+    square images where the first are square, and evaluation get graphs of their own. Where it
+    cannot be compiled the log says so in a line, and it runs as it is.
 
     Args:
         dynamic: as in torch.compile; None compiles the first size alone, then one for others.

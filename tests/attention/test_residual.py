@@ -492,6 +492,24 @@ def test_a_hook_of_all_modules_is_called(hook):
     assert {branch, branch.norm, branch.attention, *branch.attention.children()} <= set(called)
 
 
+class WithAddTo(OwnAttention):
+    def add_to(self, x, shortcut, memory, scale, offset):
+        out, memory = WithAddTo.forward(self, x, shortcut, memory)
+        return x + scale[..., None, None] * out + offset[..., None, None], memory
+
+
+class ChangedForward(WithAddTo):
+    def forward(self, x, shortcut, memory=()):
+        out, memory = super().forward(x, shortcut, memory)
+        return 2 * out, memory
+
+
+@pytest.mark.parametrize("kind", [WithAddTo, ChangedForward])
+def test_a_users_own_add_to_stands_for_its_own_forward_alone(kind):
+    stage = make_stage(dict(type=kind, head_channels=4))
+    torch.testing.assert_close(gradients(stage), gradients(stage, run_in_steps))
+
+
 class Unflat(nn.Module):
     """A variant whose memory checkpointing could not track."""
 
