@@ -17,8 +17,15 @@ from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
 
 RESNETS = ("r50", "r101", "r152")
-OTHERS = ("efficientnet_b0", "efficientnet_b1", "pvtv2_b0", "pvtv2_b1")
-VITS = ("ceit_t", "ceit_s", "deit_t", "deit_s", "deit_b")
+EFFICIENTNETS = ("b0", "b1")
+TRANSFORMERS = ("pvtv2_b0", "pvtv2_b1", "ceit_t", "ceit_s", "deit_t", "deit_s", "deit_b")
+MODELS = [
+    "retinanet_r50",
+    "faster_rcnn_r50",
+    *(f"mask_rcnn_{size}" for size in RESNETS),
+    *(f"efficientnet/mask_rcnn_efficientnet_{size}" for size in EFFICIENTNETS),
+    *(f"transformers/mask_rcnn_{size}" for size in TRANSFORMERS),
+]
 VARIANTS = ("1x", "mrla_light_1x", "mrla_base_1x")
 ANYWHERE = [
     "mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py",
@@ -30,15 +37,8 @@ ANYWHERE = [
 
 def chosen_configs() -> list[str]:
     """Return the configs of the table."""
-    families = [("retinanet", ["r50"]), ("faster_rcnn", ["r50"])]
-    families += [("mask_rcnn", RESNETS + OTHERS + VITS)]
-    names = []
-    for detector, backbones in families:
-        for backbone in backbones:
-            for variant in VARIANTS:
-                name = f"{detector}_{backbone}_{variant}.py"
-                if Path("configs", name).is_file():
-                    names.append(f"mrla_mm::{name}")
+    names = [f"{model}_{variant}.py" for model in MODELS for variant in VARIANTS]
+    names = [f"mrla_mm::{name}" for name in names if Path("configs", name).is_file()]
     return names + ANYWHERE
 
 
@@ -71,7 +71,7 @@ def main() -> None:
                 row += [""]
             else:
                 row += [f"{saved_mib(name, {'model.backbone.with_cp': True}):.0f}"]
-            writer.writerow([Path(name.partition("::")[2]).stem, *row])
+            writer.writerow([name.partition("::")[2].removesuffix(".py"), *row])
             file.flush()
             print(name, *row, flush=True)
 

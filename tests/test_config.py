@@ -156,7 +156,7 @@ def backbone_of(cfg):
     return MODELS.build({**cfg.model.backbone, "init_cfg": None})
 
 
-LIGHT = "mrla_mm::mask_rcnn_pvtv2_b0_mrla_light_1x.py"
+LIGHT = "mrla_mm::transformers/mask_rcnn_pvtv2_b0_mrla_light_1x.py"
 
 
 @pytest.mark.parametrize("off", [None, False])

@@ -26,7 +26,8 @@ FILES = {
     for path in sorted(CONFIGS.rglob("*.py"))
 }
 NAMES = [name for name in FILES if not name.startswith("_base_")]
-DETECTORS = [name for name in NAMES if "/" not in name]
+FOLDERS = ("", "transformers", "efficientnet")
+DETECTORS = [name for name in NAMES if name.rpartition("/")[0] in FOLDERS]
 ANYWHERE = [name for name in NAMES if name.startswith("anywhere/")]
 QUICKSTARTS = [name for name in NAMES if name.startswith("quickstart/")]
 COMPARED = re.compile(
@@ -59,6 +60,7 @@ FAMILIES = {
 SIZES = {"t": "tiny", "s": "small", "b": "base"}
 VARIANTS = {"mrla_light": "MRLALight", "mrla_base": "MRLABase", "mla": "MLA", None: None}
 PATTERN = re.compile(
+    r"(?:transformers/|efficientnet/)?"
     r"(?:(retinanet|faster_rcnn|mask_rcnn|imagenet/)_?)(r|deit|ceit|pvtv2|efficientnet)"
     r"(?:esnet)?_?(\d+|b[01]|[tsb])[a-z]*"
     r"(?:_(mrla_light|mrla_base|mla))?(?:_coslr_lbs)?_(?:1x|8xb\d+)"

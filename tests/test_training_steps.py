@@ -36,18 +36,18 @@ def train(cfg, batch):
 @pytest.mark.parametrize(
     "name",
     [
-        "retinanet_deit_t_mrla_light_1x",
-        "mask_rcnn_deit_t_mrla_base_1x",
-        "retinanet_ceit_t_mrla_light_1x",
-        "mask_rcnn_pvtv2_b0_mrla_base_1x",
-        "retinanet_efficientnet_b0_mrla_light_1x",
+        "transformers/retinanet_deit_t_mrla_light_1x",
+        "transformers/mask_rcnn_deit_t_mrla_base_1x",
+        "transformers/retinanet_ceit_t_mrla_light_1x",
+        "transformers/mask_rcnn_pvtv2_b0_mrla_base_1x",
+        "efficientnet/retinanet_efficientnet_b0_mrla_light_1x",
     ],
 )
 def test_detector_on_two_aspect_ratios(name):
     cfg, (backbone, channels, _) = load(name), TINY[parse(name).family]
     cfg.model.backbone.update(**backbone, init_cfg=None)
     cfg.model.neck.in_channels = channels
-    if name.startswith("mask_rcnn"):
+    if "mask_rcnn" in name:
         cfg.model.roi_head.bbox_head.fc_out_channels = 32
         cfg.model.train_cfg.rpn_proposal.max_per_img = cfg.model.test_cfg.rpn.max_per_img = 32
         cfg.model.train_cfg.rcnn.sampler.num = 16

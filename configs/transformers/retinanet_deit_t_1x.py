@@ -2,9 +2,9 @@
 # MRLA configs.
 _base_ = [
     "mmdet::retinanet/retinanet_r50_fpn_1x_coco.py",
-    "./_base_/mrla_mm.py",
-    "./_base_/deit.py",
-    "./_base_/layer_decay.py",
+    "../_base_/mrla_mm.py",
+    "../_base_/deit.py",
+    "../_base_/layer_decay.py",
 ]
 model = dict(
     backbone=_base_.deit_tiny.backbone,

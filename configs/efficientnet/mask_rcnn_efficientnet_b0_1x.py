@@ -2,8 +2,8 @@
 # compared with.
 _base_ = [
     "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py",
-    "./_base_/mrla_mm.py",
-    "./_base_/efficientnet.py",
+    "../_base_/mrla_mm.py",
+    "../_base_/efficientnet.py",
 ]
 model = _base_.efficientnet_b0
 auto_scale_lr = dict(enable=True, base_batch_size=16)

@@ -2,8 +2,8 @@
 # are compared with.
 _base_ = [
     "mmdet::retinanet/retinanet_r50_fpn_1x_coco.py",
-    "./_base_/mrla_mm.py",
-    "./_base_/pvtv2.py",
+    "../_base_/mrla_mm.py",
+    "../_base_/pvtv2.py",
 ]
 model = _base_.pvtv2_b0
 optim_wrapper = _base_.pvtv2_adamw
