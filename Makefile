@@ -10,7 +10,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-
 
 .PHONY: install install-dev quickstart test test-all lint size docs bench distributed matrix lock clean
 
-$(VENV)/.installed: requirements/lock.txt setup.py
+$(VENV)/.installed: requirements/lock.txt setup.py requirements/runtime.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("mrla_mm needs Python 3.10 or newer: run make PYTHON=python3.12"); v < (3, 14) or print(f"Python {v[0]}.{v[1]} has not been tried; 3.10 to 3.13 have")'
 	@echo "Installing the locked torch, mmdet and the rest into $(VENV): 5 GB"
 	$(PYTHON) -m venv $(VENV)

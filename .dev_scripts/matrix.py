@@ -120,7 +120,7 @@ def install(name, env, folder, log):
         (*installers[stack.installer], *stack.packages),
         *compiled,
         (*installers["uv"], *TEST_TOOLS),
-        (*installers["uv"], "--no-build-isolation", "--editable", "."),
+        (*installers["uv"], "--no-deps", "--no-build-isolation", "--editable", "."),
     ]
     return next((command for command in commands if call(command, log) != 0), None)
 

@@ -262,7 +262,7 @@ def to_program(graph: Graph) -> "torch.export.ExportedProgram":
 
 
 def to_onnx(graph: Graph, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a graph and metadata as an ONNX file; needs the extra `deploy`."""
+    """Write a graph and metadata as an ONNX file; needs the extra `optional`."""
     names = dict(input_names=["image"], output_names=graph.outputs)
     dynamic = (graph.axes,) if graph.axes else None
     options = dict(opset_version=18, dynamic_shapes=dynamic, dynamo=True, verbose=False)

@@ -42,7 +42,7 @@ def assert_computes_the_same(graph, run, sizes=SIZES):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*NAMES, "swin"])
 def test_onnx_for_any_batch_and_size_or_for_one(family, tmp_path):
-    pytest.importorskip("onnxscript", reason="needs the extra `deploy`")
+    pytest.importorskip("onnxscript", reason="needs the extra `optional`")
     onnx = pytest.importorskip("onnx")
     sizes = [(1, 64, 96)] if family == "swin" else SIZES
     graph = graph_of(make(family), sizes[0][1:] if family == "swin" else None)

@@ -37,26 +37,32 @@ def wheel(tmp_path_factory):
     return next(target.glob("*.whl"))
 
 
-def test_what_archive_and_wheel_carry_and_that_they_ask_for_nothing(wheel):
+def requirements(name):
+    lines = (ROOT / "requirements" / name).read_text(encoding="utf-8").splitlines()
+    return [Requirement(line.partition("#")[0]) for line in lines if not line.startswith("#")]
+
+
+def test_what_archive_and_wheel_carry_and_what_they_ask_for(wheel):
     (archive,) = wheel.parent.glob("*.tar.gz")
     run_python("-m", "twine", "check", "--strict", wheel, archive, cwd=wheel.parent)
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    for folder in ("tests", "docs", "configs", "tools", ".dev_scripts", "requirements"):
+    for folder in ("tests", "docs", "configs", "tools", "requirements"):
         files = subprocess.check_output(["git", "ls-files", folder], cwd=ROOT, text=True)
         assert not set(files.splitlines()) - names
+    assert not any(name.startswith((".dev_scripts", "mrla_mm/.mim")) for name in names)
     archive = zipfile.ZipFile(wheel)
     names = {name for name in archive.namelist() if ".dist-info/" not in name}
     packed = [path for folder in ("configs", "tools") for path in (ROOT / folder).rglob("*.*")]
-    packed = [path.relative_to(ROOT) for path in packed if path.suffix != ".pyc"]
+    packed = [path.relative_to(ROOT) for path in packed if path.suffix not in (".pyc", ".pth")]
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
-    modules = ["mrla_doctor.py", *(name for name in modules if "/.mim/" not in name)]
+    modules = [name for name in modules if "/.mim/" not in name]
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}
     (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     metadata = archive.read(name).decode()
-    # pip replaces nothing: no mmcv-lite goes beside an mmcv, no mmpretrain over OneDL's
     assert "](https://github.com/us/mrla_mm/raw/HEAD/docs/_static/method.svg)" in metadata
-    assert not re.findall("^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE)
+    asked = re.findall("^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE)
+    assert set(map(Requirement, asked)) == set(requirements("runtime.txt"))
     assert all("://" in target for target in re.findall(r"\]\(([^)]*)\)", metadata))
 
 
@@ -107,8 +113,14 @@ def refuse(*arguments, **keywords):
 socket.socket.connect = socket.getaddrinfo = refuse
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
-for name in ("r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"):
-    build_model(read_config(f"mrla_mm::retinanet_{name}_mrla_light_1x.py", {}))
+for name in (
+    "retinanet_r50",
+    "transformers/retinanet_deit_t",
+    "transformers/retinanet_ceit_t",
+    "transformers/retinanet_pvtv2_b0",
+    "efficientnet/retinanet_efficientnet_b0",
+):
+    build_model(read_config(f"mrla_mm::{name}_mrla_light_1x.py", {}))
 """
 
 
@@ -119,10 +131,6 @@ def test_nothing_asks_the_network_before_weights_are_loaded():
 def test_the_lock_satisfies_what_setup_asks_for():
     lock = (ROOT / "requirements/lock.txt").read_text(encoding="utf-8")
     assert "--hash=sha256:" in lock
-    asked, _ = (ROOT / "setup.py").read_text(encoding="utf-8").split('"deploy": [')
-    lines = re.findall(r'^ .*"([\w-]+[><=][^"]+)"', asked, re.MULTILINE)
-    requirements = list(map(Requirement, lines))
-    assert {"mmpretrain", "mmcv-lite", "setuptools"} <= {each.name for each in requirements}
-    for requirement in requirements:
+    for requirement in requirements("runtime.txt") + requirements("lite.txt"):
         found = re.findall(rf"^{requirement.name}==([^ ;\\]+)", lock, re.MULTILINE)
         assert found and all(map(requirement.specifier.contains, found)), requirement

@@ -2,7 +2,7 @@
 """Detect objects in images with mmdet's DetInferencer.
 
 The arguments are those of mmdet's image_demo.py. All weights of the model must be in the file.
-Without a config, it is the detector of blood cells that comes with this package.
+Without a config, it is the detector of blood cells in a clone of the repository.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def parse_args(argv):
     parser.add_argument("--print-result", action="store_true", help="print the detections")
     parser.add_argument("--palette", default="none", help="coco, voc, citys, random or a colour")
     args = parser.parse_args(argv)
-    if args.model == str(CELLS):
+    if args.model == str(CELLS) and CELLS.with_suffix(".pth").is_file():  # not in a wheel
         args.weights = args.weights or str(CELLS.with_suffix(".pth"))
     if args.weights is None:
         parser.error(f"--weights is needed: the checkpoint of {args.model}")
