@@ -1,9 +1,10 @@
 # ImageNet-1K recipe of EfficientNet (App. B.1): 350 epochs of RMSProp on batches of 768, 0.97 of
 # the rate every 2.4 epochs, AutoAugment, drop path and dropout of 0.2. The paper does not speak of
 # the five epochs of warm-up and of the label smoothing; they are EfficientNet's. Optimizer (which
-# needs the package timm), interpolation, padding and eps are those of timm, with which the paper
-# trains; padding and eps are those of the detectors that start from this too. Batch norms see 96
-# images here and 384 in the paper, which has two GPUs; on two, set train_dataloader.batch_size=384.
+# needs the package timm), padding and eps are those of timm, with which the paper trains; padding
+# and eps are those of the detectors that start from this too. Images are bicubic; timm draws
+# bilinear or bicubic for each training image. Batch norms see 96 images here and 384 in the paper,
+# which has two GPUs; on two, set train_dataloader.batch_size=384.
 _base_ = [
     "mmpretrain::_base_/models/efficientnet_b0.py",
     "mmpretrain::_base_/datasets/imagenet_bs64_autoaug.py",

@@ -33,7 +33,7 @@ def to_tokens(feature_map: Tensor) -> Tensor:
 
 
 class TokenAttentionResidual(AttentionResidual):
-    """Layer attention over tokens as a residual branch (Algorithms 2 and 4).
+    """Layer attention over tokens as a residual branch (attention of Algorithms 2 and 4).
 
     With x the tokens that a block returns and s those it took, extra tokens (class, distillation)
     first:
