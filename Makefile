@@ -38,7 +38,7 @@ test-all: install-dev  # the slow rest
 
 lint: install-dev
 	$(BIN)/ruff check .
-	$(BIN)/pylint --jobs 1 mrla_mm mrla_doctor.py tools tests .dev_scripts/*.py
+	$(BIN)/ruff format --check .
 
 size: install
 	$(BIN)/python .dev_scripts/size.py
@@ -53,9 +53,9 @@ distributed: install
 	$(BIN)/python .dev_scripts/check_distributed.py --processes 2
 	$(BIN)/python .dev_scripts/check_distributed.py --processes 4
 
-matrix: install
+matrix: install  # of all stacks, or of those in STACKS
 	$(PIP) uv
-	$(BIN)/python .dev_scripts/matrix.py
+	$(BIN)/python .dev_scripts/matrix.py $(STACKS)
 
 lock: install
 	$(PIP) uv
