@@ -5,7 +5,6 @@ import builtins
 import hashlib
 import os
 import pickle
-import sys
 from collections import OrderedDict
 
 import pytest
@@ -72,13 +71,6 @@ def test_safetensors(tmp_path):
             read_checkpoint(path)
 
 
-def test_safetensors_without_the_package(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    (tmp_path / "w.safetensors").write_bytes(b"any")
-    with pytest.raises(InputError, match="pip install safetensors"):
-        read_checkpoint(tmp_path / "w.safetensors")
-
-
 @pytest.mark.parametrize(
     ("location", "expected"),
     [
@@ -108,15 +100,6 @@ def test_files_with_unusual_content(tmp_path):
     assert "forged" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_files_of_one_name_are_kept_apart(served, cache):
-    folder, address = served
-    for name in "ab":
-        (folder / name).mkdir()
-        (folder / name / "w.pth").write_bytes(checkpoint_bytes({name: torch.ones(1)}))
-        assert set(read_checkpoint(f"{address}/{name}/w.pth")) == {name}
-    assert len(list(cache.glob("*-w.pth"))) == 2
-
-
 def test_fetched_once(served, cache):
     folder, address = served
     content = checkpoint_bytes()
@@ -129,16 +112,14 @@ def test_fetched_once(served, cache):
 
 
 UNFIT = {
-    "w.pth": "damaged",
-    "w-0123abcd.pth": "hash.*w-0123abcd.pth, or",
-    "gone.pth": "404.*hub/checkpoints/[0-9a-f]{8}-gone.pth.*init_cfg=None, froz",
+    "w-0123abcd.pth": "w-0123abcd.pth, or",
+    "gone.pth": "404.*hub/checkpoints/gone.pth.*init_cfg=None",
 }
 
 
 @pytest.mark.parametrize(("name", "expected"), UNFIT.items())
-def test_bad_downloads_are_not_kept(name, expected, served, cache):
+def test_downloads_that_fail_leave_nothing(name, expected, served, cache):
     folder, address = served
-    (folder / "w.pth").write_bytes(PAGE)
     (folder / "w-0123abcd.pth").write_bytes(checkpoint_bytes())
     with pytest.raises(InputError, match=expected):
         read_checkpoint(f"{address}/{name}")
