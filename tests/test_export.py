@@ -1,13 +1,13 @@
-"""Backbones as ONNX files and programs for any batch and size, and under torch.compile."""
-
-from types import SimpleNamespace
+"""Backbones, heads and classifiers as ONNX and programs for any batch and size; torch.compile."""
 
 import pytest
 import torch
 
 from mrla_mm import export
 from mrla_mm.backbones import WithLayerAttention
+from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
+from mrla_mm.inference import build_model
 
 from .backbones.common import FAMILIES, gradients
 from .backbones.test_anywhere import LIGHT_8, Network
@@ -28,15 +28,12 @@ def make(family, variant="light"):
     return FAMILIES[family].mrla(variant, zero_init_attention=False, **OPTIONS.get(family, {}))
 
 
-def graph_of(backbone, shape=None):
-    return export.make_graph(SimpleNamespace(backbone=backbone), shape, backbone_only=True)
-
-
-def assert_computes_the_same(graph, run, sizes=SIZES):
+def assert_computes_the_same(module, run, sizes=SIZES):
     for size in sizes:
         image = torch.rand(size[0], 3, *size[1:])
-        for found, expected in zip(run(image), graph.module(image), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        expected = export.flatten(module(image))
+        for ours, theirs in zip(export.flatten(run(image)), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -45,13 +42,14 @@ def test_onnx_for_any_batch_and_size_or_for_one(family, tmp_path):
     pytest.importorskip("onnxscript", reason="needs the extra `optional`")
     onnx = pytest.importorskip("onnx")
     sizes = [(1, 64, 96)] if family == "swin" else SIZES
-    graph = graph_of(make(family), sizes[0][1:] if family == "swin" else None)
-    export.to_onnx(graph, tmp_path / "model.onnx", {"a": "b"})
-    assert_computes_the_same(graph, export.onnx_runner(tmp_path / "model.onnx"), sizes)
+    module = make(family).eval()
+    size = sizes[0][1:] if family == "swin" else None
+    export.to_onnx(module, tmp_path / "model.onnx", size, {"a": "b"})
+    assert_computes_the_same(module, export.onnx_runner(tmp_path / "model.onnx"), sizes)
     model = onnx.load(tmp_path / "model.onnx")
     assert {entry.domain: entry.version for entry in model.opset_import}[""] == 18
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}, "only we could run others"
-    assert [value.name for value in model.graph.output] == graph.outputs
+    assert [value.name for value in model.graph.output][0] == "map_0"
     assert {entry.key: entry.value for entry in model.metadata_props}["a"] == "b"
 
 
@@ -60,14 +58,52 @@ def test_onnx_for_any_batch_and_size_or_for_one(family, tmp_path):
     [*(("resnet18", v) for v in VARIANTS), ("vit", "base"), ("tokens", "light")],
 )
 def test_program_of_plain_operators_for_any_batch_and_size(family, variant, tmp_path):
-    graph = graph_of(make(family, variant))
-    program = export.to_program(graph)
+    module = make(family, variant).eval()
+    program = export.to_program(module)
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in called if "mrla_mm" in name]
-    assert_computes_the_same(graph, program.module())
-    assert_computes_the_same(graph, torch.jit.trace(graph.module, graph.images[0]))
+    assert_computes_the_same(module, program.module())
+    image = torch.rand(2, 3, 64, 64)
+    assert_computes_the_same(module, torch.jit.trace(module, image))
     pytest.importorskip("onnx")
-    torch.onnx.export(graph.module, (graph.images[0],), str(tmp_path / "older"), dynamo=False)
+    torch.onnx.export(module, (image,), str(tmp_path / "older"), dynamo=False)
+
+
+SMALL_RESNET = dict(type="MRLAResNet", depth=18, layer_attention="MRLALight", init_cfg=None)
+SMALL = {
+    "retinanet_r50_mrla_light_1x.py": dict(
+        backbone=SMALL_RESNET,
+        neck=dict(in_channels=[64, 128, 256, 512], out_channels=16),
+        bbox_head=dict(in_channels=16, feat_channels=16, stacked_convs=1),
+    ),
+    "quickstart/rtmdet_quarter_mrla_light.py": {},
+    "imagenet/resnet50_mrla_light_8xb32.py": dict(
+        backbone=SMALL_RESNET, head=dict(in_channels=512)
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_heads_and_logits_for_any_batch_and_size(name):
+    options = {f"model.{key}": value for key, value in SMALL[name].items()}
+    cfg = read_config(f"mrla_mm::{name}", options)
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    module = export.select_module(model)
+    run = export.to_program(module).module()
+    for image in export.random_images():
+        assert export.check_same(module, run, image) < 1e-4
+    (image, *_) = export.random_images()
+    outputs = export.flatten(model(image, mode="tensor"))
+    assert len(outputs) == len(module(image)) and outputs[0].isfinite().all()
+
+
+def test_detectors_of_two_stages_leave_their_backbone():
+    model = build_model(read_config("mrla_mm::quickstart/faster_rcnn_r50_quarter.py", {}))
+    with pytest.raises(InputError, match="--backbone"):
+        export.select_module(model)
+    assert export.select_module(model, backbone_only=True) is model.backbone
 
 
 @pytest.mark.slow
@@ -84,22 +120,8 @@ def test_train_step_compiles_to_one_graph_with_the_same_gradients(family, varian
 
 
 @pytest.mark.parametrize("change", [lambda x: 1.01 * x, lambda x: x[:1], lambda x: x * torch.nan])
-def test_a_graph_that_computes_something_else_is_refused(change):
+def test_a_program_that_computes_something_else_is_refused(change):
     image = torch.rand(2, 3, 64, 64)
-    graph = export.Graph(lambda image: (image, 2 * image), [image], {}, ["map_0", "map_1"])
-    assert "difference" in export.check_same(graph, graph.module, image)
+    assert export.check_same(lambda x: (x, 2 * x), lambda x: (x, 2 * x), image) == 0
     with pytest.raises(InputError):
-        export.check_same(graph, lambda image: (image, change(2 * image)), image)
-
-
-@pytest.mark.parametrize("output", [0, 1, 2, 3])
-def test_detections_that_differ_are_refused(output):
-    boxes, labels = torch.rand(1, 4, 4) * 100, torch.arange(4)[None]
-    detections = boxes, torch.tensor([[0.9, 0.8, 0.7, 0.6]]), labels, torch.rand(1, 4, 5, 5)
-    graph = export.Graph(lambda _: detections, [boxes], {}, ["boxes", "scores", "labels", "masks"])
-    assert "4 of 4" in export.check_same(graph, lambda _: [x.flip(1) for x in detections], boxes)
-    changed = [x + (index == output) for index, x in enumerate(detections)]
-    none = graph._replace(module=lambda _: [0 * x for x in detections])
-    for expected, run in ((graph, lambda _: changed), (none, graph.module)):
-        with pytest.raises(InputError, match="0 of 4"):
-            export.check_same(expected, run, boxes)
+        export.check_same(lambda x: (x, 2 * x), lambda x: (x, change(2 * x)), image)

@@ -13,7 +13,7 @@ import mrla_mm
 from .conftest import ROOT, run_python
 
 PACKAGE = ROOT / "mrla_mm"
-ANYONE = {"atomic", "errors", "registry", "restricted_pickle", "torch_support", "version"}
+ANYONE = {"atomic", "errors", "registry", "torch_support", "version"}
 ALLOWED = {
     **dict.fromkeys((*ANYONE, "compat", "necks", "weights", "datasets", "engine"), set()),
     "functional": set(),

@@ -1,6 +1,5 @@
 """EfficientNet with layer attention, on mmdet's EfficientNet."""
 
-from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -52,22 +51,6 @@ class MRLAMBConvLayer:
     """Mixin of a layer whose blocks pass on a memory, empty after one without a shortcut."""
 
     forward = MRLAResLayer.forward
-
-
-class TorchvisionLayout(KeyLayout):
-    """The layout of torchvision's EfficientNet, which pads and normalises in its own way."""
-
-    def doubts(self, backbone: "MRLAEfficientNet", state: Mapping[str, Tensor]) -> list[str]:
-        """Doubt another padding and other norms than torchvision's."""
-        found = []
-        if not any(key.startswith("features.") for key in state):
-            return found
-        if (backbone.conv_cfg or {}).get("type") == "Conv2dAdaptivePadding":
-            found.append("torchvision's weights, but another padding: set conv_cfg.type=Conv2d")
-        eps = 1e-3 if backbone.arch in ("b5", "b6", "b7") else 1e-5
-        if backbone.norm_cfg.get("eps", 1e-5) != eps:
-            found.append(f"torchvision's weights, but other norms: set norm_cfg.eps={eps}")
-        return found
 
 
 @cache
@@ -146,4 +129,4 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
         unbuilt = theirs[len(ours) :]
         ours += [f"layers.{len(self.layers)}.{key}" for key in unbuilt]
         prefixes = dict(zip(theirs, ours, strict=False))
-        return TorchvisionLayout(prefixes, classifier={"classifier.1.": "head.fc."})
+        return KeyLayout(prefixes, classifier={"classifier.1.": "head.fc."})

@@ -92,8 +92,6 @@ class RLAResNet(ComparatorResNet):
         **kwargs: those of mmdet's ``ResNet``.
     """
 
-    key_layout = "rla"
-
     def __init__(self, depth: int, *, out_hidden: bool = False, **kwargs: object) -> None:
         if depth not in (50, 101, 152):
             raise InputError(f"depth={depth!r} must be 50, 101 or 152: others have no bottlenecks")

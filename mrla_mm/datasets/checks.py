@@ -12,9 +12,7 @@ from mmengine.registry import DATASETS, HOOKS
 from mmengine.runner import BaseLoop, Runner
 from torch import nn
 
-from mrla_mm.datasets.coco_checks import inspect_coco
-from mrla_mm.datasets.file_checks import Findings
-from mrla_mm.datasets.xml_checks import inspect_xml
+from mrla_mm.datasets.coco_checks import Findings, inspect_coco
 from mrla_mm.errors import InputError
 
 IMAGES = 5  # of a data set that are opened
@@ -167,15 +165,13 @@ def check_heads(model: nn.Module, dataset: BaseDataset, num_classes: int) -> lis
 
 def inspect_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
     """Check the files of a data set that has this config; its evaluators read those of `scored`."""
-    from mmdet.datasets import CocoDataset, XMLDataset
+    from mmdet.datasets import CocoDataset
 
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
     is_remote = backend != "local" or "://" in dataset.ann_file
     if is_remote or isinstance(dataset.metainfo.get("classes"), str):
         return Findings([])
     try:
-        if reads_as(dataset, XMLDataset):
-            return inspect_xml(dataset)
         if reads_as(dataset, CocoDataset):
             return inspect_coco_files(dataset, node, scored)
     except OSError as error:

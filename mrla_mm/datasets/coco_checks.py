@@ -4,16 +4,16 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from mmengine.dataset import BaseDataset
-
-from mrla_mm.datasets.file_checks import TOLERATED, Findings, missing_names
 
 # Report corner format if more than 95 % of the boxes could be corners and more than 25 % leave the
 # image as xywh.
 COULD_BE_CORNERS = 0.95
 BEYOND_IMAGE = 0.25
+TOLERATED = 0.1  # share of objects without a usable box: real data have some
 MARGIN = 1.05  # times the image's size: objects that fill it may be labelled a bit too large
 NUMBERS = r"[-+.\deE\s]*"
 # Polygons are most of a file, so those that start with one of use, of at least three points not in
@@ -34,6 +34,13 @@ FIELDS = {
     "annotations": dict(id=NUMBER, image_id=ID, category_id=ID, bbox=BOX, area=NUMBER) | OPTIONAL,
     "categories": dict(id=ID, name=TEXT),
 }
+
+
+class Findings(NamedTuple):
+    """What the check of a file has found."""
+
+    faults: list[str]
+    objects: int | None = None  # that are learned; None where that is not known
 
 
 def inspect_coco(dataset: BaseDataset, masks: Mapping | None, *, scored: bool) -> Findings:
@@ -188,3 +195,11 @@ class Boxes:
             where = f"of image {first['image_id']!r} with width={width} and height={height}"
             return [f"{told}, {box} {where}: mmdet skips them, repair boxes or sizes"]
         return []
+
+
+def missing_names(classes: Sequence[str], names: Sequence[str]) -> str:
+    """Return the fault that some classes are not among the names of a file."""
+    missing = [name for name in classes if name not in names]
+    told = f"{missing[0]!r} ({len(missing)} of {len(classes)} classes are missing)"
+    remedy = "add them to the file, or set metainfo.classes of every data set, and num_classes"
+    return f"has no {told}, but {', '.join(map(repr, names[:8]))}: {remedy}"

@@ -1,8 +1,8 @@
-"""Weights: safe reading, strict loading with a table, key layouts, conversion and publishing."""
+"""Weights: safe reading, strict loading with a table, key layouts and conversion."""
 
 from mrla_mm.weights.backbone import PretrainedBackbone
+from mrla_mm.weights.conversion import convert
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.hooks import CheckpointCheckHook
 from mrla_mm.weights.layouts import KeyLayout
-from mrla_mm.weights.loading import Fate, LoadReport, load_weights
-from mrla_mm.weights.publishing import convert, publishable, save_published, stem_of
+from mrla_mm.weights.loading import KeyStatus, LoadReport, load_weights

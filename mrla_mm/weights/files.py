@@ -1,11 +1,9 @@
 """Weight files: fetched, looked at from outside, and read without executing anything in them."""
 
 import argparse
-import hashlib
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import partial
 from http.client import HTTPException
 from importlib.util import find_spec
@@ -21,7 +19,7 @@ from mmengine.runner.checkpoint import (
     get_torchvision_models,
 )
 
-from mrla_mm.errors import InputError
+from mrla_mm.errors import InputError, did_you_mean
 from mrla_mm.torch_support import load_weights_only
 
 CATALOGUES = {  # mmengine's schemes for tables of URLs
@@ -60,13 +58,13 @@ def read_checkpoint(location: str | Path) -> Mapping:
 
 def locate(location: str | Path) -> Path | None:
     """Return the local path of a weight file, fetched if need be; None for mmengine's backends."""
-    scheme, separator, name = str(location).partition("://")
     url = str(location)
-    if separator and scheme in CATALOGUES:
+    scheme, _, name = url.partition("://")
+    if scheme in CATALOGUES:
         catalogue = CATALOGUES[scheme]()
         if name not in catalogue:
-            similar = ", ".join(get_close_matches(name, catalogue)) or "none"
-            raise InputError(f"weights {location}: {scheme}:// has no {name!r}; similar: {similar}")
+            hint = did_you_mean(name, catalogue)
+            raise InputError(f"weights {location}: {scheme}:// has no {name!r}{hint}")
         url = catalogue[name]
     if url.startswith(("http://", "https://")):
         return fetch(url)
@@ -74,21 +72,13 @@ def locate(location: str | Path) -> Path | None:
 
 
 def fetch(url: str) -> Path:
-    """Download into torch.hub's cache, once for a machine's processes; no bad file stays there."""
-    name = Path(urlparse(url).path).name
-    named = NAMED_DIGEST.search(name)
-    if named is None:  # other files have this name too
-        name = f"{hashlib.sha256(url.encode()).hexdigest()[:8]}-{name}"
-    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    """Download into torch.hub's cache, as torch.hub and mmengine do, without reading the file."""
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    digest = NAMED_DIGEST.search(path.name)
     try:
         if not path.is_file() and get_local_rank() == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path), named and named[1])
-            try:
-                read_file(path)
-            except InputError:
-                path.unlink()
-                raise
+            torch.hub.download_url_to_file(url, str(path), digest and digest[1])
     except (OSError, HTTPException, RuntimeError) as error:  # the last for another digest
         raise InputError(
             f"weights {url} cannot be fetched ({error}): get them elsewhere and put them at "

@@ -1,18 +1,16 @@
-"""Key layouts: how the authors of MRLA, RLA and PVTv2, torchvision and timm name our tensors.
+"""Key layouts: how the authors of MRLA and PVTv2, torchvision and timm name our tensors.
 
 A backbone's `key_layout` names the layout of its published files. Renaming goes from their names to
 ours and leaves our own names alone.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pkgutil import resolve_name
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from mrla_mm.weights.states import rename_keys, strip_prefix
+from mrla_mm.weights.states import strip_prefix
 
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = ".mrla.attention.history_scale"
@@ -34,15 +32,17 @@ class KeyLayout:
 
     def split(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier's head, by our names."""
-        renamed = self.renamed(state)
-        named = rename_keys(renamed, partial(rename_prefix, names=self.classifier))
-        backbone = {key: tensor for key, tensor in named.items() if key in renamed}
-        head = {key: tensor for key, tensor in named.items() if key not in renamed}
+        backbone = {}
+        head = {}
+        for key, tensor in self.renamed(state).items():
+            name = rename_prefix(key, self.classifier)
+            part = backbone if name == key else head
+            part[name] = tensor
         return backbone, head
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with our names for the backbone's tensors."""
-        renamed = rename_keys(state, self.our_name)
+        renamed = {self.our_name(key): tensor for key, tensor in state.items()}
         lambdas = {key: value.flatten() for key, value in renamed.items() if key.endswith(LAMBDA)}
         return renamed | lambdas
 
@@ -52,24 +52,6 @@ class KeyLayout:
         for theirs, ours in self.parts.items():
             name = name.replace(theirs, ours)
         return name
-
-    def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-        """Return in words what may be wrong about a file that matches, which shapes do not tell."""
-        return []
-
-
-class ResNetLayout(KeyLayout):
-    """The layout of torchvision's ResNet and, with layer attention, of the paper's authors."""
-
-    def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-        """Doubt head_channels that differ from those of the authors' base models."""
-        if not any(key.startswith("stages.") for key in state):  # other models count from layer1
-            return []
-        metadata = backbone.state_dict()._metadata.values()
-        arguments = [entry["layer_attention"] for entry in metadata if "layer_attention" in entry]
-        widths = {each["head_channels"] for each in arguments} - {16}
-        trained = "the authors trained ResNet MRLA-base with layer_attention.head_channels=16"
-        return [f"{trained}, the model has {width}" for width in sorted(widths)]
 
 
 @dataclass(frozen=True)
@@ -92,52 +74,17 @@ class ConvertedLayout(KeyLayout):
         return super().renamed(converted | head)
 
 
-class RLALayout(KeyLayout):
-    """The layout of RLA's authors: a block's first convolution reads the hidden state last."""
-
-    def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a state dict with our names, and those convolutions in two."""
-        writes = state.get("conv_outs.0.weight")  # (K, C, 1, 1), K channels of the hidden state
-        renamed = {}
-        for key, tensor in super().renamed(state).items():
-            if writes is not None and key.endswith(".conv1.weight"):
-                read = tensor[:, -len(writes) :]
-                renamed[key.replace(".conv1.", ".mrla.read.")] = read.contiguous()
-                tensor = tensor[:, : -len(writes)].contiguous()
-            renamed[key] = tensor
-        return renamed
-
-    def our_name(self, key: str) -> str:
-        """Return our name of a key; the norm of a block's update is in the block."""
-        return re.sub(r"\.norms\.(\d+)", r".\1.mrla.norm", super().our_name(key))
-
-
 def rename_prefix(key: str, names: Mapping[str, str]) -> str:
     """Replace the prefix of a key by its name in a table."""
     return next((new + key[len(old) :] for old, new in names.items() if key.startswith(old)), key)
 
 
-def numbered_stages(theirs: str, ours: str = "") -> dict[str, str]:
-    """Return a table of the names of four stages, which torchvision counts from 1."""
-    return {f"{theirs}.{index}.": f"layer{index + 1}.{ours}" for index in range(4)}
-
-
 LAYOUTS = {
     None: KeyLayout(),
-    "resnet": ResNetLayout(
+    "resnet": KeyLayout(
         # the release's base models number their stages, its light models do as torchvision's
-        prefixes=numbered_stages("stages"),
+        prefixes={f"stages.{index}.": f"layer{index + 1}." for index in range(4)},
         parts={**PROJECTIONS, ".bn_mrla.": ".mrla.norm."},
-        classifier={"fc.": "head.fc."},
-    ),
-    "rla": RLALayout(
-        prefixes={
-            **numbered_stages("stages"),
-            **numbered_stages("stage_bns", "norms."),
-            **numbered_stages("conv_outs", "0.mrla.write."),
-            **numbered_stages("recurrent_convs", "0.mrla.recurrent."),
-            "bn2.": "out_norm.",
-        },
         classifier={"fc.": "head.fc."},
     ),
     "deit": KeyLayout(

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, WeightDeclarations, declarations_of
-from mrla_mm.weights.states import BACKBONE, Source, find_state, preview
+from mrla_mm.weights.states import Source, find_state, preview
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
 
 
-class Fate(Enum):
+class KeyStatus(Enum):
     """What became of a key of the file or of the model; its value is the row in the table."""
 
     MATCHED = "matched"
@@ -36,11 +36,11 @@ class Fate(Enum):
 
 
 FAULTS = {
-    Fate.MISSING: "keys of the model are not in the file",
-    Fate.UNEXPECTED: "keys of the file are not in the model",
-    Fate.MISMATCHED: "tensors have another shape",
-    Fate.UNUSABLE: "tensors have values that the model cannot use, such as NaN",
-    Fate.CHANGED_ARGUMENTS: "modules were trained with other arguments",
+    KeyStatus.MISSING: "keys of the model are not in the file",
+    KeyStatus.UNEXPECTED: "keys of the file are not in the model",
+    KeyStatus.MISMATCHED: "tensors have another shape",
+    KeyStatus.UNUSABLE: "tensors have values that the model cannot use, such as NaN",
+    KeyStatus.CHANGED_ARGUMENTS: "modules were trained with other arguments",
 }
 
 
@@ -51,7 +51,9 @@ class LoadReport:
     target: str  # the model's class
     location: str  # the file, as the user named it
     origin: str  # the entry and prefix the weights had in it
-    keys: dict[Fate, list[str]] = field(default_factory=lambda: {fate: [] for fate in Fate})
+    keys: dict[KeyStatus, list[str]] = field(
+        default_factory=lambda: {each: [] for each in KeyStatus}
+    )
     details: dict[str, str] = field(default_factory=dict)  # what to say of single keys
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -68,8 +70,8 @@ class LoadReport:
     def table(self) -> str:
         """Return the report as a table."""
         lines = [f"{self.target} loads {self.location} ({self.origin})"]
-        for fate, keys in self.keys.items():
-            lines.append(f"  {fate.value:<24}{len(keys):>5}  {self.detailed(keys)}".rstrip())
+        for status, keys in self.keys.items():
+            lines.append(f"  {status.value:<24}{len(keys):>5}  {self.detailed(keys)}".rstrip())
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def detailed(self, keys: list[str], count: int = 3) -> str:
@@ -80,8 +82,8 @@ class LoadReport:
     def faults(self, part: str = "") -> list[str]:
         """Return in words what should have matched, in a part wherever it is, and did not."""
         found = []
-        for fate, words in FAULTS.items():
-            keys = [key for key in self.keys[fate] if f".{part}" in f".{key}"]
+        for status, words in FAULTS.items():
+            keys = [key for key in self.keys[status] if f".{part}" in f".{key}"]
             if keys:
                 found.append(f"{len(keys)} {words}: {self.detailed(keys, 2)}")
         return found
@@ -91,14 +93,11 @@ class LoadReport:
         faults = self.faults(part)
         if self.loadable and not (strict and faults):
             return
-        matched = self.keys[Fate.MATCHED]
-        reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
-        if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in matched):
-            reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         raise InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
-            f"loaded: {len(matched)} tensors match; "
-            f"{'; '.join(faults) or 'nothing matches'}. {reason}"
+            f"loaded: {len(self.keys[KeyStatus.MATCHED])} tensors match; "
+            f"{'; '.join(faults) or 'nothing matches'}. They are of another depth, width, "
+            "attention or model, or need prefix= in init_cfg"
         )
 
 
@@ -130,7 +129,6 @@ def load_weights(
         raise InputError(f"weights {location}: {error}") from error
     report.meta = checkpoint.get("meta") or {}
     report.check(strict=strict)
-    report.warnings += declarations_of(module).published_layout().doubts(module, source.state)
     weights = source.state if exact and not report.faults() else report.loadable
     module.load_state_dict(weights, strict=False)  # by a file's metadata mmdet's heads rename keys
     return report
@@ -144,25 +142,25 @@ def match(module: nn.Module, source: Source, location: str, *, exact: bool) -> L
     """
     report = LoadReport(type(module).__name__, location, source.origin)
     report.details = changed_arguments(module, source.state._metadata)
-    report.keys[Fate.CHANGED_ARGUMENTS] = list(report.details)
+    report.keys[KeyStatus.CHANGED_ARGUMENTS] = list(report.details)
     state, head = by_our_names(module, source.state)
     report.outside = head | source.others
-    report.keys[Fate.OUTSIDE] = list(report.outside)
+    report.keys[KeyStatus.OUTSIDE] = list(report.outside)
     own = module.state_dict()
     for key, tensor in state.items():
-        fate, report.details[key] = fate_in_model(module, own, key, tensor, exact)
-        report.keys[fate].append(key)
-        if fate in (Fate.MATCHED, Fate.RESIZED):
+        status, report.details[key] = status_in_model(module, own, key, tensor, exact)
+        report.keys[status].append(key)
+        if status in (KeyStatus.MATCHED, KeyStatus.RESIZED):
             report.loadable[key] = tensor
     missing = [key for key in own if key not in state]
     is_plain = not any(ATTENTION in key for key in state)
     new = [key for key in missing if is_plain and ATTENTION in key]
-    fates = dict.fromkeys(missing, Fate.MISSING)
-    fates |= dict.fromkeys(optional_keys(module, missing, exact), Fate.MAY_BE_MISSING)
+    statuses = dict.fromkeys(missing, KeyStatus.MISSING)
+    statuses |= dict.fromkeys(optional_keys(module, missing, exact), KeyStatus.MAY_BE_MISSING)
     if not exact:
-        fates |= dict.fromkeys(new, Fate.NEW_ATTENTION)
-    for key, fate in fates.items():
-        report.keys[fate].append(key)
+        statuses |= dict.fromkeys(new, KeyStatus.NEW_ATTENTION)
+    for key, status in statuses.items():
+        report.keys[status].append(key)
     if new:
         note_start(report, [own[key] for key in new if key.endswith("norm.weight")])
     return report
@@ -180,23 +178,21 @@ def note_start(report: LoadReport, norms: Sequence[Tensor]) -> None:
         )
 
 
-def fate_in_model(
+def status_in_model(
     module: nn.Module, own: Mapping[str, Tensor], key: str, tensor: Tensor, exact: bool
-) -> tuple[Fate, str]:
+) -> tuple[KeyStatus, str]:
     """Return what becomes of a tensor of the file, with details; own is the model's state dict."""
     if key not in own:
         has_part = exact or belongs_to_part(module, own, key)
-        return (Fate.UNEXPECTED if has_part else Fate.NO_SUCH_PART), ""
-    if tensor.is_nested:  # without a shape
-        return Fate.UNUSABLE, "(nested)"
-    fate = Fate.MATCHED
+        return (KeyStatus.UNEXPECTED if has_part else KeyStatus.NO_SUCH_PART), ""
+    status = KeyStatus.MATCHED
     shapes = ""
     if tensor.shape != own[key].shape:
         shapes = f"{tuple(tensor.shape)} in the file, {tuple(own[key].shape)} in the model"
-        fate = Fate.RESIZED if fits_resized(module, key, tensor) else Fate.MISMATCHED
-    if fate is not Fate.MISMATCHED and not is_usable(tensor, own[key]):
-        return Fate.UNUSABLE, f"({tensor.dtype})"
-    return fate, shapes
+        status = KeyStatus.RESIZED if fits_resized(module, key, tensor) else KeyStatus.MISMATCHED
+    if status is not KeyStatus.MISMATCHED and not is_usable(tensor, own[key]):
+        return KeyStatus.UNUSABLE, f"({tensor.dtype})"
+    return status, shapes
 
 
 def belongs_to_part(module: nn.Module, own: Mapping[str, Tensor], key: str) -> bool:
@@ -242,12 +238,9 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
 
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
     """Whether a model can compute with a tensor of a file in place of its own."""
-    if not own.is_floating_point():
-        if own.dim() == 0 and tensor.is_floating_point():  # a counter, averaged with the weights
-            return bool(torch.isfinite(tensor).all())
-        return not (tensor.is_floating_point() or tensor.is_complex())
-    plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
-    return plain and bool(torch.isfinite(tensor.to(own.dtype)).all())
+    if not own.is_floating_point():  # counters, which an average of weights makes floating-point
+        return own.dim() == 0 or not tensor.is_floating_point()
+    return tensor.is_floating_point() and bool(torch.isfinite(tensor.to(own.dtype)).all())
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:

@@ -1,9 +1,7 @@
 """The networks: plugins, values by hand, frozen stages, and plain weights."""
 
 import copy
-import re
 
-import mmengine
 import pytest
 import torch
 from mmdet.models import ResNet
@@ -77,40 +75,6 @@ def test_networks_by_hand(kind, norm_eval):
         x = run_by_hand(kind, getattr(net, name), x)
         expected.append(x)
     assert_same_with_gradients(net(image), expected, list(net.parameters()), tolerance=1e-6)
-
-
-def in_rla_release(state):
-    theirs = {}
-    for key, tensor in state.items():
-        if key.endswith(".conv1.weight"):
-            tensor = torch.cat([tensor, state[key.replace("conv1", "mrla.read")]], 1)
-        key = re.sub(r"^layer(\d)", lambda found: f"stages.{int(found[1]) - 1}", key)
-        key = re.sub(r"^stages(.*)\.mrla\.norm", r"stage_bns\1", key)
-        key = re.sub(r"^stages(\.\d)\.0\.mrla\.write", r"conv_outs\1", key)
-        key = re.sub(r"^stages(\.\d)\.0\.mrla\.recurrent", r"recurrent_convs\1", key)
-        theirs[key.replace("out_norm", "bn2")] = tensor
-    return {key: tensor for key, tensor in theirs.items() if "mrla" not in key}
-
-
-@pytest.mark.parametrize("plugins", [(), [plugin("mrla_mm.ECA")]], ids=["plain", "ECA"])
-@pytest.mark.parametrize("prefix", ["", "backbone."])
-def test_published_weights_of_rla_load(plugins, prefix, tmp_path):
-    net = build("RLA", out_hidden=True, plugins=plugins)
-    released = in_rla_release(net.state_dict()) | {"fc.weight": torch.ones(10, 544)}
-    released = {f"{prefix}{key}": tensor for key, tensor in released.items()}
-    assert f"{prefix}stage_bns.3.2.running_mean" in released
-    assert len(released) == len(net.state_dict()) - 16 + 1  # read is part of conv1
-    torch.save(dict(state_dict=released), tmp_path / "released.pth")
-    init_cfg = dict(type="Pretrained", checkpoint=str(tmp_path / "released.pth"))
-    for out_hidden in (True, False):
-        loaded = build("RLA", out_hidden=out_hidden, plugins=plugins, init_cfg=init_cfg)
-        loaded.init_weights()
-        for key, tensor in loaded.state_dict().items():
-            assert torch.equal(tensor, net.state_dict()[key]), key
-    model = torch.nn.ModuleDict({"backbone": build("RLA", out_hidden=True, plugins=plugins)})
-    mmengine.runner.load_state_dict(model if prefix else model["backbone"], released)
-    loaded = model["backbone"].state_dict()
-    assert all(torch.equal(loaded[key], tensor) for key, tensor in net.state_dict().items())
 
 
 @pytest.mark.parametrize("norm_eval", [False, True])

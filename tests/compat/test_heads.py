@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from mmcv.ops import nms, roi_align, sigmoid_focal_loss, soft_nms
-from torch.nn.functional import avg_pool2d, grid_sample, max_pool2d
+from torch.nn.functional import avg_pool2d, grid_sample
 from torch.testing import assert_close
 
 from mrla_mm.compat.ext_ops import roi
@@ -133,7 +133,6 @@ def sparse(monkeypatch):
 
 
 def align_by_hand(maps, rois, shape, scale, ratio, mode, aligned):
-    pool = max_pool2d if mode == "max" else avg_pool2d
     height, width = maps.shape[2:]
     pooled = []
     for image, *corners in rois.tolist():
@@ -152,11 +151,11 @@ def align_by_hand(maps, rois, shape, scale, ratio, mode, aligned):
         options = dict(padding_mode="border", align_corners=True)
         samples = grid_sample(maps[int(image)][None], points, **options)[0]
         inside = (y >= -1) & (y <= height) & (x >= -1) & (x <= width)
-        pooled.append(pool(samples * inside, grid))
+        pooled.append(avg_pool2d(samples * inside, grid))
     return torch.stack(pooled)
 
 
-@pytest.mark.parametrize("way", ["torchvision", "sparse", "max"])
+@pytest.mark.parametrize("way", ["torchvision", "sparse"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("ratio", [0, 2])
@@ -166,50 +165,30 @@ def test_output_and_gradient(device, way, dtype, aligned, ratio, request):
             pytest.skip("the sparse product is for CPUs")
         request.getfixturevalue("sparse")
     rois = torch.tensor(ROIS, device=device).to(dtype)
-    arguments = ((3, 2), 0.5, ratio, "max" if way == "max" else "avg", aligned)
+    arguments = ((3, 2), 0.5, ratio, "avg", aligned)
     expected = lambda x: align_by_hand(x, rois.double(), *arguments)  # noqa: E731
     x = torch.randn(2, 3, 9, 13, device=device).to(dtype).requires_grad_()
     check_op(lambda x: roi_align(x, rois, *arguments), expected, [x], atol=1e-3)
 
 
-@pytest.mark.parametrize("mode", ["avg", "max"])
-def test_no_rois(device, mode):
+def test_no_rois(device):
     x = torch.randn(2, 3, 9, 13, device=device, requires_grad=True)
-    out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, mode, True)
+    out = roi_align(x, x.new_zeros(0, 5), (3, 2), 0.5, 0, "avg", True)
     assert out.shape == (0, 3, 3, 2)
     assert torch.autograd.grad(out.sum(), x)[0].abs().sum() == 0
 
 
-@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_the_maximum_is_left_to_compiled_mmcv():
+    x = torch.randn(1, 2, 9, 13)
+    with pytest.raises(NotImplementedError, match="compiled mmcv"):
+        roi_align(x, x.new_zeros(1, 5), (3, 2), 0.5, 0, "max", True)
+
+
 @pytest.mark.parametrize("corner", range(4))
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_boxes_that_are_not_finite_are_refused(value, corner, mode):
+def test_boxes_that_are_not_finite_are_refused(value, corner):
     x = torch.randn(1, 2, 9, 13)
     rois = torch.tensor([[0.0, 1, 1, 5, 5], [0.0, 1, 1, 5, 5]])
     rois[1, corner + 1] = value
     with pytest.raises(InputError, match=str(value)):
-        roi_align(x, rois, (3, 2), 0.5, 2, mode, True)
-
-
-@pytest.mark.parametrize(
-    ("count", "largest", "side", "forward", "backward"),
-    [
-        (90, 90, 32, True, True),
-        (90, 1000, 32, False, False),  # a RoI much larger than the map
-        (30, 90, 32, False, True),
-        (4, 90, 32, False, False),
-        (60, 90, 160, False, True),
-        (6, 90, 160, False, False),
-    ],
-)
-def test_sparse_where_it_is_faster(monkeypatch, count, largest, side, forward, backward):
-    calls = []
-    product = roi._product
-    monkeypatch.setattr(roi, "_product", lambda *args: calls.append(1) or product(*args))
-    x = torch.randn(2, 128, side, side, requires_grad=True)
-    rois = torch.tensor([[1.0, 0, 0, 90, 90]] * (count - 1) + [[0.0, 0, 0, largest, largest]])
-    out = roi_align(x, rois, (7, 7), 0.25, 0, "avg", True)
-    assert bool(calls) == forward
-    calls.clear()
-    out.sum().backward()
-    assert bool(calls) == backward
+        roi_align(x, rois, (3, 2), 0.5, 2, "avg", True)

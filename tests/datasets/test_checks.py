@@ -235,47 +235,6 @@ def test_real_sets_pass(name):
         dataset.update(files, pipeline=[])
     cfg.val_evaluator.ann_file = str(root / "annotations/val.json")
     assert faults(cfg) == []
-    for phase, dataset in zip(("train", "val"), loaders, strict=True):
-        xml = dict(type="XMLDataset", data_prefix=dict(sub_data_root=""), test_mode=phase == "val")
-        dataset.update(xml, ann_file=f"ImageSets/Main/{phase}.txt")
-    cfg.val_evaluator = dict(type="VOCMetric")
-    assert faults(cfg) == []
-
-
-def test_names_and_boxes_in_xml_files(tmp_path):
-    (tmp_path / "Annotations").mkdir()
-    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9.5</xmax><ymax>2</ymax></bndbox>"
-    for name, label in (("one", "cat"), ("two", "dog")):
-        entry = f"<annotation><object><name>{label}</name>{box}</object></annotation>"
-        (tmp_path / f"Annotations/{name}.xml").write_text(entry)
-    (tmp_path / "train.txt").write_text("one\ntwo")
-    (tmp_path / "val.txt").write_text("two")
-    sets = dict(type="XMLDataset", data_root=str(tmp_path), data_prefix=dict(sub_data_root=""))
-
-    def check(*classes):
-        cfg = Config()
-        for phase in ("train", "val"):
-            own = dict(ann_file=f"{phase}.txt", test_mode=phase == "val")
-            dataset = dict(sets, **own, metainfo=dict(classes=classes))
-            cfg[f"{phase}_dataloader"] = dict(dataset=dataset)
-        return [line.partition(": has ")[::2] for line in faults(cfg, num_classes=len(classes))]
-
-    assert check("cat", "dog") == check("dog") == check("cat", "dog", "bird") == []
-    ((path, told),) = check("dog", "Cat")
-    assert path.endswith("train.txt") and told.startswith("no 'Cat' (1 of 2 ")
-    assert [told[:15] for _, told in check("Dog", "Cat")] == ["no 'Dog' (2 of "] * 2
-    sets["filter_cfg"] = dict(bbox_min_size=32)
-    ((told, _),) = check("cat", "dog")
-    assert told.startswith("no training image")
-    one = tmp_path / "Annotations/one.xml"
-    entry = one.read_text()
-    for right, wrong in ((r"[\d.]+", "0.4"), ("9.5", "0"), ("9.5", "one"), ("bndbox", "box")):
-        one.write_text(re.sub(right, wrong, entry))
-        ((told, _),) = check("cat", "dog")
-        assert "1 of 2 objects" in told and str(one) in told
-    one.write_text("<annotation>")
-    ((told, _),) = check("cat", "dog")
-    assert str(one) in told
 
 
 def test_wrapped_data_sets_are_checked(root):

@@ -17,7 +17,6 @@ import torch
 from mrla_mm.atomic import write_atomically
 from mrla_mm.engine.stopping import StopRequest
 from mrla_mm.errors import InputError
-from mrla_mm.weights import save_published
 
 from ..conftest import ROOT
 from .runs import EPOCHS, ITERATIONS, LOOPS, At, build, terminate, weights
@@ -71,7 +70,7 @@ def test_a_name_without_a_number_is_written_anew(tmp_path):
 def test_a_disk_that_refuses_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(InputError, match="No space left.* is intact"):
-        save_published({}, tmp_path, "model")
+        write_atomically(tmp_path / "model.pth", b"")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file/below"):

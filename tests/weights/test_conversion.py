@@ -1,4 +1,4 @@
-"""Converted and published files: our names, the same tensors, hashes, and what stays out."""
+"""Converted files: our names, the same tensors, hashes, and what stays out."""
 
 import hashlib
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from mrla_mm.errors import InputError
-from mrla_mm.weights import Fate, convert, load_weights, read_checkpoint, stem_of
+from mrla_mm.weights import KeyStatus, convert, load_weights, read_checkpoint
 
-from ..conftest import ROOT, load_tool, tiny_options, write_class_folders
+from ..conftest import ROOT, tiny_options, write_class_folders
 from ..test_smoke import scalars
 from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, save, scatter
 
@@ -29,7 +29,7 @@ def test_converted_files_hold_the_same_tensors(variant, attention, tmp_path):
     assert same(converted, {key: loaded[key] for key in converted})
     other = narrow(18, dict(attention, head_channels=8))
     if variant is None:
-        assert load_weights(other, path).keys[Fate.NEW_ATTENTION]
+        assert load_weights(other, path).keys[KeyStatus.NEW_ATTENTION]
     else:
         with pytest.raises(InputError, match="head_channels=16, the model has 8"):
             load_weights(other, path)
@@ -42,38 +42,18 @@ def test_names_and_hashes(tmp_path):
     assert first.name == f"a-{digest[:8]}.pth"
     second, _, _ = convert(first, narrow(), folder=tmp_path, stem="b")
     assert second.read_bytes() == first.read_bytes()
-    assert stem_of(first) == "a" and stem_of("x/y.pth") == "y"
+    third, _, _ = convert(path, narrow(), folder=tmp_path)
+    assert third.name == f"w-mrla_mm-{digest[:8]}.pth"
 
 
-def training_checkpoint(tmp_path):
-    model = torch.nn.ModuleDict({"backbone": scatter(narrow())})
-    model["bbox_head"] = torch.nn.Linear(2, 2)
-    model["bbox_head"].bias.data = torch.zeros(10**7)[:2]  # a view: torch.save writes all of it
-    meta = dict(epoch=12, dataset_meta={"classes": ("cat", "dog")}, cfg="x = 1", CLASSES="", seed=5)
-    content = {
-        "meta": meta,
-        "state_dict": torch.nn.ModuleDict({"module": model}).state_dict(),
-        "optimizer": {"state": {0: {"momentum_buffer": torch.ones(3)}}, "param_groups": []},
-        "ema_state_dict": {"module.backbone.conv1.weight": torch.zeros(1)},
-    }
-    return save(tmp_path, content, "epoch_12.pth")
-
-
-def test_publishing_keeps_the_model_and_nothing_of_the_training(tmp_path, capsys):
-    path = training_checkpoint(tmp_path)
-    load_tool("publish_weights").main([str(path), str(tmp_path / "new/model.pth")])
-    (published,) = tmp_path.glob("new/model-*.pth")
-    content = torch.load(published, weights_only=True)
-    assert set(content) == {"meta", "state_dict"}
-    assert content["meta"]["dataset_meta"] == {"classes": ("cat", "dog")}
-    assert set(content["meta"]) == {"epoch", "dataset_meta", "CLASSES", "cfg", "mrla_mm_version"}
-    original = torch.load(path, weights_only=True)["state_dict"]
-    assert same(prefixed(content["state_dict"], "module."), original)
-    assert "left behind: optimizer, ema_state_dict" in capsys.readouterr().out
-    assert published.stat().st_size < 2 * sum(value.nbytes for value in original.values())
-    converted, _, left_out = convert(published, narrow(), folder=tmp_path)
+def test_a_detectors_heads_are_left_out(tmp_path):
+    model = torch.nn.ModuleDict({"backbone": scatter(narrow()), "bbox_head": torch.nn.Linear(2, 2)})
+    path = save(tmp_path, {"meta": {"epoch": 12}, "state_dict": model.state_dict()})
+    converted, _, left_out = convert(path, narrow(), folder=tmp_path)
     assert left_out == ["bbox_head.weight", "bbox_head.bias"]
-    assert all(key.startswith("backbone.") for key in read_checkpoint(converted)["state_dict"])
+    content = read_checkpoint(converted)
+    assert content["meta"] == {"epoch": 12}
+    assert same(content["state_dict"], prefixed(model["backbone"].state_dict(), "backbone."))
 
 
 RECIPE = ROOT / "configs/imagenet/resnet50_mrla_light_8xb32.py"

@@ -15,8 +15,9 @@ from torch import nn
 from mrla_mm.attention import MLA, MRLABase
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import load_weights, publishable, read_checkpoint, save_published
+from mrla_mm.weights import load_weights
 
+from ..conftest import run_python
 from ..engine.runs import build
 from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, scatter, without
 from .conftest import save as save_file
@@ -52,7 +53,7 @@ def save(tmp_path, state, **meta):
     [
         ({}, dict(depth=34), "another depth"),
         (dict(depth=34), {}, "nothing was loaded"),
-        ({}, dict(classes=3), "backbone matches"),
+        ({}, dict(classes=3), "head"),
         ({}, dict(attention=dict(LIGHT, previous="none")), "mrla"),
         (dict(attention=dict(LIGHT, previous="none")), {}, "mrla"),
         (dict(depth=50, plugins=PLUGINS), dict(depth=50), "not in the file"),
@@ -80,11 +81,18 @@ def test_a_run_with_a_statistic_of_a_projects_own_resumes_and_is_tested(tmp_path
     runner(tmp_path, Detector(), load_from=str(tmp_path / "epoch_3.pth")).test()
 
 
+def publish(path):
+    """Publish a checkpoint with mmdet's tool."""
+    tool = "model_converters/publish_model"
+    run_python("-m", "mrla_mm", "mmdet", tool, path, path.with_name("model.pth"))
+    (published,) = path.parent.glob("model-*.pth")
+    return published
+
+
 def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     runner(tmp_path, Detector(), [dict(type="EMAHook")]).train()
     path = tmp_path / "epoch_2.pth"
-    content, _ = publishable(read_checkpoint(path))
-    published = save_published(content, tmp_path, "published")
+    published = publish(path)
     other = Detector(attention=dict(LIGHT, head_channels=8))
     for file in (path, published):
         runner(tmp_path, Detector(), load_from=str(file)).test()

@@ -6,11 +6,10 @@ import pytest
 import torch
 import torchvision
 from mmengine.model.weight_init import PretrainedInit
-from mmengine.registry import MODELS
 
 from mrla_mm.backbones import MRLAPVTv2, MRLAResNet
 from mrla_mm.errors import InputError
-from mrla_mm.weights import Fate, convert, load_weights, read_checkpoint
+from mrla_mm.weights import KeyStatus, convert, load_weights, read_checkpoint
 
 from .conftest import (
     BASE,
@@ -85,7 +84,7 @@ def test_files_of_the_authors(variant, attention, tmp_path):
     path = save(tmp_path, {"state_dict": prefixed(released_resnet(variant), "module.")})
     report = load_weights(model := narrow(18, attention), path)
     assert same(model.state_dict(), scatter(narrow(18, attention), seed=1).state_dict())
-    assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
+    assert report.keys[KeyStatus.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
 
 
 @pytest.mark.parametrize("deep_stem", [False, True])
@@ -98,23 +97,13 @@ def test_the_authors_other_base_model_is_refused(deep_stem, tmp_path):
         load_weights(narrow(18, BASE, deep_stem=deep_stem), save(tmp_path, state))
 
 
-@pytest.mark.parametrize("width", [8, 16])
-def test_heads_of_another_size_than_the_authors_are_doubted(width, tmp_path):
-    path = save(tmp_path, released_resnet("base"))
-    cfg = dict(layer_attention=dict(BASE, head_channels=width), depth=18, base_channels=16)
-    for host in (dict(type="MRLAResNet"), dict(type="WithLayerAttention", backbone="mmdet.ResNet")):
-        report = load_weights(MODELS.build(host | cfg), path)
-        doubted = any(f"model has {width}" in warning for warning in report.warnings)
-        assert doubted == (width != 16)
-
-
 def test_torchvision_resnet50_is_a_warm_start(tmp_path):
     plain = without(torchvision.models.resnet50().state_dict(), "num_batches_tracked")
     plugins = [dict(cfg=dict(type="ContextBlock", ratio=1 / 4), position="after_conv3")]
     report = load_weights(MRLAResNet(50, plugins=plugins), save(tmp_path, plain))
-    assert len(report.keys[Fate.MATCHED]) == len(plain) - 2 and not report.faults()
-    assert len(report.keys[Fate.NEW_ATTENTION]) == 16 * 9
-    assert any("context_block" in key for key in report.keys[Fate.MAY_BE_MISSING])
+    assert len(report.keys[KeyStatus.MATCHED]) == len(plain) - 2 and not report.faults()
+    assert len(report.keys[KeyStatus.NEW_ATTENTION]) == 16 * 9
+    assert any("context_block" in key for key in report.keys[KeyStatus.MAY_BE_MISSING])
     assert "starts as an exact identity" in report.table()
 
 
@@ -141,24 +130,6 @@ def test_wrong_architecture_loads_nothing(make, expected, trained, tmp_path):
     assert same(model.state_dict(), before)
 
 
-TWICE = {
-    "bare and module.": (lambda s: prefixed(s, "module."), "for conv1", "module.conv1"),
-    "two wrappers": (lambda s: prefixed(s, "_orig_mod.module."), "", "_orig_mod.module.conv1"),
-    "names of the authors": (lambda s: released_resnet("light"), "mrla.attention", ".lambda_t"),
-    "two heads": (
-        lambda s: {f"{head}.weight": torch.ones(2) for head in ("fc", "head.fc")},
-        "",
-        "fc",
-    ),
-}
-
-
-@pytest.mark.parametrize(("make", "name", "other"), TWICE.values(), ids=TWICE)
-def test_two_tensors_for_one_key_of_the_model(make, name, other, trained, tmp_path):
-    found = message(save(tmp_path, trained | make(trained)))
-    assert "two tensors" in found and name in found and other in found
-
-
 def test_values_that_the_model_cannot_hold(trained, tmp_path):
     key = "layer2.0.conv1.weight"
     content = dict(trained)
@@ -166,16 +137,12 @@ def test_values_that_the_model_cannot_hold(trained, tmp_path):
     assert torch.equal(backbone(save(tmp_path, content)).state_dict()[key], trained[key])
     content[key] = content[key] + 1e300
     assert key in message(save(tmp_path, content))
-    content[key] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    assert f"{key} (nested)" in message(save(tmp_path, content))
 
 
-def test_shapes_are_compared_before_values(trained, tmp_path, monkeypatch):
+def test_shapes_are_compared_before_values(trained, tmp_path):
     """A view may claim any number of elements, and reading them would take memory for each."""
-    monkeypatch.setattr(torch, "isfinite", lambda tensor: tensor.numel() < 2**20 and tensor)
     key = "layer2.0.conv1.weight"
-    huge = torch.zeros(1).expand(2**40)
-    found = message(save(tmp_path, trained | {key: huge}))
+    found = message(save(tmp_path, trained | {key: torch.zeros(1).expand(2**40)}))
     assert key in found and "1099511627776" in found
 
 
@@ -183,8 +150,8 @@ def test_plain_weights_for_deformable_convolutions(tmp_path):
     path = save(tmp_path, plain_resnet(50))
     deformable = dict(dcn=dict(type="DCNv2"), stage_with_dcn=(False, True, True, True))
     report = load_weights(narrow(50, **deformable), path)
-    assert not report.faults() and len(report.keys[Fate.MAY_BE_MISSING]) == 2 * (4 + 6 + 3)
-    assert all(".conv2.conv_offset." in key for key in report.keys[Fate.MAY_BE_MISSING])
+    assert not report.faults() and len(report.keys[KeyStatus.MAY_BE_MISSING]) == 2 * (4 + 6 + 3)
+    assert all(".conv2.conv_offset." in key for key in report.keys[KeyStatus.MAY_BE_MISSING])
 
 
 def test_what_matches_by_explicit_request_only(trained, tmp_path):
@@ -231,8 +198,8 @@ def test_pvtv2_files_of_the_authors(attention, tmp_path):
     authors = pvtv2_state()
     path = save(tmp_path, authors | {"head.weight": torch.ones(2, 2), "head.bias": torch.ones(2)})
     report = load_weights(model := MRLAPVTv2("b0", attention), path)
-    assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
-    assert len(report.keys[Fate.NEW_ATTENTION]) == (8 * 8 if attention else 0)
+    assert report.keys[KeyStatus.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
+    assert len(report.keys[KeyStatus.NEW_ATTENTION]) == (8 * 8 if attention else 0)
     other = MRLAPVTv2("b0", attention)
     assert all(".mrla." in key for key in other.load_state_dict(authors, strict=False).missing_keys)
     for state in (model.state_dict(), other.state_dict()):

@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from mrla_mm.backbones import MRLAEfficientNet, MRLAViT
 from mrla_mm.compat.config_scope import find_config
 from mrla_mm.errors import InputError
-from mrla_mm.weights import Fate, load_weights
+from mrla_mm.weights import KeyStatus, load_weights
 
 from .conftest import LIGHT, VARIANTS, save, without
 
@@ -49,7 +49,7 @@ def test_the_authors_files_load_and_convert(variant, attention, distilled, tmp_p
     released = deit(variant, distilled)
     path = save(tmp_path, {"model": released})
     report = load_weights(model := build(attention, with_dist_token=distilled), path)
-    matched = report.keys[Fate.MATCHED]
+    matched = report.keys[KeyStatus.MATCHED]
     assert len(matched) == len(model.state_dict()) == len(released) - 2 - 2 * distilled
     assert not report.faults()
     names = {"norm.bias": "normx.bias", "attention.query.weight": "mrla.Wq.weight"}
@@ -60,7 +60,7 @@ def test_the_authors_files_load_and_convert(variant, attention, distilled, tmp_p
         tensor = model.state_dict()[f"layers.2.mrla.{ours}"]
         assert torch.equal(tensor, released[f"blocks.2.mrla.{theirs}"])
     heads = ["head", "head_dist"] if distilled else ["head"]
-    biases = report.keys[Fate.OUTSIDE][1::2]
+    biases = report.keys[KeyStatus.OUTSIDE][1::2]
     assert biases == [f"head.layers.{name}.bias" for name in heads]
 
 
@@ -76,7 +76,7 @@ def test_plain_deit_files(attention, tmp_path):
     state = deit()
     report = load_weights(model := build(attention), save(tmp_path, {"model": state}))
     assert not report.faults()
-    head = report.keys[Fate.OUTSIDE]
+    head = report.keys[KeyStatus.OUTSIDE]
     assert head == ["head.layers.head.weight", "head.layers.head.bias"]
     assert ("starts as an exact identity" in report.table()) is (attention is not None)
     for ours, theirs in PLAIN.items():
@@ -90,7 +90,7 @@ def test_positions_are_resized_and_reported(tmp_path):
     state = model.state_dict()["pos_embed"]
     assert torch.equal(state[:, :1], original[:, :1]) and state[:, 1:].std() > 0.01
     report = load_weights(model := build(with_cls_token=False, out_type="featmap"), path)
-    assert report.keys[Fate.NO_SUCH_PART] == ["cls_token"]
+    assert report.keys[KeyStatus.NO_SUCH_PART] == ["cls_token"]
     assert "pos_embed (1, 17, 32) in the file, (1, 16, 32) in" in report.table()
     assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
 
@@ -100,7 +100,7 @@ def test_positions_that_cannot_be_resized_are_a_mismatch(shape, tmp_path):
     path = save(tmp_path, deit() | {"pos_embed": torch.zeros(shape)})
     with pytest.raises(InputError, match="another shape: pos_embed"):
         load_weights(build(), path)
-    assert len(load_weights(build(), path, strict=False).keys[Fate.MISMATCHED]) == 1
+    assert len(load_weights(build(), path, strict=False).keys[KeyStatus.MISMATCHED]) == 1
 
 
 def test_initialising_leaves_loaded_positions_alone(tmp_path):
@@ -146,12 +146,12 @@ def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
         torch.testing.assert_close(level, features[index], rtol=1e-5, atol=1e-5 * scale)
     report = load_weights(MODELS.build(cfg), path)
     theirs = original.state_dict()
-    left_out = report.keys[Fate.NO_SUCH_PART]
+    left_out = report.keys[KeyStatus.NO_SUCH_PART]
     assert len(left_out) == sum(key.startswith("features.8.") for key in theirs) == 6
-    assert len(report.keys[Fate.MATCHED]) == len(theirs) - 2 - 6
-    assert report.keys[Fate.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
-    assert bool(report.keys[Fate.NEW_ATTENTION]) == bool(suffix)
-    assert not report.faults() and not report.keys[Fate.MAY_BE_MISSING] and not report.warnings
+    assert len(report.keys[KeyStatus.MATCHED]) == len(theirs) - 2 - 6
+    assert report.keys[KeyStatus.OUTSIDE] == ["head.fc.weight", "head.fc.bias"]
+    assert bool(report.keys[KeyStatus.NEW_ATTENTION]) == bool(suffix)
+    assert not report.faults() and not report.keys[KeyStatus.MAY_BE_MISSING] and not report.warnings
 
 
 @pytest.mark.parametrize("size", ["b1", "b4", "b7"])
@@ -159,19 +159,6 @@ def test_names_and_shapes_of_every_size(size):
     with torch.device("meta"):
         theirs = getattr(torchvision.models, f"efficientnet_{size}")().state_dict()
     MRLAEfficientNet(size, None).to("meta").load_state_dict(without(theirs, "classifier."))
-
-
-CONV = dict(conv_cfg=dict(type="Conv2d"))
-
-
-@pytest.mark.parametrize(("options", "advice"), [(CONV, ["eps"]), ({}, ["conv_cfg", "eps"])])
-def test_settings_that_are_not_torchvisions_are_noted(options, advice, path):
-    """Neither changes a shape, and either changes the features: warned of such files alone."""
-    backbone = MRLAEfficientNet("b0", None, **options)
-    warnings = load_weights(backbone, path).warnings
-    assert all(text in warning for text, warning in zip(advice, warnings, strict=True))
-    ours = save(path.parent, backbone.state_dict(), "ours.pth")
-    assert not load_weights(MRLAEfficientNet("b0", None, **options), ours).warnings
 
 
 def test_another_size_is_refused(path):

@@ -6,7 +6,6 @@ thread. The samples of a bin form a grid and bilinear weights are separable, so 
 matrix is the outer product of a few weights per axis.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 import torchvision.ops  # noqa: F401  torch.ops.torchvision
 from scipy.sparse import csr_matrix
 from torch import Tensor
-from torch.nn.functional import embedding_bag, max_pool2d, max_unpool2d
+from torch.nn.functional import embedding_bag
 
 from mrla_mm.compat.ext_ops.common import DIVERGED, compute_dtype
 from mrla_mm.errors import InputError
@@ -56,8 +55,8 @@ class Bins(NamedTuple):
 def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **options) -> None:
     """Pool the ``rois`` (K, 5) of ``input`` (B, C, H, W) into ``output`` (K, C, PH, PW).
 
-    ``argmax_y`` and ``argmax_x`` receive the row and column of a maximum in its bin's samples.
-    Raises InputError for boxes with NaN or infinity on a CPU, where they would read other memory.
+    Raises NotImplementedError for the maximum, which alone takes ``argmax_y`` and ``argmax_x``, and
+    InputError for boxes with NaN or infinity on a CPU, where they would read other memory.
     """
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(input))
@@ -66,8 +65,8 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, pool_mode, **opti
         first = rois[~sizes.isfinite().all(1)][0].tolist()
         raise InputError(f"roi_align: the box {first[1:]} has NaN or infinity; {DIVERGED}")
     if pool_mode != AVG:
-        _max_forward(input, rois, output, argmax_y, argmax_x, geometry)
-    elif _sparse_is_faster(rois, input, FORWARD, geometry):
+        raise NotImplementedError("roi_align with pool_mode='max' exists only in compiled mmcv")
+    if _sparse_is_faster(rois, input, FORWARD, geometry):
         cells = input.permute(0, 2, 3, 1).reshape(-1, input.shape[1]).to(rois.dtype)
         pooled = _product(_matrix(rois, input, geometry), cells)  # (K * PH * PW, C)
         output.copy_(pooled.view(len(rois), *output.shape[2:], -1).permute(0, 3, 1, 2))
@@ -82,57 +81,16 @@ def roi_align_backward(
     geometry = Geometry(**options)
     rois = rois.to(compute_dtype(grad_input))
     grad = grad_output.to(rois.dtype)
-    if pool_mode != AVG:
-        _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry)
-    elif _sparse_is_faster(rois, grad_input, BACKWARD, geometry):
+    if _sparse_is_faster(rois, grad_input, BACKWARD, geometry):
         bins_grad = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])  # (K * PH * PW, C)
         cells_grad = _product(_matrix(rois, grad_input, geometry).T.tocsr(), bins_grad)
         images = cells_grad.view(len(grad_input), -1, grad.shape[1])  # (B, H * W, C)
         for image, cells in zip(grad_input.flatten(2), images, strict=True):
             image.copy_(cells.T)  # five times as fast as one permuted copy
     else:
-        grad_input.copy_(_average_backward(grad, rois, grad_input, geometry))
-
-
-def _max_forward(maps, rois, output, argmax_y, argmax_x, geometry: Geometry) -> None:
-    """Pool the maximum of each bin's samples, which are bins of one sample of a finer grid."""
-    for chosen, grid, fine in _sample_grids(rois, output.shape[1], geometry):
-        samples = torch.ops.torchvision.roi_align(maps.to(rois.dtype), rois[chosen], *fine)
-        best, index = max_pool2d(samples, grid, return_indices=True)
-        output[chosen] = best.to(output.dtype)
-        argmax_y[chosen] = (index // samples.shape[3] % grid[0]).to(output.dtype)
-        argmax_x[chosen] = (index % grid[1]).to(output.dtype)
-
-
-def _max_backward(grad, rois, argmax_y, argmax_x, grad_input, geometry: Geometry) -> None:
-    """Hand each gradient to the sample that was the maximum."""
-    total = torch.zeros_like(grad_input, dtype=rois.dtype)
-    for chosen, grid, fine in _sample_grids(rois, grad.shape[1], geometry):
-        rows, columns = (torch.arange(n, device=grad.device) for n in grad.shape[2:])
-        y = argmax_y[chosen].long() + grid[0] * rows[:, None]
-        x = argmax_x[chosen].long() + grid[1] * columns
-        samples = max_unpool2d(grad[chosen], y * fine.aligned_width + x, grid)
-        total += _average_backward(samples, rois[chosen], grad_input, fine)
-    grad_input.copy_(total)
-
-
-def _average_backward(grad: Tensor, rois: Tensor, maps: Tensor, geometry: Geometry) -> Tensor:
-    """Return the gradient of the maps by torchvision's operator."""
-    scale, height, width, *sampling = geometry
-    backward = torch.ops.torchvision._roi_align_backward
-    return backward(grad, rois, scale, height, width, *maps.shape, *sampling)
-
-
-def _sample_grids(rois: Tensor, channels: int, geometry: Geometry) -> Iterator[tuple]:
-    """Yield RoIs with equal grids of samples in a bin, the grid, and a geometry of them as bins."""
-    grids = Bins.of(rois, geometry).samples.int().clamp(min=0)  # (K, 2)
-    for grid in grids[grids.all(1)].unique(dim=0):
-        rows, columns = grid.tolist()
-        height, width = rows * geometry.aligned_height, columns * geometry.aligned_width
-        fine = geometry._replace(aligned_height=height, aligned_width=width, sampling_ratio=1)
-        same = (grids == grid).all(1).nonzero().squeeze(1)
-        for chosen in same.split(max(1, 2**23 // (channels * height * width))):  # memory
-            yield chosen, (rows, columns), fine
+        scale, height, width, *sampling = geometry
+        backward = torch.ops.torchvision._roi_align_backward
+        grad_input.copy_(backward(grad, rois, scale, height, width, *grad_input.shape, *sampling))
 
 
 def _sparse_is_faster(rois: Tensor, maps: Tensor, limits: tuple, geometry: Geometry) -> bool:

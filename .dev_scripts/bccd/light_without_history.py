@@ -1,4 +1,0 @@
-"""MRLA-light without the history of earlier blocks, in the recipe of mrla_light.py."""
-
-_base_ = "./mrla_light.py"
-model = dict(backbone=dict(layer_attention=dict(previous="none")))
