@@ -25,7 +25,6 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["mrla_mm", "mrla_mm.*"]),
-    py_modules=["mrla_doctor"],  # which imports where the package does not
     package_data={"mrla_mm": [f".mim/**/*.{suffix}" for suffix in SUFFIXES]},
     python_requires=">=3.10",
     # Nothing is required: an environment with mmdet has what it needs, and pip must replace none of

@@ -30,8 +30,6 @@ def main():
     code = 0
     for name, budget in BUDGETS.items():
         lines = count_lines(ROOT / name)
-        if name == "mrla_mm":
-            lines += count_lines(ROOT / "mrla_doctor.py")  # beside the package
         if lines > CEILINGS[name]:
             code = 1
         print(f"{name:26}{lines:8,}{budget:8,}{'  above' if lines > budget else ''}")

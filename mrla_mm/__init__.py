@@ -8,12 +8,13 @@ those packages take longer to import than all the rest.
 
 import importlib
 from importlib.util import find_spec
+from pathlib import Path
 
 for name in ("torch", "torchvision", "mmengine", "mmcv", "mmdet"):
     if find_spec(name) is None:
         raise ModuleNotFoundError(
-            f"mrla_mm needs {name}, which is not installed: python -m mrla_doctor says how to get "
-            "all that is missing"
+            f"mrla_mm needs {name}, which is not installed: python "
+            f"{Path(__file__).parent}/.mim/tools/doctor.py says how to get all that is missing"
         )
 
 from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS  # noqa: E402

@@ -50,7 +50,7 @@ def test_what_archive_and_wheel_carry_and_that_they_ask_for_nothing(wheel):
     packed = [path for folder in ("configs", "tools") for path in (ROOT / folder).rglob("*.*")]
     packed = [path.relative_to(ROOT) for path in packed if path.suffix != ".pyc"]
     modules = [path.relative_to(ROOT).as_posix() for path in (ROOT / "mrla_mm").rglob("*.py")]
-    modules = ["mrla_doctor.py", *(name for name in modules if "/.mim/" not in name)]
+    modules = [name for name in modules if "/.mim/" not in name]
     assert names == {*modules, *(f"mrla_mm/.mim/{path}" for path in [*packed, "model-index.yml"])}
     (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
     metadata = archive.read(name).decode()
