@@ -19,8 +19,8 @@ from pycocotools.coco import COCO
 
 from measure import as_markdown
 from mrla_mm import cli, inference
+from mrla_mm.analysis.compare.run import initial_weights
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
-from mrla_mm.compare.run import initial_weights
 
 KINDS = {"mrla_base": "MRLA-base", "mrla_light": "MRLA-light"}
 

@@ -42,7 +42,7 @@ def parse_args(argv):
 def main(argv=None):
     """Run what is missing; write and print what was found."""
     args = parse_args(argv)
-    from mrla_mm import compare  # imports matplotlib: --help should not wait for it
+    from mrla_mm.analysis import compare  # imports matplotlib: --help should not wait for it
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     with reserve(args.out, "--out"):

@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 import torch
 
 from mrla_mm import cli
-from mrla_mm.compare.plan import Run
-from mrla_mm.compare.run import train_and_test
+from mrla_mm.analysis.compare.plan import Run
+from mrla_mm.analysis.compare.run import train_and_test
 from mrla_mm.errors import InputError
 
 LOG = "run.log"
