@@ -92,13 +92,9 @@ for name in NAMES[::2]:
 import mrla_mm
 for name in NAMES[1::2]:
     MODELS.register_module(name, module=Theirs)
-assert {MODELS.get(name) for name in NAMES} == {Theirs}
 assert "mmdet" not in sys.modules
-
-class Mine(MODELS.get("MRLAResNet")):
-    pass
-
-assert MODELS.get("MRLAResNet") in Mine.__mro__
+assert {MODELS.get(name) for name in NAMES} == {Theirs}
+assert issubclass(MODELS.get("MRLAResNet"), MODELS.get("mmdet.ResNet"))
 init_default_scope("mmdet")
 block = MODELS.build(dict(type="mrla_mm.ComparatorResNet", depth=50, layer_attention="mrla_mm.DIA"))
 assert type(block.layer1[0].mrla) is mrla_mm.comparators.DIA
