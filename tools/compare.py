@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mrla_mm import cli
-from mrla_mm.atomic import reserve
+from mrla_mm.atomic import lock_folder
 from mrla_mm.engine.stopping import TERMINATED
 
 
@@ -45,7 +45,7 @@ def main(argv=None):
     from mrla_mm.analysis import compare  # imports matplotlib: --help should not wait for it
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    with reserve(args.out, "--out"):
+    with lock_folder(args.out, "--out"):
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         plan = compare.make_plan(args.configs, args.out, seeds, args.cfg_options)
         for remark in plan.remarks:

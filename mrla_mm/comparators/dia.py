@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.comparators.channel import reduced
+from mrla_mm.comparators.channel import reduced_channels
 from mrla_mm.errors import InputError
 from mrla_mm.registry import MODELS
 
@@ -18,7 +18,7 @@ class SharedCell(nn.Module):
 
     def __init__(self, channels: int, reduction: int, gates: int) -> None:
         super().__init__()
-        inner = reduced(channels, reduction)
+        inner = reduced_channels(channels, reduction)
         self.from_input, self.from_hidden = (
             nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, gates * channels))
             for _ in range(2)
@@ -86,7 +86,8 @@ class DIA(nn.Module):
             zeros = torch.zeros_like(pooled)
             memory = (zeros, zeros, *self.lstm.weights())
         hidden, cell, *weights = memory
-        take, forget, new, give = cell_gates(pooled, hidden, weights).chunk(4, 1)
-        cell = forget.sigmoid() * cell + take.sigmoid() * new.tanh()
-        hidden = give.sigmoid() * cell.sigmoid()
+        gates = cell_gates(pooled, hidden, weights)
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, 1)
+        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+        hidden = output_gate.sigmoid() * cell.sigmoid()
         return x * hidden[..., None, None], (hidden, cell, *weights)
