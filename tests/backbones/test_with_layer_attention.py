@@ -63,7 +63,7 @@ class Block(nn.Module):
         return self.conv(x).tanh() * self.scale[:, 0]
 
 
-class Kin(Block):
+class OtherBlock(Block):
     pass
 
 
@@ -107,7 +107,8 @@ class Network(BaseModule):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1))
-        self.runs = nn.Sequential(Block(8, 8), Block(8, 8), Kin(8, 16), Kin(16, 16), Block(16, 8))
+        others = OtherBlock(8, 16), OtherBlock(16, 16)
+        self.runs = nn.Sequential(Block(8, 8), Block(8, 8), *others, Block(16, 8))
         self.runs[0].fuse = nn.Identity()  # a part of this name is no method
         self.nested = nn.Sequential(nn.Sequential(Block(8, 8)), nn.Sequential(Block(8, 8)))
         self.outer = nn.Sequential(Nest(), Nest())
