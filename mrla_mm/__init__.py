@@ -50,5 +50,5 @@ if find_spec("mmpretrain"):
     ]
 
 for host, module in IMPORTED_ON_USE:
-    host._locations.append(module)
+    host._locations = [*host._locations, module]  # mmengine's registries share one empty list
     host._imported = False

@@ -6,4 +6,4 @@ The paper's backbones and variants are in mmengine's own, so that configs name t
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import Registry
 
-MODELS = Registry("model", parent=ROOT, scope="mrla_mm", locations=[])
+MODELS = Registry("model", parent=ROOT, scope="mrla_mm")

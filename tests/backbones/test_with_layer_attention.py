@@ -245,14 +245,6 @@ def test_symbolic_tracing_of_blocks_over_tokens():
     assert_equal([torch.fx.symbolic_trace(network)(IMAGE)], [network(IMAGE)])
 
 
-def test_with_cp_of_a_block_computes_its_branch_again_too():
-    backbone = build("mmdet.ResNet", depth=18, base_channels=8, with_cp=True).train()
-    calls = []
-    branches(backbone)[0].register_forward_pre_hook(lambda *_: calls.append(1))
-    backbone(IMAGE)[-1].sum().backward()
-    assert len(calls) == 2
-
-
 class Steps(Sequential):
     """A backbone that is itself an nn.Sequential."""
 
