@@ -50,14 +50,16 @@ def shared_weights(*layers: nn.Module) -> Memory:
     return tuple(found)
 
 
-def two_layers(x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+def run_mlp(x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Run two linear layers with a ReLU between them."""
     return F.linear(F.linear(x, weight, bias).relu(), weight2, bias2)
 
 
 def cell_gates(pooled: Tensor, hidden: Tensor, weights: Memory) -> Tensor:
     """Gates of a `SharedCell` before their activations: two (B, C) -> (B, gates C)."""
-    return two_layers(pooled, *weights[:4]) + two_layers(hidden, *weights[4:])
+    half = len(weights) // 2
+    from_input, from_hidden = weights[:half], weights[half:]
+    return run_mlp(pooled, *from_input) + run_mlp(hidden, *from_hidden)
 
 
 @MODELS.register_module()

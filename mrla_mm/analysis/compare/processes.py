@@ -59,7 +59,7 @@ def start_process(run: Run, slot: dict) -> multiprocessing.Process:
     return process
 
 
-def failure_of(process: multiprocessing.Process, run: Run) -> str:
+def describe_failure(process: multiprocessing.Process, run: Run) -> str:
     """Return what went wrong in a run that has ended; an empty text for nothing."""
     process.join()
     if process.exitcode < 0:
@@ -89,7 +89,7 @@ def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, s
             for sentinel in wait(running):
                 process, run, slot = running.pop(sentinel)
                 free.append(slot)
-                yield run, failure_of(process, run)
+                yield run, describe_failure(process, run)
     finally:
         for process, *_ in running.values():
             process.kill()
