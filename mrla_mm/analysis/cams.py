@@ -9,6 +9,9 @@ with
 A classifier's score is the logit of a class. A detector's is the log-odds of its best detection of
 the class whose box overlaps a given one with an IoU of at least 0.5, p = 0.001 if there is none:
 among probabilities, ScoreCAM's softmax would weigh all maps alike.
+
+The grad-cam package draws the same maps, but installs opencv-python-headless over the opencv-python
+that mmcv requires.
 """
 
 import copy
