@@ -29,7 +29,7 @@ def write_atomically(path: str | Path, content: bytes | memoryview) -> None:
 
 
 @contextmanager
-def reserve(folder: str | Path, option: str) -> Iterator[None]:
+def lock_folder(folder: str | Path, option: str) -> Iterator[None]:
     """Keep other processes out of the folder that an option names; InputError if one is in it."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

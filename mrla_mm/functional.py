@@ -33,7 +33,7 @@ from mrla_mm.torch_support import is_autocast_enabled, is_compiling
 
 
 @torch.fx.wrap  # which cannot trace promote_types before torch 2.7
-def dtype_of_sums(x: Tensor) -> torch.dtype:
+def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Precision that elements of x are added up in, at least single."""
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -43,7 +43,7 @@ def global_average(x: Tensor) -> Tensor:
 
     A sum, since the gradient of a mean is written out as a map.
     """
-    return x.sum(dim=(2, 3), dtype=dtype_of_sums(x)) / (x.shape[2] * x.shape[3])
+    return x.sum(dim=(2, 3), dtype=accumulation_dtype(x)) / (x.shape[2] * x.shape[3])
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
@@ -169,7 +169,7 @@ def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor
 
 def frozen_norm(norm: torch.nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Scale and offset (C,) of a batch norm with frozen statistics, norm(o) = scale o + offset."""
-    variance = norm.running_var.to(dtype_of_sums(norm.running_var))
+    variance = norm.running_var.to(accumulation_dtype(norm.running_var))
     scale = torch.rsqrt(variance + norm.eps)
     if norm.weight is not None:
         scale = scale * norm.weight
@@ -199,26 +199,26 @@ def scaled_value(
 
     Shapes: x (B, C, H, W), weight (C, 1, 3, 3), gain and offset (B, C) -> (B, C, H, W).
     """
-    if not takes_sample_kernels(x):
+    if not prefers_kernels_per_sample(x):
         out = scale_map(depthwise_value(x, weight), gain, offset)
         return x + out if residual else out
     kernels = gain[..., None, None] * weight.view(gain.shape[1], 3, 3)  # (B, C, 3, 3)
-    if takes_residual(x):
+    if can_fold_residual(x):
         if residual:
             kernels = kernels + F.pad(gain.new_ones(1, 1), (1, 1, 1, 1))  # delta
-        return convolve_samples(x, kernels, offset)
-    out = convolve_samples(x, kernels)
+        return depthwise_per_sample(x, kernels, offset)
+    out = depthwise_per_sample(x, kernels)
     if offset is not None:
         out = out + on_map(offset, out)
     return x + out if residual else out
 
 
-def takes_residual(x: Tensor) -> bool:
+def can_fold_residual(x: Tensor) -> bool:
     """Whether delta and offset move into a convolution: in half precision they lose too much."""
     return x.dtype == torch.float32 and not is_autocast_enabled(x.device.type)
 
 
-def takes_sample_kernels(x: Tensor) -> bool:
+def prefers_kernels_per_sample(x: Tensor) -> bool:
     """Whether a kernel for each sample pays: where it is not turned into a loop over channels.
 
     Compilers and exporters fuse a factor on the value themselves.
@@ -228,7 +228,7 @@ def takes_sample_kernels(x: Tensor) -> bool:
     return x.is_cuda or x.dtype == torch.float32
 
 
-def convolve_samples(x: Tensor, kernels: Tensor, bias: Tensor | None = None) -> Tensor:
+def depthwise_per_sample(x: Tensor, kernels: Tensor, bias: Tensor | None = None) -> Tensor:
     """Convolve each channel of each sample with a kernel of its own.
 
     Shapes: x (B, C, H, W), kernels (B, C, 3, 3), bias (B, C) -> (B, C, H, W).

@@ -13,7 +13,7 @@ from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 
 from mrla_mm import cli
-from mrla_mm.atomic import reserve
+from mrla_mm.atomic import lock_folder
 from mrla_mm.errors import InputError
 
 REGULAR = re.compile(r"(epoch_\d+|iter_\d+|interrupted)\.pth")
@@ -55,7 +55,7 @@ def train(cfg: Config, hooks: Iterable[Hook] = ()) -> None:
         for module in runner.model.modules():
             if hasattr(module, "init_cfg"):
                 module.init_cfg = None
-    with reserve(cfg.work_dir, "--work-dir") if is_main_process() else nullcontext():
+    with lock_folder(cfg.work_dir, "--work-dir") if is_main_process() else nullcontext():
         try:
             runner.train()
         except AssertionError as error:  # of CheckInvalidLossHook

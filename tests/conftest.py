@@ -146,9 +146,9 @@ def environment(**variables):
 
 @contextlib.contextmanager
 def in_use(folder):
-    """Let another process reserve a folder."""
-    code = "import sys; from mrla_mm.atomic import reserve\n"
-    code += "with reserve(sys.argv[1], ''): print(flush=True); sys.stdin.read()"
+    """Let another process lock a folder."""
+    code = "import sys; from mrla_mm.atomic import lock_folder\n"
+    code += "with lock_folder(sys.argv[1], ''): print(flush=True); sys.stdin.read()"
     options = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment())
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], **options) as process:
         process.stdout.readline()

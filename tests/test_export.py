@@ -10,7 +10,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
 from .backbones.common import FAMILIES, gradients
-from .backbones.test_anywhere import LIGHT_8, Network
+from .backbones.test_with_layer_attention import LIGHT_8, Network
 
 VARIANTS = ("light", "base", "mla", "linear")
 NAMES = [name for name in FAMILIES if name not in ("resnet50", "swin")]

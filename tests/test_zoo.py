@@ -16,7 +16,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.structures import PixelData
 
 from mrla_mm.backbones import MRLAResNet
-from mrla_mm.backbones.anywhere import AnyBackbone
+from mrla_mm.backbones.with_layer_attention import AnyBackbone
 
 from .conftest import ROOT
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mrla_mm import cli
-from mrla_mm.atomic import reserve
+from mrla_mm.atomic import lock_folder
 from mrla_mm.engine.stopping import TERMINATED
 
 
@@ -42,10 +42,10 @@ def parse_args(argv):
 def main(argv=None):
     """Run what is missing; write and print what was found."""
     args = parse_args(argv)
-    from mrla_mm import compare  # imports matplotlib: --help should not wait for it
+    from mrla_mm.analysis import compare  # imports matplotlib: --help should not wait for it
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    with reserve(args.out, "--out"):
+    with lock_folder(args.out, "--out"):
         seeds = range(args.first_seed, args.first_seed + args.seeds)
         plan = compare.make_plan(args.configs, args.out, seeds, args.cfg_options)
         for remark in plan.remarks:

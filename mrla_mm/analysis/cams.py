@@ -9,6 +9,9 @@ with
 A classifier's score is the logit of a class. A detector's is the log-odds of its best detection of
 the class whose box overlaps a given one with an IoU of at least 0.5, p = 0.001 if there is none:
 among probabilities, ScoreCAM's softmax would weigh all maps alike.
+
+The grad-cam package draws the same maps, but installs opencv-python-headless over the opencv-python
+that mmcv requires.
 """
 
 import copy
@@ -34,7 +37,7 @@ class Target(NamedTuple):
     box: Tensor | None = None
 
 
-class AttachedScores(TorchFunctionMode):
+class WithoutDetach(TorchFunctionMode):
     """Makes `detach` do nothing: mmdet's dense heads detach scores before they choose boxes."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -90,7 +93,7 @@ def run_with_map(layer: nn.Module, function: Callable[[], Tensor]) -> tuple[Tens
     return result, outputs[0]
 
 
-def unit_range(values: Tensor) -> Tensor:
+def min_max_normalize(values: Tensor) -> Tensor:
     """Scale each map to 0..1: (..., h, w)."""
     low, high = values.amin((-2, -1), keepdim=True), values.amax((-2, -1), keepdim=True)
     return (values - low) / (high - low).clamp_min(1e-8)
@@ -105,12 +108,12 @@ def grad_cam(
     with torch.enable_grad():
         result, maps = run_with_map(layer, run)
         if not result.requires_grad:
-            with AttachedScores():
+            with WithoutDetach():
                 result, maps = run_with_map(layer, run)
         if not result.requires_grad:  # the model does not detect the target
             return torch.zeros_like(maps[0, 0])
         (grad,) = torch.autograd.grad(result.sum(), maps)
-    return unit_range((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].relu()).detach()
+    return min_max_normalize((grad.mean((2, 3), keepdim=True) * maps).sum(1)[0].relu()).detach()
 
 
 @torch.no_grad()
@@ -130,7 +133,8 @@ def score_cam(
     if max_channels is not None:
         maps = maps[maps.flatten(1).var(1).topk(min(max_channels, len(maps))).indices]
     scores = []
-    for few in maps.split(16):  # masks of all channels in the image's size would fill the memory
-        masks = F.interpolate(unit_range(few)[:, None], size=images.shape[2:], mode="bilinear")
+    for chunk in maps.split(16):  # masks of all channels in the image's size would fill the memory
+        masks = min_max_normalize(chunk)[:, None]
+        masks = F.interpolate(masks, size=images.shape[2:], mode="bilinear")
         scores.append(score(model, masks * images, target, sample))  # of (16, 3, H, W) at most
-    return unit_range(torch.einsum("k,khw->hw", torch.cat(scores).softmax(0), maps).relu())
+    return min_max_normalize(torch.einsum("k,khw->hw", torch.cat(scores).softmax(0), maps).relu())

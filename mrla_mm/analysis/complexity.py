@@ -231,11 +231,11 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
     if model.with_rpn:
         model.rpn_head(features)
     limit = (model.test_cfg.get("rpn") or {}).get("max_per_img", 1000)
-    with mock.patch.object(SingleRoIExtractor, "forward", empty_regions):
+    with mock.patch.object(SingleRoIExtractor, "forward", empty_roi_features):
         model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
 
 
-def empty_regions(extractor: SingleRoIExtractor, features, rois: Tensor, *_) -> Tensor:
+def empty_roi_features(extractor: SingleRoIExtractor, features, rois: Tensor, *_) -> Tensor:
     """Return what a RoI extractor would, without values: regions have a shape, pooling is free."""
     size = extractor.roi_layers[0].output_size
     return features[0].new_zeros(len(rois), extractor.out_channels, *size)

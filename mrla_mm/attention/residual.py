@@ -124,7 +124,7 @@ class LayerAttentionResidual(AttentionResidual):
         Shapes:
             x and shortcut (B, C, H, W) -> y (B, C, H, W); memory as the attention defines it.
         """
-        if self.is_affine(x):
+        if self.can_fold_norm(x):
             # Expanded, scale and offset get gradients that are sums over the same pixels as the
             # gate's, which a compiler computes in one pass.
             scale, offset = (each.expand(x.shape[0], -1) for each in frozen_norm(self.norm))
@@ -140,7 +140,7 @@ class LayerAttentionResidual(AttentionResidual):
         branch = self.drop_path(branch) if keep is None else branch * keep
         return (x + branch, *memory)
 
-    def is_affine(self, x: Tensor) -> bool:
+    def can_fold_norm(self, x: Tensor) -> bool:
         """Whether behind the attention there is a frozen norm alone, whose hooks nobody awaits."""
         norm, drop_path = self.norm, self.drop_path
         if type(norm) is not nn.BatchNorm2d or norm.training or norm.running_mean is None:

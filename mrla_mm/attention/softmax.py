@@ -19,7 +19,7 @@ class MRLABase(LayerAttention):
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        weights, keys, values = self.weigh(x, memory)
+        weights, keys, values = self.attention_weights(x, memory)
         return functional.weighted_sum(weights, values), (keys, *values)
 
     def add_to(
@@ -29,12 +29,14 @@ class MRLABase(LayerAttention):
 
         y = x + offset + sum_s (scale weight^s) v^s.
         """
-        weights, keys, values = self.weigh(x, memory)
+        weights, keys, values = self.attention_weights(x, memory)
         weights = weights * scale.unsqueeze(1)
         start = x + functional.on_map(offset, x)
         return functional.weighted_sum(weights, values, start), (keys, *values)
 
-    def weigh(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def attention_weights(
+        self, x: Tensor, memory: Memory
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Weights (B, T, C), keys (B, T, E) and T values (B, C, H, W) of the layers so far."""
         query, key = self.query_and_key(x)  # (B, G, D)
         earlier_keys, *earlier_values = memory or (None,)
@@ -55,7 +57,7 @@ class MLA(LayerAttention):
 
     def forward(self, x: Tensor, shortcut: Tensor | None, memory: Memory = ()) -> Attended:
         """Attend; the contract of `LayerAttention`. The shortcut is not used."""
-        weights, averages, maps = self.weigh(x, memory)
+        weights, averages, maps = self.attention_weights(x, memory)
         if self.value_is_linear():
             out = self.project_value(functional.weighted_sum(weights, maps))
         else:
@@ -68,12 +70,14 @@ class MLA(LayerAttention):
         """Return x + scale out + offset, and the memory; see `LayerAttention`."""
         if not self.value_is_depthwise():
             return super().add_to(x, shortcut, memory, scale, offset)
-        weights, averages, maps = self.weigh(x, memory)
+        weights, averages, maps = self.attention_weights(x, memory)
         mixed = functional.weighted_sum(weights, maps)
         y = x + self.scaled_value(mixed, scale, offset)
         return y, (averages, *maps)
 
-    def weigh(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def attention_weights(
+        self, x: Tensor, memory: Memory
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """Weights (B, T, C), averages (B, T, C) and T maps (B, C, H, W) of the layers so far."""
         pooled = functional.global_average(x).unsqueeze(1)  # (B, 1, C)
         averages, maps = pooled, (x,)

@@ -88,7 +88,7 @@ class BlockWithMemory:
         return run_branch(self, super().forward(x, *args), x, args, *memory)
 
 
-class SequentialCaller:
+class SequentialWithMemory:
     """Mixin of an `nn.Sequential` that passes on the memory of its runs."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class SequentialCaller:
         return x
 
 
-class SwinCaller:
+class SwinStageWithMemory:
     """Mixin of a stage of mmdet's Swin, whose blocks are one run over tokens (B, H * W, C)."""
 
     def forward(self, x: Tensor, hw_shape: Size) -> tuple:
@@ -117,7 +117,7 @@ class SwinCaller:
         return *self.downsample(x, hw_shape), x, hw_shape
 
 
-CALLER_MIXINS = {nn.Sequential: SequentialCaller, SwinBlockSequence: SwinCaller}
+CONTAINER_MIXINS = {nn.Sequential: SequentialWithMemory, SwinBlockSequence: SwinStageWithMemory}
 
 
 def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> None:
@@ -131,14 +131,14 @@ def add_branches(model: nn.Module, run: Run, attention: dict, options: dict) -> 
         has_memory = getattr(module.mrla.attention, "has_memory", True)
         add_mixin(module, BlockWithMemory if has_memory else BlockWithoutMemory)
     if any(isinstance(block.module, BlockWithMemory) for block in run.blocks):
-        make_caller_pass_memory(model.get_submodule(run.blocks[0].caller), run, attention)
+        let_container_pass_memory(model.get_submodule(run.blocks[0].caller), run, attention)
 
 
-def make_caller_pass_memory(caller: nn.Module, run: Run, attention: dict) -> None:
+def let_container_pass_memory(caller: nn.Module, run: Run, attention: dict) -> None:
     """Make the module that calls a run's blocks pass their memory on; InputError if it cannot."""
-    if isinstance(caller, tuple(CALLER_MIXINS.values())):  # it calls another run too
+    if isinstance(caller, tuple(CONTAINER_MIXINS.values())):  # it calls another run too
         return
-    for host, mixin in CALLER_MIXINS.items():
+    for host, mixin in CONTAINER_MIXINS.items():
         if isinstance(caller, host) and type(caller).forward is host.forward:
             add_mixin(caller, mixin)
             return

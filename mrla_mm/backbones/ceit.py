@@ -66,7 +66,7 @@ class CeiTLayer(TransformerEncoderLayer):
         return self.ffn(self.ln2(x), x, grid)
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class MRLACeiT(MRLAViT):
     """CeiT whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
@@ -155,9 +155,9 @@ class MRLACeiT(MRLAViT):
         token = self.lca(torch.stack(outs, dim=1))[:, -1]  # (B, C)
         return (self.ln1(token) if self.final_norm else token,)
 
-    def finish(self, index, x, grid):
+    def format_output(self, index, x, grid):
         """Return the output of a block or, before the final norm, the class token for the LCA."""
-        return super().finish(index, x, grid) if self.lca is None else x[:, 0]
+        return super().format_output(index, x, grid) if self.lca is None else x[:, 0]
 
     def embed(self, x: Tensor) -> tuple[Tensor, Grid]:
         """Embed patches of the stem's map; see `MRLAViT`."""

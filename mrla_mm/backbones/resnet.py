@@ -89,7 +89,9 @@ class MRLABottleneck(_MRLABlock, Bottleneck):
     num_convs = 3
 
 
-def build_contracted(block: type[nn.Module], *, dilation: int, **kwargs: object) -> nn.Module:
+def build_with_contracted_dilation(
+    block: type[nn.Module], *, dilation: int, **kwargs: object
+) -> nn.Module:
     """Build a block of `ResLayer` with half the dilation if it is the first: given a downsample.
 
     A dilation set on a built block would not reach the layers inside a deformable convolution.
@@ -138,7 +140,7 @@ def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
                     delattr(block, name)
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
@@ -221,7 +223,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         block = self.block_classes[kwargs["block"]]
         if self.contract_dilation:
             expansion = block.expansion
-            block = partial(build_contracted, block)
+            block = partial(build_with_contracted_dilation, block)
             block.expansion = expansion  # which ResLayer reads
         stage = MRLAResLayer(make_branch=make_branch, **{**kwargs, "block": block})
         for block in stage:

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mrla_mm.errors import InputError
 
-SIDES = (128, 224, 256, 384)  # of images, where a backbone does not say which it takes
+IMAGE_SIZES = (128, 224, 256, 384)  # of images, where a backbone does not say which it takes
 MAX_EXTRA_TOKENS = 2  # class and distillation, before the patches
 Size = tuple[int, int]  # rows and columns, of an image or of a grid
 
@@ -65,7 +65,7 @@ def find_runs(backbone: nn.Module, in_channels: int = 3, size: Size | None = Non
     `size` is the height and width of images that it takes; by default some are tried. Raises
     InputError if the backbone fails with all of them.
     """
-    calls = call_with_zeros(backbone, in_channels, size)
+    calls = probe_calls(backbone, in_channels, size)
     found = [as_block(name, backbone.get_submodule(name), calls[name]) for name in calls]
     blocks = {block.module: block for block in found if block}
     blocks = {module: block for module, block in blocks.items() if not is_stage(module, blocks)}
@@ -160,20 +160,20 @@ def find_grid(tokens: Tensor, arguments: Sequence[object]) -> Size | None:
     pairs += zip(arguments, arguments[1:], strict=False)  # H and W each an argument of its own
     is_traced = isinstance(tokens, fx.Proxy)  # whose shape has no numbers yet
     for pair in pairs:
-        if not all(map(is_side, pair)):
+        if not all(map(is_dimension, pair)):
             continue
         if is_traced or 0 <= tokens.shape[1] - prod(pair) <= MAX_EXTRA_TOKENS:
             return tuple(pair)
     return None
 
 
-def is_side(value: object) -> bool:
+def is_dimension(value: object) -> bool:
     """Whether a value may be H or W: a number, or what torch's tracers have in its place."""
     is_number = isinstance(value, int | torch.SymInt | fx.Proxy)
     return is_number or getattr(value, "ndim", None) == 0
 
 
-def call_with_zeros(backbone: nn.Module, in_channels: int, size: Size | None) -> dict:
+def probe_calls(backbone: nn.Module, in_channels: int, size: Size | None) -> dict:
     """Return a list of calls for each module of a backbone, by name, on images that it takes."""
     zeros = next(backbone.parameters()).new_zeros
     failure = None
@@ -196,7 +196,7 @@ def images_to_try(backbone: nn.Module, size: Size | None) -> list[list[Size]]:
     """Return sizes of images: rectangles both ways, and squares for what takes no rectangle."""
     if size is None:
         size = next((m.img_size for m in backbone.modules() if hasattr(m, "img_size")), None)
-    given = [to_2tuple(size)] if size is not None else [(side, side) for side in SIDES]
+    given = [to_2tuple(size)] if size is not None else [(side, side) for side in IMAGE_SIZES]
     rectangles = [[(rows, 2 * columns), (2 * rows, columns)] for rows, columns in given]
     return rectangles + [[each] for each in given]
 

@@ -19,7 +19,7 @@ from mrla_mm.torch_support import is_compiling
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class MRLAViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 
@@ -98,10 +98,10 @@ class MRLAViT(PretrainedBackbone, VisionTransformer):
         for index, layer in enumerate(self.layers):
             x, *memory = run_checkpointed(self.with_cp, self.run_block, layer, grid, x, *memory)
             if index in self.out_indices:
-                outs.append(self.finish(index, x, grid))
+                outs.append(self.format_output(index, x, grid))
         return tuple(outs)
 
-    def finish(self, index: int, x: Tensor, grid: Grid) -> Tensor | tuple[Tensor, Tensor]:
+    def format_output(self, index: int, x: Tensor, grid: Grid) -> Tensor | tuple[Tensor, Tensor]:
         """Return the output of type `out_type` of a block, given its tokens."""
         if self.final_norm and index == self.num_layers - 1:
             x = self.ln1(x)

@@ -15,14 +15,14 @@ from mrla_mm.errors import InputError
 from mrla_mm.registry import MODELS
 
 
-def reduced(channels: int, reduction: int) -> int:
+def reduced_channels(channels: int, reduction: int) -> int:
     """Channels of a bottleneck, channels // reduction."""
     if not 1 <= reduction <= channels:
         raise InputError(f"reduction={reduction} must be from 1 to the map's {channels} channels")
     return channels // reduction
 
 
-def gate(x: Tensor, logits: Tensor) -> Tensor:
+def gate_channels(x: Tensor, logits: Tensor) -> Tensor:
     """Weigh the channels of x (B, C, H, W) by sigmoid(logits), (B, C)."""
     return x * logits.sigmoid()[..., None, None]
 
@@ -37,13 +37,13 @@ class SE(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        hidden = reduced(in_channels, reduction)
+        hidden = reduced_channels(in_channels, reduction)
         self.squeeze = nn.Linear(in_channels, hidden, bias=False)
         self.excite = nn.Linear(hidden, in_channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
-        return gate(x, self.excite(self.squeeze(x.mean((2, 3))).relu()))
+        return gate_channels(x, self.excite(self.squeeze(x.mean((2, 3))).relu()))
 
 
 @MODELS.register_module()
@@ -57,7 +57,7 @@ class ECA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh the channels: (B, C, H, W) -> (B, C, H, W)."""
-        return gate(x, self.conv(x.mean((2, 3))[:, None])[:, 0])
+        return gate_channels(x, self.conv(x.mean((2, 3))[:, None])[:, 0])
 
 
 @MODELS.register_module()
@@ -73,7 +73,7 @@ class CBAM(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        hidden = reduced(in_channels, reduction)
+        hidden = reduced_channels(in_channels, reduction)
         self.mlp = nn.Sequential(
             nn.Linear(in_channels, hidden), nn.ReLU(), nn.Linear(hidden, in_channels)
         )
@@ -81,7 +81,7 @@ class CBAM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Weigh channels and pixels: (B, C, H, W) -> (B, C, H, W)."""
-        x = gate(x, self.mlp(x.mean((2, 3))) + self.mlp(x.amax((2, 3))))
+        x = gate_channels(x, self.mlp(x.mean((2, 3))) + self.mlp(x.amax((2, 3))))
         pixels = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], 1)  # (B, 2, H, W)
         return x * self.conv(pixels).sigmoid()
 
@@ -100,7 +100,7 @@ class BA(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 16) -> None:
         super().__init__()
-        hidden = reduced(in_channels, reduction)
+        hidden = reduced_channels(in_channels, reduction)
         widths = (in_channels // 4, in_channels // 4, in_channels)  # of a bottleneck's convolutions
         self.squeeze = nn.ModuleList(
             nn.Sequential(nn.Linear(width, hidden, bias=False), nn.BatchNorm1d(hidden))
@@ -114,4 +114,4 @@ class BA(nn.Module):
         bridged = sum(
             squeeze(each.mean((2, 3))) for squeeze, each in zip(self.squeeze, maps, strict=True)
         )
-        return gate(x, self.excite(bridged.relu()))
+        return gate_channels(x, self.excite(bridged.relu()))

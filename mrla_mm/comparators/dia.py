@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from mrla_mm.attention.base import Attended, Memory
-from mrla_mm.comparators.channel import reduced
+from mrla_mm.comparators.channel import reduced_channels
 from mrla_mm.errors import InputError
 from mrla_mm.registry import MODELS
 
@@ -18,7 +18,7 @@ class SharedCell(nn.Module):
 
     def __init__(self, channels: int, reduction: int, gates: int) -> None:
         super().__init__()
-        inner = reduced(channels, reduction)
+        inner = reduced_channels(channels, reduction)
         self.from_input, self.from_hidden = (
             nn.Sequential(nn.Linear(channels, inner), nn.ReLU(), nn.Linear(inner, gates * channels))
             for _ in range(2)
@@ -50,14 +50,16 @@ def shared_weights(*layers: nn.Module) -> Memory:
     return tuple(found)
 
 
-def two_layers(x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+def run_mlp(x: Tensor, weight: Tensor, bias: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
     """Run two linear layers with a ReLU between them."""
     return F.linear(F.linear(x, weight, bias).relu(), weight2, bias2)
 
 
 def cell_gates(pooled: Tensor, hidden: Tensor, weights: Memory) -> Tensor:
     """Gates of a `SharedCell` before their activations: two (B, C) -> (B, gates C)."""
-    return two_layers(pooled, *weights[:4]) + two_layers(hidden, *weights[4:])
+    half = len(weights) // 2
+    from_input, from_hidden = weights[:half], weights[half:]
+    return run_mlp(pooled, *from_input) + run_mlp(hidden, *from_hidden)
 
 
 @MODELS.register_module()
@@ -86,7 +88,8 @@ class DIA(nn.Module):
             zeros = torch.zeros_like(pooled)
             memory = (zeros, zeros, *self.lstm.weights())
         hidden, cell, *weights = memory
-        take, forget, new, give = cell_gates(pooled, hidden, weights).chunk(4, 1)
-        cell = forget.sigmoid() * cell + take.sigmoid() * new.tanh()
-        hidden = give.sigmoid() * cell.sigmoid()
+        gates = cell_gates(pooled, hidden, weights)
+        input_gate, forget_gate, candidate, output_gate = gates.chunk(4, 1)
+        cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+        hidden = output_gate.sigmoid() * cell.sigmoid()
         return x * hidden[..., None, None], (hidden, cell, *weights)

@@ -82,6 +82,7 @@ def update_state(
     pooled: Tensor, hidden: Tensor, cell: Tensor, weights: Memory
 ) -> tuple[Tensor, Tensor]:
     """Run the DSU, an LSTM without an output gate: three (B, C) -> the new h and c (B, C)."""
-    take, forget, new = cell_gates(pooled, hidden, weights).chunk(3, 1)
-    cell = forget.sigmoid() * cell + take.sigmoid() * new.tanh()
+    gates = cell_gates(pooled, hidden, weights)
+    input_gate, forget_gate, candidate = gates.chunk(3, 1)
+    cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
     return cell.sigmoid(), cell

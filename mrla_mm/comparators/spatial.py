@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mrla_mm.comparators.channel import reduced
+from mrla_mm.comparators.channel import reduced_channels
 from mrla_mm.errors import InputError
 from mrla_mm.registry import MODELS
 
@@ -25,7 +25,7 @@ class A2(nn.Module):
 
     def __init__(self, in_channels: int, reduction: int = 2) -> None:
         super().__init__()
-        inner = reduced(in_channels, reduction)
+        inner = reduced_channels(in_channels, reduction)
         self.features, self.gather, self.distribute = (
             nn.Conv2d(in_channels, inner, 1) for _ in range(3)
         )
@@ -93,9 +93,9 @@ class AA(nn.Module):
         query, key, value = (x.unflatten(1, (AA_HEADS, -1)) for x in (query, key, value))
         query = query / query.shape[2] ** 0.5  # (B, G, D, H, W)
         content = torch.einsum("bgdyx,bgdvu->bgyxvu", query, key)
-        by_row = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))
-        by_column = torch.einsum("bgdyx,xud->bgyxu", query, self.distances(self.columns, width))
-        logits = content + by_row[..., None] + by_column[..., None, :]
+        row_logits = torch.einsum("bgdyx,yvd->bgyxv", query, self.distances(self.rows, height))
+        column_logits = torch.einsum("bgdyx,xud->bgyxu", query, self.distances(self.columns, width))
+        logits = content + row_logits[..., None] + column_logits[..., None, :]
         weights = logits.flatten(4).softmax(4).view_as(logits)
         return torch.einsum("bgyxvu,bgdvu->bgdyx", weights, value).flatten(1, 2)
 

@@ -10,7 +10,6 @@ from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.registry import MODELS
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
@@ -221,27 +220,6 @@ def test_a_subclass_of_batch_norm(training):
     branch.norm = SigmoidNorm(12).double().train(training)
     x = draw_map().requires_grad_()
     assert_same([branch(x, x)[0]], [x + branch.norm(branch.attention(x, x)[0])], dict(x=x))
-
-
-class CountConvolutions(TorchDispatchMode):
-    """Counts convolutions of maps."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten.convolution.default and args[0].dim() == 4
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("value", "convolutions"), [("dwconv", 1), ("dwconv_gelu", 3)])
-def test_mla_runs_so_many_convolutions_in_its_third_layer(value, convolutions):
-    stage = make_stage(dict(MLA, value=value))
-    third = stage[2].attention
-    maps = [draw_map() for _ in range(3)]
-    memory = torch.stack([x.mean((2, 3)) for x in maps[:2]], 1), *maps[:2]
-    with CountConvolutions() as counter:
-        third(maps[2], None, memory)
-    assert counter.count == convolutions
 
 
 def square_value(mla):

@@ -27,7 +27,7 @@ from .common import assert_equal, branches, levels, randomize_zero_init
 from .small_hosts import ARGUMENTS, TIMM
 
 PAGE = ROOT / "docs/any_backbone.md"
-SIDES = (128, 224, 256)
+SIZES = (128, 224, 256)
 WORDS = ("right", "refused", "plain")  # columns of the table
 
 
@@ -63,7 +63,7 @@ def usable_images(plain):
     """Draw a rectangle and a square that a plain backbone takes, or the one of them."""
     found = []
     for ratio in (2, 1):
-        for side in SIDES:
+        for side in SIZES:
             image = torch.rand(1, 3, side, ratio * side)
             try:
                 levels(plain, image)
@@ -76,7 +76,7 @@ def usable_images(plain):
     return found
 
 
-def prove(name, folder):
+def classify(name, folder):
     """Return the word of a host and its numbers of runs and blocks."""
     try:
         plain = make(name)
@@ -154,7 +154,7 @@ def test_right_or_refused_or_plain_fails_as_well(name, tmp_path):
     library, _, kind = name.partition(".")
     row = re.search(rf"^\| {library} .*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     cells = dict(zip(WORDS, row[0].split("|")[2:], strict=False))
-    assert f"`{kind}`" in cells[prove(name, tmp_path)]
+    assert f"`{kind}`" in cells[classify(name, tmp_path)]
 
 
 def write_table():
@@ -164,7 +164,7 @@ def write_table():
         for name in names():
             library, _, kind = name.partition(".")
             row = table.setdefault(library, {word: [] for word in WORDS})
-            row[prove(name, Path(folder))].append(f"`{kind}`")
+            row[classify(name, Path(folder))].append(f"`{kind}`")
     for library, row in table.items():
         cells = [", ".join(kinds) or "none" for kinds in row.values()]
         sys.stdout.write(f"| {' | '.join([library, *cells])} |\n")

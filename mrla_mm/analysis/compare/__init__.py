@@ -8,6 +8,6 @@ say how far it is, and the next call goes on from there:
 * `result.json`: the test has ended too, so the run is finished; its metrics and costs.
 """
 
-from mrla_mm.compare.plan import Plan, make_plan
-from mrla_mm.compare.processes import find_slots, run_all
-from mrla_mm.compare.results import write_results
+from mrla_mm.analysis.compare.plan import Plan, make_plan
+from mrla_mm.analysis.compare.processes import find_slots, run_all
+from mrla_mm.analysis.compare.results import write_results

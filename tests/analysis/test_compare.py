@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mrla_mm import cli, compare
-from mrla_mm.compare.plan import config_file
-from mrla_mm.compare.run import ComparedRunHook, initial_weights, shared_weights
+from mrla_mm import cli
+from mrla_mm.analysis import compare
+from mrla_mm.analysis.compare.plan import config_file
+from mrla_mm.analysis.compare.run import ComparedRunHook, initial_weights, shared_weights
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model

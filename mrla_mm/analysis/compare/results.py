@@ -4,9 +4,9 @@ import csv
 import json
 import math
 
-from mrla_mm.analysis.comparison import BySeed, draw, gains_over_first, make_table
+from mrla_mm.analysis.compare.plan import RESULT, Plan
+from mrla_mm.analysis.compare.statistics import BySeed, draw, gains_over_first, make_table
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT, Plan
 
 
 def write_results(plan: Plan, metric: str | None, failures: list[str]) -> list[str]:

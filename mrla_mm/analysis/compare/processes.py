@@ -11,8 +11,8 @@ from multiprocessing.connection import wait
 import torch
 
 from mrla_mm import cli
-from mrla_mm.compare.plan import Run
-from mrla_mm.compare.run import train_and_test
+from mrla_mm.analysis.compare.plan import Run
+from mrla_mm.analysis.compare.run import train_and_test
 from mrla_mm.errors import InputError
 
 LOG = "run.log"
@@ -59,7 +59,7 @@ def start_process(run: Run, slot: dict) -> multiprocessing.Process:
     return process
 
 
-def failure_of(process: multiprocessing.Process, run: Run) -> str:
+def describe_failure(process: multiprocessing.Process, run: Run) -> str:
     """Return what went wrong in a run that has ended; an empty text for nothing."""
     process.join()
     if process.exitcode < 0:
@@ -89,7 +89,7 @@ def run_all(runs: Sequence[Run], slots: Sequence[dict]) -> Iterator[tuple[Run, s
             for sentinel in wait(running):
                 process, run, slot = running.pop(sentinel)
                 free.append(slot)
-                yield run, failure_of(process, run)
+                yield run, describe_failure(process, run)
     finally:
         for process, *_ in running.values():
             process.kill()

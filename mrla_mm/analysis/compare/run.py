@@ -14,8 +14,8 @@ from mmengine.runner import Runner, set_random_seed
 from torch import Tensor
 
 from mrla_mm import cli
+from mrla_mm.analysis.compare.plan import RESULT, TRAINED, Run, config_file
 from mrla_mm.atomic import write_atomically
-from mrla_mm.compare.plan import RESULT, TRAINED, Run, config_file
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
