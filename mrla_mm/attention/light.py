@@ -42,6 +42,8 @@ class MRLALight(LayerAttention):
     ) -> None:
         super().__init__(channels, head_channels, **kwargs)
         check_choice("previous", previous, ("shortcut", "output", "none"))
+        check_choice("learnable_lambda", learnable_lambda, (True, False))
+        check_choice("gated", gated, (True, False))
         if not gated and (unused := {"projection", "reduction"} & kwargs.keys()):
             raise InputError(f"gated=False leaves no query and key for {', '.join(unused)}")
         if previous == "none" and not learnable_lambda:
