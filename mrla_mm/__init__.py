@@ -37,8 +37,7 @@ __all__ = [
     "weights",
 ]
 
-# Names that stand in the registries until their module is imported and its classes replace them
-# (force=True).
+# Names that stand in the registries until their module is imported and its classes replace them.
 BUILT_LATER = [
     (MODELS, "backbones", "MRLAEfficientNet MRLAPVTv2 MRLAResNet WithLayerAttention"),
     (MODELS, "backbones.ceit", "MRLACeiT"),
@@ -70,4 +69,4 @@ class ClassToImport:
 
 for host, module, names in BUILT_LATER:
     for name in names.split():
-        host.register_module(name, module=ClassToImport(module, name))
+        registry.register(host)(ClassToImport(module, name))

@@ -17,6 +17,7 @@ from mrla_mm.attention import (
 from mrla_mm.backbones.branches import add_branches, make_class
 from mrla_mm.backbones.runs import Run, Size, find_runs
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 from mrla_mm.weights.backbone import PretrainedBackbone, pretrained_entries
 
 # How published files name the keys of a class; see mrla_mm.weights.
@@ -49,7 +50,7 @@ class AnyBackbone(PretrainedBackbone):
         return next((KEY_LAYOUTS[host] for host in hosts if host in KEY_LAYOUTS), None)
 
 
-@MODELS.register_module(force=True)
+@register(MODELS)
 def WithLayerAttention(  # a function, by the name that configs know
     backbone: str | type,
     layer_attention: AttentionConfig = "MRLALight",

@@ -17,6 +17,7 @@ from mrla_mm.attention import (
 )
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -142,7 +143,7 @@ def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
                     delattr(block, name)
 
 
-@MODELS.register_module(force=True)
+@register(MODELS)
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

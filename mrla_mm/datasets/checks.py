@@ -16,12 +16,13 @@ from mrla_mm.datasets.coco_checks import inspect_coco
 from mrla_mm.datasets.file_checks import Findings
 from mrla_mm.datasets.xml_checks import inspect_xml
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 IMAGES = 5  # of a data set that are opened
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
-@HOOKS.register_module()
+@register(HOOKS)
 class DatasetCheckHook(Hook):
     """Check a run's data before its first batch: files, unless one of our tools did, and images."""
 
