@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 
 import torch
@@ -175,13 +176,18 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
 
 def find_typo(error: KeyError | TypeError) -> str:
     """Return a line with the nearest name if a config names an unknown type or argument."""
-    if match := re.search(r"(\w+) is not in the \S+?::(.+?) registry", str(error)):
+    said = str(error)
+    if said == "None is not a callable object":  # mmengine's of an optimizer
+        for frame, _ in walk_tb(error.__traceback__):
+            if optimizer := frame.f_locals.get("optimizer_cfg"):
+                said = f"{optimizer['type']} is not in the mmengine::optimizer registry"
+    if match := re.search(r"(\w+) is not in the \S+?::(.+?) registry", said):
         name, kind = match.groups()
         roots = [each for each in vars(registry).values() if getattr(each, "name", "") == kind]
         families = [each for root in roots for each in (root, *root.children.values())]
         hint = did_you_mean(name, {known for each in families for known in each.module_dict})
         return f"there is no {kind} {name!r}{hint}" if hint else ""
-    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    match = re.search(r"unexpected keyword argument '(\w+)'", said)
     built = find_built_class(error.__traceback__)
     if not match or not built:
         return ""

@@ -46,7 +46,10 @@ def read_config(name: str, options: Mapping[str, object]) -> Config:
             warnings.warn(line, stacklevel=2)
     for line in unread_variables(path, cfg):
         warnings.warn(f"config {name}: {line}", stacklevel=2)
-    cfg.merge_from_dict(options)
+    try:
+        cfg.merge_from_dict(options)
+    except (KeyError, TypeError) as error:  # a key of a list or below what is no dict
+        raise InputError(f"--cfg-options: {error.args[0]}") from error
     for key, loader in cfg.items():
         if key.endswith("_dataloader") and loader and loader.get("num_workers") == 0:
             loader.persistent_workers = False  # else torch refuses the loader

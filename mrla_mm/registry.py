@@ -3,7 +3,32 @@
 The paper's backbones and variants are in mmengine's own, so that configs name them without a scope.
 """
 
+import warnings
+from collections.abc import Callable
+
 from mmengine.registry import MODELS as ROOT
 from mmengine.registry import Registry
 
 MODELS = Registry("model", parent=ROOT, scope="mrla_mm")
+
+
+def register(host: Registry, name: str | None = None) -> Callable:
+    """Decorate what a registry of mmengine's shall find by name.
+
+    Where another project has the name, theirs stays, and ours is found in the scope ``mrla_mm``.
+    """
+
+    def add(module: Callable) -> Callable:
+        key = name or module.__name__
+        theirs = host.module_dict.get(key)
+        if theirs is None:
+            host.register_module(key, module=module)
+            return module
+        if "mrla_mm" not in host.children:
+            Registry(host.name, parent=host, scope="mrla_mm")
+        told = f"{key} is registered by {theirs.__module__}; mrla_mm's is type='mrla_mm.{key}'"
+        warnings.warn(told, stacklevel=2)
+        host.children["mrla_mm"].register_module(key, module=module)
+        return module
+
+    return add

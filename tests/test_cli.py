@@ -106,6 +106,8 @@ def test_options_that_cannot_be_read_are_refused(option, capsys):
         (["model.backbone.layer_attention.head_chanels=8"], "head_channels"),
         (["model.neck.out_chanels=8"], "out_channels"),
         (["optim_wrapper.optimizer.nestrov=True"], "nesterov"),
+        (["optim_wrapper.optimizer.type=SDG"], "SGD"),
+        (["optim_wrapper.type=OptimWraper"], "OptimWrapper"),
     ],
 )
 def test_misspelt_types_and_arguments_are_told_with_the_nearest(options, near, run_tool, tmp_path):

@@ -44,6 +44,12 @@ def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nea
     assert "\n" not in said[0]
 
 
+@pytest.mark.parametrize("option", ["model.backbone.type.x", "train_pipeline.99.type"])
+def test_an_option_that_does_not_fit_is_refused(option):
+    with pytest.raises(InputError, match="--cfg-options"):
+        read(FASTER, **{option: 35})
+
+
 def test_options_that_are_read_say_nothing():
     right = {
         "model.backbone.init_cfg": None,

@@ -1,7 +1,9 @@
 """What every layer-attention variant shares: its projections, its heads and its contract."""
 
 import math
+import re
 from collections.abc import Mapping
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ from torch.nn.modules import module as nn_module
 from mrla_mm import functional
 from mrla_mm.errors import InputError
 
-AttentionConfig = Mapping | str | type | bool | None  # `layer_attention` of a backbone
+AttentionConfig = Mapping | str | type | Literal[False] | None  # `layer_attention` of a backbone
 Memory = tuple[Tensor, ...]  # what the earlier layers of a stage left, empty at its first layer
 Attended = tuple[Tensor, Memory]  # what a layer attention returns: out, and the memory it leaves
 REPLACEABLE = ("forward", "_conv_forward", "project_value")  # methods that cheaper forms stand for
@@ -20,9 +22,21 @@ def attention_config(layer_attention: AttentionConfig) -> dict | None:
     """Return a variant's config, given it or its name or class alone; None for None or False."""
     if layer_attention is None or layer_attention is False:
         return None
-    if isinstance(layer_attention, str | type):
-        return dict(type=layer_attention)
-    return dict(layer_attention)
+    is_name = isinstance(layer_attention, str | type)
+    config = dict(type=layer_attention) if is_name else layer_attention
+    if not isinstance(config, Mapping) or not config.get("type"):
+        remedy = "must be a name or config such as dict(type='MRLALight'), or None for no attention"
+        raise InputError(f"layer_attention={layer_attention!r} {remedy}")
+    return dict(config)
+
+
+def stage_pattern(stages: str) -> re.Pattern:
+    """Return the pattern of the stages that get layer attention; InputError if it is none."""
+    try:
+        return re.compile(stages)
+    except (TypeError, re.error) as error:
+        expected = "must be a regular expression such as 'layer[34]'"
+        raise InputError(f"stages={stages!r} {expected}: {error}") from None
 
 
 def eca_kernel_size(channels: int) -> int:
@@ -85,7 +99,7 @@ class LayerAttention(nn.Module):
         if head_channels is None:
             sizes = range(self.default_head_channels, 0, -1)
             head_channels = next(size for size in sizes if channels % size == 0)
-        if not isinstance(head_channels, int) or head_channels < 1 or channels % head_channels:
+        if type(head_channels) is not int or head_channels < 1 or channels % head_channels:
             raise InputError(f"head_channels={head_channels!r} must divide channels={channels}")
         self.channels = channels
         self.heads = channels // head_channels
@@ -173,6 +187,8 @@ class LayerAttention(nn.Module):
     def changed_arguments(self, metadata: dict) -> str:
         """Return in words how a state dict's metadata differs from `recorded_arguments`."""
         trained = metadata.get("layer_attention", {})
+        if not isinstance(trained, dict):
+            return f"its record of layer_attention is {trained!r}, not a dict of arguments"
         return ", ".join(
             f"trained with {key}={trained[key]!r}, the model has {own!r}"
             for key, own in self.recorded_arguments().items()
@@ -193,6 +209,8 @@ class LayerAttention(nn.Module):
 
 def make_projection(channels: int, projection: str, reduction: int) -> nn.Module:
     """Make a query or key projection; see `LayerAttention` for the arguments."""
+    if type(reduction) is not int or not 1 <= reduction <= channels:
+        raise InputError(f"reduction={reduction!r} must be an integer from 1 to {channels}")
     if projection == "conv1d":
         if reduction != 1:
             raise InputError(f"reduction={reduction} needs projection='linear'")

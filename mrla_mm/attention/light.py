@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory, check_choice
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLALight(LayerAttention):
     """MRLA-light, o^t_h = sigmoid(q^t_h . k^t_h / sqrt(D)) v^t_h + lambda^t_h previous_h.
 
@@ -42,6 +43,8 @@ class MRLALight(LayerAttention):
     ) -> None:
         super().__init__(channels, head_channels, **kwargs)
         check_choice("previous", previous, ("shortcut", "output", "none"))
+        check_choice("learnable_lambda", learnable_lambda, (True, False))
+        check_choice("gated", gated, (True, False))
         if not gated and (unused := {"projection", "reduction"} & kwargs.keys()):
             raise InputError(f"gated=False leaves no query and key for {', '.join(unused)}")
         if previous == "none" and not learnable_lambda:

@@ -5,9 +5,10 @@ from torch import Tensor
 
 from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory
+from mrla_mm.registry import register
 
 
-@MODELS.register_module()
+@register(MODELS)
 class LinearRLA(LayerAttention):
     """Linearised RLA, o^t = phi(q^t) U^t / (phi(q^t) Z^t) with phi = elu + 1, per head (App. A.3).
 

@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor, fx, nn
 
-from mrla_mm.attention.base import Memory, is_patched
+from mrla_mm.attention.base import Memory, check_choice, is_patched
 from mrla_mm.errors import InputError
 from mrla_mm.functional import frozen_norm
 
@@ -55,8 +55,9 @@ class AttentionResidual(BaseModule):
         has_shortcut: bool = True,
     ) -> None:
         super().__init__()
-        if not 0 <= drop_path < 1:
-            raise InputError(f"drop_path={drop_path} of layer attention is not in [0, 1)")
+        check_choice("zero_init_attention", zero_init, (True, False))
+        if type(drop_path) not in (int, float) or not 0 <= drop_path < 1:
+            raise InputError(f"drop_path={drop_path!r} of layer attention must be in [0, 1)")
         self.channels = channels
         self.first_in_stage = first_in_stage
         self.has_shortcut = has_shortcut

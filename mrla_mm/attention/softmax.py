@@ -6,9 +6,10 @@ from torch import Tensor
 
 from mrla_mm import functional
 from mrla_mm.attention.base import Attended, LayerAttention, Memory
+from mrla_mm.registry import register
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLABase(LayerAttention):
     """MRLA-base, o^t_h = sum_{s<=t} softmax_s(q^t_h . k^s_h / sqrt(D)) v^s_h (Eq. 6, Algorithm 1).
 
@@ -45,7 +46,7 @@ class MRLABase(LayerAttention):
         return functional.expand_heads(scores, self.channels), keys, values
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MLA(LayerAttention):
     """Multi-head layer attention: as MRLA-base, but with f_K and f_V of its own for every x^s.
 

@@ -15,6 +15,7 @@ from mrla_mm.attention import AttentionConfig
 from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.vit import MRLAViT
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 STEM_STRIDE = 4  # of the convolutional stem
 PATCH = 4  # side of the patches of the stem's map
@@ -66,7 +67,7 @@ class CeiTLayer(TransformerEncoderLayer):
         return self.ffn(self.ln2(x), x, grid)
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLACeiT(MRLAViT):
     """CeiT whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 

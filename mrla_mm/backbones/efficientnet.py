@@ -14,6 +14,7 @@ from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention
 from mrla_mm.backbones.branches import add_mixin
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.backbones.resnet import MRLAResLayer
+from mrla_mm.registry import register
 from mrla_mm.weights import KeyLayout, PretrainedBackbone
 from mrla_mm.weights.layouts import ATTENTION
 
@@ -63,7 +64,7 @@ def torchvision_keys(arch: str) -> list[str]:
         return [*build().features.state_dict(prefix="features.")]
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
     """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
 from mrla_mm.backbones.checkpointing import run_checkpointed
+from mrla_mm.registry import register
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLAPVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     """PVTv2 whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 

@@ -1,6 +1,5 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,9 +9,15 @@ from mmengine.model.efficient_conv_bn_eval import efficient_conv_bn_eval_control
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
+from mrla_mm.attention import (
+    AttentionConfig,
+    LayerAttentionResidual,
+    attention_config,
+    stage_pattern,
+)
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 from mrla_mm.weights import PretrainedBackbone
 
 
@@ -140,7 +145,7 @@ def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
                     delattr(block, name)
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
@@ -200,7 +205,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         self.layer_attention = attention_config(layer_attention)
         self.attention_drop_path = attention_drop_path
         self.zero_init_attention = zero_init_attention
-        self.stages = re.compile(stages)
+        self.stages = stage_pattern(stages)
         self.efficient_conv_bn_eval = efficient_conv_bn_eval
         self.contract_dilation = contract_dilation
         super().__init__(depth, **kwargs)

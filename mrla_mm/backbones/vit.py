@@ -15,11 +15,12 @@ from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention
 from mrla_mm.attention.tokens import Grid, to_map, to_tokens
 from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 from mrla_mm.torch_support import is_compiling
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module()
+@register(MODELS)
 class MRLAViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 

@@ -8,10 +8,16 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import nn
 
-from mrla_mm.attention import AttentionConfig, AttentionResidual, attention_config
+from mrla_mm.attention import (
+    AttentionConfig,
+    AttentionResidual,
+    attention_config,
+    stage_pattern,
+)
 from mrla_mm.backbones.branches import add_branches, make_class
 from mrla_mm.backbones.runs import Run, Size, find_runs
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 from mrla_mm.weights.backbone import PretrainedBackbone, pretrained_entries
 
 # How published files name the keys of a class; see mrla_mm.weights.
@@ -44,7 +50,7 @@ class AnyBackbone(PretrainedBackbone):
         return next((KEY_LAYOUTS[host] for host in hosts if host in KEY_LAYOUTS), None)
 
 
-@MODELS.register_module()
+@register(MODELS)
 def WithLayerAttention(  # a function, by the name that configs know
     backbone: str | type,
     layer_attention: AttentionConfig = "MRLALight",
@@ -79,7 +85,7 @@ def WithLayerAttention(  # a function, by the name that configs know
             memory, which what calls the blocks of a run cannot pass on.
     """
     attention = attention_config(layer_attention)
-    pattern = re.compile(stages)
+    pattern = stage_pattern(stages)
     host, scope = find_host(backbone)
     defaults = default_arguments(host)
     arguments = defaults | kwargs

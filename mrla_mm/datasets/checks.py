@@ -14,12 +14,13 @@ from torch import nn
 
 from mrla_mm.datasets.coco_checks import Findings, inspect_coco
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 IMAGES = 5  # of a data set that are opened
 OTHER_HEADS = {"rpn_head", "semantic_head"}  # their num_classes does not count the data's classes
 
 
-@HOOKS.register_module()
+@register(HOOKS)
 class DatasetCheckHook(Hook):
     """Check a run's data before its first batch: files, unless one of our tools did, and images."""
 

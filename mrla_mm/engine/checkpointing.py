@@ -10,6 +10,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 
 from mrla_mm.atomic import PART, write_atomically
 from mrla_mm.engine.stopping import TERMINATED, StopRequest, outlive_sigterm
+from mrla_mm.registry import register
 
 INTERRUPTED = "interrupted.pth"
 SEEN = "batches_seen"  # (seen, all) of the epoch in progress, saved with a checkpoint
@@ -38,7 +39,7 @@ class AtomicBackend(LocalBackend):
         self.outdated.append(str(filepath))
 
 
-@HOOKS.register_module()
+@register(HOOKS)
 class AtomicCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook that loses no work to a full disk or a kill; same arguments.
 

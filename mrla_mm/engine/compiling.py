@@ -12,9 +12,10 @@ from mmengine.runner import Runner
 from torch import Tensor, fx, nn
 
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 
-@HOOKS.register_module()
+@register(HOOKS)
 class CompileBackboneHook(Hook):
     """Compile a model's backbone with torch.compile, in training, validation and test.
 

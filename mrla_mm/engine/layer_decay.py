@@ -5,8 +5,10 @@ from functools import partial
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 
+from mrla_mm.registry import register
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+
+@register(OPTIM_WRAPPER_CONSTRUCTORS)
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
     """Gives each block of a backbone the rate lr * layer_decay_rate ** (blocks behind it).
 

@@ -8,8 +8,10 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
+from mrla_mm.registry import register
 
-@OPTIM_WRAPPERS.register_module()
+
+@register(OPTIM_WRAPPERS)
 class BFloat16OptimWrapper(OptimWrapper):
     """Trains in mixed precision with bfloat16 on whatever device the model is on.
 

@@ -4,9 +4,10 @@ from mmengine.registry import OPTIMIZERS
 from torch.optim import Optimizer
 
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 
-@OPTIMIZERS.register_module(name="TimmRMSpropTF")
+@register(OPTIMIZERS, "TimmRMSpropTF")
 def timm_rmsprop_tf(params, **options: object) -> Optimizer:
     """Build timm's RMSpropTF, which computes as TensorFlow's RMSProp does.
 

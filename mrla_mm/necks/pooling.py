@@ -4,8 +4,10 @@ from mmengine.registry import MODELS
 from mmpretrain.models.necks import GlobalAveragePooling
 from torch import Tensor, nn
 
+from mrla_mm.registry import register
 
-@MODELS.register_module()
+
+@register(MODELS)
 class DroppedAveragePooling(GlobalAveragePooling):
     """Average each map over its grid and, in training, drop features."""
 

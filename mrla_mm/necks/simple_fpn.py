@@ -10,13 +10,14 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 
 LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
 # How often the map's stride is halved, by the ratio of a level's stride to it.
 HALVINGS = {0.25: 2, 0.5: 1, 1: 0, 2: -1}
 
 
-@MODELS.register_module()
+@register(MODELS)
 class SimpleFeaturePyramid(BaseModule):
     """Pyramid of one map, without a top-down path (ViTDet, Li et al., ECCV 2022).
 

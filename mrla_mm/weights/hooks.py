@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.errors import InputError
+from mrla_mm.registry import register
 from mrla_mm.torch_support import add_safe_globals
 from mrla_mm.weights.backbone import pretrained_entries
 from mrla_mm.weights.files import SAFETENSORS, TRAIN_ALL, locate, read_file
@@ -19,7 +20,7 @@ from mrla_mm.weights.states import BACKBONE, find_state, strip_prefix
 VARYING = {"last_step", "_global_step", "_last_value", "best", "cooldown_counter", "num_bad_epochs"}
 
 
-@HOOKS.register_module()
+@register(HOOKS)
 class CheckpointCheckHook(Hook):
     """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
 

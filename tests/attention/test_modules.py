@@ -90,6 +90,12 @@ BAD = [
     (dict(previous="earlier"), "earlier"),
     (dict(previous="none", learnable_lambda=False), "learnable_lambda=False"),
     (dict(gated=False, projection="linear", reduction=2), "gated=False"),
+    (dict(head_channels=True), "head_channels=True"),
+    (dict(projection="linear", reduction=0), "reduction=0"),
+    (dict(projection="linear", reduction=48), "reduction=48"),  # leaves no channel
+    (dict(projection="linear", reduction=True), "reduction=True"),
+    (dict(gated="no"), "gated='no'"),
+    (dict(learnable_lambda="no"), "learnable_lambda='no'"),
 ]
 
 
@@ -97,6 +103,14 @@ BAD = [
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(InputError, match=message):
         attention.MRLALight(24, **(dict(head_channels=8) | arguments))
+
+
+def test_a_record_of_arguments_that_is_no_dict_is_named():
+    module = attention.MRLALight(24)
+    state = module.state_dict()
+    state._metadata[""]["layer_attention"] = 3
+    with pytest.raises(RuntimeError, match="layer_attention is 3, not a dict"):
+        module.load_state_dict(state)
 
 
 LIGHT, BASE = dict(type="MRLALight"), dict(type="MRLABase")

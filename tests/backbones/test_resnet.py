@@ -87,9 +87,25 @@ def test_stages_without_layer_attention_are_plain():
     backbone.layer4[2] = plain.layer4[2]  # which returns a map, not a tuple
     for network in (backbone, torch.fx.symbolic_trace(backbone)):
         torch.testing.assert_close(list(network(image)), expected)
-    for wrong in ("layer", "layer5"):  # "layer" matches no name entirely
+    for wrong in ("layer", "layer5", "(", None):  # "layer" matches no name entirely
         with pytest.raises(InputError, match=re.escape(f"stages={wrong!r}")):
             MRLAResNet(50, BASE, stages=wrong, **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layer_attention", True),
+        ("layer_attention", dict(head_channels=16)),  # without its type
+        ("layer_attention", ""),
+        ("attention_drop_path", None),
+        ("attention_drop_path", True),
+        ("zero_init_attention", "no"),
+    ],
+)
+def test_values_of_another_type_are_named(key, value):
+    with pytest.raises(InputError, match=re.escape(f"{key.removeprefix('attention_')}={value!r}")):
+        MRLAResNet(18, base_channels=16, **{key: value})
 
 
 def test_zero_init_residual_reaches_our_blocks():

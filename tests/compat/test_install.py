@@ -81,26 +81,40 @@ def test_a_real_extension_is_never_replaced_even_a_broken_one(tmp_path):
 
 BESIDE_ANOTHER_PROJECT = """
 import sys
+import warnings
 from mmengine.registry import HOOKS, MODELS, init_default_scope
 
 class Theirs:
     pass
 
 NAMES = "A2 AA BA CBAM DIA DLALight ECA KCLA SE ComparatorResNet RLAResNet".split()
-for name in NAMES[::2]:
+PUBLIC = "MLA MRLABase MRLAViT WithLayerAttention SimpleFeaturePyramid".split()
+for name in NAMES[::2] + PUBLIC:
     MODELS.register_module(name, module=Theirs)
-import mrla_mm
-for name in NAMES[1::2]:
-    MODELS.register_module(name, module=Theirs)
-HOOKS.get("CheckpointHook")
-assert "mmdet" not in sys.modules
-assert {MODELS.get(name) for name in NAMES} == {Theirs}
+HOOKS.register_module("CompileBackboneHook", module=Theirs)
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import mrla_mm
+    for name in NAMES[1::2]:
+        MODELS.register_module(name, module=Theirs)
+    assert HOOKS.get("CompileBackboneHook") is Theirs
+    assert "mmdet" not in sys.modules
+    assert {MODELS.get(name) for name in NAMES + PUBLIC} == {Theirs}
+told = [str(each.message) for each in told]
+for name in [*PUBLIC, "CompileBackboneHook"]:
+    assert f"{name} is registered by __main__; mrla_mm's is type='mrla_mm.{name}'" in told, name
+assert HOOKS.get("mrla_mm.CompileBackboneHook") is mrla_mm.engine.CompileBackboneHook
 assert issubclass(MODELS.get("MRLAResNet"), MODELS.get("mmdet.ResNet"))
 init_default_scope("mmdet")
 block = MODELS.build(dict(type="mrla_mm.ComparatorResNet", depth=50, layer_attention="mrla_mm.DIA"))
 assert type(block.layer1[0].mrla) is mrla_mm.comparators.DIA
-for name in NAMES:
+for name in NAMES + PUBLIC:
     assert MODELS.get(f"mrla_mm.{name}") is not Theirs
+base = dict(type="MRLAResNet", depth=18, layer_attention="mrla_mm.MRLABase")
+assert type(MODELS.build(base).layer1[0].mrla.attention) is mrla_mm.attention.MRLABase
+block = dict(type="mrla_mm.MRLAViT", arch="deit-tiny", layer_attention="mrla_mm.MLA")
+assert type(MODELS.build(block).layers[0].mrla.attention) is mrla_mm.attention.MLA
+assert MODELS.get("MRLAViT") is Theirs
 """
 
 
