@@ -130,7 +130,9 @@ def path(original, tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("suffix", ["", "_mrla_light"])
 def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
-    cfg = Config.fromfile(find_config(f"mrla_mm::efficientnet/retinanet_efficientnet_b0{suffix}_1x.py"))
+    cfg = Config.fromfile(
+        find_config(f"mrla_mm::efficientnet/retinanet_efficientnet_b0{suffix}_1x.py")
+    )
     cfg = cfg.model.backbone
     cfg.init_cfg.checkpoint = str(path)
     init_default_scope("mmdet")
