@@ -51,7 +51,7 @@ BUILT_LATER = [
 
 
 class ClassToImport:
-    """What stands for a class of the package until it is called or subclassed."""
+    """Placeholder for a class of the package until it is called or subclassed."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module

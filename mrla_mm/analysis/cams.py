@@ -35,7 +35,7 @@ class Target(NamedTuple):
 
 
 class AttachedScores(TorchFunctionMode):
-    """Makes `detach` do nothing: mmdet's dense heads detach scores before they choose boxes."""
+    """Disables `detach`: mmdet's dense heads detach scores before they choose boxes."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is Tensor.detach:

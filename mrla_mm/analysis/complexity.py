@@ -163,7 +163,7 @@ def token_attention(query: Tensor, key: Tensor, value: Tensor, *_, **options: ob
 
 
 class Complexity(NamedTuple):
-    """What a model has and does."""
+    """Parameters and multiply-adds of a model."""
 
     parameters: Mapping[str, int]  # by name of the module that holds them
     trainable: int  # parameters that are not frozen
@@ -226,7 +226,7 @@ def run(model: nn.Module, image: Tensor) -> None:
 
 
 def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
-    """Run a two-stage detector on as many proposals as it allows, whatever weights and image."""
+    """Run a two-stage detector on its maximum number of proposals, for any weights and image."""
     features = model.extract_feat(image)
     if model.with_rpn:
         model.rpn_head(features)
@@ -236,6 +236,6 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
 
 
 def empty_regions(extractor: SingleRoIExtractor, features, rois: Tensor, *_) -> Tensor:
-    """Return what a RoI extractor would, without values: regions have a shape, pooling is free."""
+    """Return empty regions in the shape of a RoI extractor's output; pooling is not counted."""
     size = extractor.roi_layers[0].output_size
     return features[0].new_zeros(len(rois), extractor.out_channels, *size)

@@ -54,7 +54,7 @@ class KeyLayout:
         return name
 
     def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-        """Return in words what may be wrong about a file that matches, which shapes do not tell."""
+        """Return warnings about a file that matches, of differences that shapes do not show."""
         return []
 
 
@@ -62,7 +62,7 @@ class ResNetLayout(KeyLayout):
     """The layout of torchvision's ResNet and, with layer attention, of the paper's authors."""
 
     def doubts(self, backbone: nn.Module, state: Mapping[str, Tensor]) -> list[str]:
-        """Doubt head_channels that differ from those of the authors' base models."""
+        """Warn of head_channels that differ from those of the authors' base models."""
         if not any(key.startswith("stages.") for key in state):  # other models count from layer1
             return []
         metadata = backbone.state_dict()._metadata.values()

@@ -20,7 +20,7 @@ KEPT_META = "epoch", "iter", "experiment_name", "mmengine_version", "dataset_met
 
 
 def publishable(checkpoint: Mapping) -> tuple[dict, list[str]]:
-    """Return what others need of a training checkpoint, and the names of the entries left behind.
+    """Return the entries of a training checkpoint to publish, and the names of the others.
 
     Of a model and its average, the one that mmengine evaluates stays. Raises InputError if the
     checkpoint holds no weights.
