@@ -45,7 +45,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
-NUMBER = re.compile(r"[-+]?\d[\d,.]*( ?[±/] ?\d[\d.]*)?", re.ASCII)  # with an error, or two
+NUMBER = re.compile(r"[-+]?\d[\d,.]*( ?[±/→] ?\d[\d.]*)?", re.ASCII)  # with an error, or two
 TOOLS = Path(__file__).parent.parent / "tools"
 BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 MEMBER = "\n```{{eval-rst}}\n.. {0}:: {1}\n{2}```\n"

@@ -107,8 +107,10 @@ def refuse(*arguments, **keywords):
 socket.socket.connect = socket.getaddrinfo = refuse
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
-for name in ("r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"):
-    build_model(read_config(f"mrla_mm::retinanet_{name}_mrla_light_1x.py", {}))
+names = "r50", "deit_t", "ceit_t", "pvtv2_b0", "efficientnet_b0"
+folders = "", *["transformers/"] * 3, "efficientnet/"
+for folder, name in zip(folders, names, strict=True):
+    build_model(read_config(f"mrla_mm::{folder}retinanet_{name}_mrla_light_1x.py", {}))
 """
 
 
