@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-annotate --generate-hashes
 
-.PHONY: install install-dev quickstart test test-all lint docs bench distributed matrix lock clean
+.PHONY: install install-dev quickstart test test-slow test-all lint docs bench distributed matrix lock clean
 
 $(VENV)/.installed: requirements/lock.txt setup.py requirements/runtime.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 10) or sys.exit("mrla_mm needs Python 3.10 or newer: run make PYTHON=python3.12"); v < (3, 14) or print(f"Python {v[0]}.{v[1]} has not been tried; 3.10 to 3.13 have")'
@@ -33,8 +33,10 @@ quickstart: install
 test: install-dev  # all but the slow tests
 	$(PYTEST) -m "not slow"
 
-test-all: install-dev  # the slow rest
+test-slow: install-dev
 	$(PYTEST) -m slow
+
+test-all: test test-slow
 
 lint: install-dev
 	$(BIN)/ruff check .

@@ -5,7 +5,8 @@ import importlib
 import re
 from pathlib import Path
 
-from docutils.nodes import SkipNode, Text, literal, literal_block
+from docutils.nodes import SkipNode, Text, literal, literal_block, tgroup
+from docutils.nodes import row as row_node
 from docutils.utils.math.latex2mathml import tex2mathml
 
 import mrla_mm  # the stand-in operators must be in place before autodoc imports what imports mmdet
@@ -44,6 +45,7 @@ autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
+NUMBER = re.compile(r"[-+]?\d[\d,.]*( ?[±/→] ?\d[\d.]*)?", re.ASCII)  # with an error, or two
 TOOLS = Path(__file__).parent.parent / "tools"
 BLOCK = "\n```{{eval-rst}}\n.. automodule:: {0}\n   :members:\n{1}```\n"
 MEMBER = "\n```{{eval-rst}}\n.. {0}:: {1}\n{2}```\n"
@@ -115,6 +117,17 @@ def keep_errors_beside_means(app, doctree):
             )
 
 
+def align_numbers(app, doctree):
+    """Align the columns of a table to the right that hold nothing but numbers."""
+    for group in doctree.findall(tgroup):
+        rows = [list(row.children) for row in group.findall(row_node)]
+        for column in zip(*rows, strict=False):
+            texts = [cell.astext().strip() for cell in column[1:]]
+            if any(texts) and all(NUMBER.fullmatch(text) for text in texts if text):
+                for cell in column:
+                    cell["classes"].append("number")
+
+
 def show_formula(self, node):
     """Write a formula as MathML."""
     is_block = node.tagname == "math_block"
@@ -138,6 +151,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (show_formula, None), (show_formula, None))
     app.connect("source-read", fill_in_reference)
     app.connect("autodoc-skip-member", skip_internals)
+    app.connect("doctree-read", align_numbers)
     app.connect("doctree-read", keep_errors_beside_means)
     app.connect(
         "autodoc-process-docstring", keep_formulas, priority=400

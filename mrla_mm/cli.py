@@ -1,4 +1,4 @@
-"""What the command line tools share: arguments, what they name, and how errors end a run."""
+"""What the command line tools share: arguments, configs and models, errors."""
 
 import argparse
 import ast
@@ -32,7 +32,7 @@ IMAGE_SUFFIXES = [".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".ti
 
 
 class OptionAction(DictAction):
-    """mmengine's DictAction for values that are not Python literals; a text keeps its spaces."""
+    """mmengine's DictAction for values that are not Python literals; strings keep their spaces."""
 
     def __call__(self, parser, namespace, values, option_string=None) -> None:
         """Add options to the namespace."""

@@ -1,4 +1,4 @@
-"""The error that bad user input raises, wherever in the package it is found."""
+"""The error that invalid user input raises."""
 
 import difflib
 from collections.abc import Iterable

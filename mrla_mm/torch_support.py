@@ -1,4 +1,4 @@
-"""Newer parts of torch, or what older releases have instead: the one place that asks.
+"""Newer parts of torch, or their substitutes in older releases.
 
 The oldest torch that works throughout is 2.1.
 """

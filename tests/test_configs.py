@@ -67,6 +67,14 @@ PATTERN = re.compile(
 )
 
 
+METAFILES = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
+ENTRIES = {
+    model["Config"].removeprefix("configs/").removesuffix(".py"): model
+    for metafile in METAFILES
+    for model in yaml.safe_load((ROOT / metafile).read_text())["Models"]
+}
+
+
 def parse(name):
     match = PATTERN.fullmatch(name)
     assert match, f"{name}: name the config like the others"
@@ -112,11 +120,12 @@ def own(part):
     return {key: value for key, value in part.items() if key != "_scope_"}
 
 
+def check_parameters(name, model):
+    assert count(model) == ENTRIES[name]["Metadata"]["Parameters"]
+
+
 def test_every_config_is_listed_for_the_package_manager():
-    files = yaml.safe_load((ROOT / "model-index.yml").read_text())["Import"]
-    models = sum([yaml.safe_load((ROOT / file).read_text())["Models"] for file in files], [])
-    listed = sorted(model["Config"] for model in models)
-    assert listed == sorted(f"configs/{name}.py" for name in NAMES)
+    assert sorted(ENTRIES) == sorted(NAMES)
     assert len(MILLIONS) == 15
 
 
@@ -125,6 +134,7 @@ def test_quickstart(name):
     cfg = load(name)
     assert cfg.default_hooks.checkpoint.type == "AtomicCheckpointHook"
     model = build(cfg)
+    check_parameters(name, model)
     assert cfg.model.backbone.get("init_cfg") is None
     assert all(p.requires_grad for p in model.parameters())
 
@@ -135,7 +145,9 @@ def test_detector_with_a_backbone_of_its_own(name):
     hooks = [hook["type"] for hook in cfg.custom_hooks]
     assert {"DatasetCheckHook", "CheckpointCheckHook"} <= {*hooks}
     assert ("EMAHook" in hooks) == ("rtmdet" in name)
-    assert len(branches(build(cfg).backbone)) in (4, 12)
+    model = build(cfg)
+    check_parameters(name, model)
+    assert len(branches(model.backbone)) in (4, 12)
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -156,6 +168,7 @@ def test_detector(name, monkeypatch):
         assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ("AdamW", 1e-4, decay)
         assert "momentum" not in optimizer
     model = build(cfg)
+    check_parameters(name, model)
     transformer = said.family in ("deit", "ceit")
     drop_path = 0.1 if transformer or said.family == "pvtv2" else 0
     check_attention(model.backbone, said, drop_path)
@@ -198,6 +211,7 @@ def test_imagenet_recipe(name):
     model = build(cfg)
     size = f"{said.family}-{SIZES[said.size]}" if said.size in SIZES else said.size
     _, plain, light, base = PARAMETERS[FAMILIES[said.family][0].removeprefix("MRLA"), size]
+    check_parameters(name, model)
     # MLA has as many as base.
     assert count(model) == {None: plain, "MRLALight": light}.get(said.variant, base)
     assert all(p.requires_grad for p in model.parameters())

@@ -1,4 +1,4 @@
-"""The tables of docs/reproduce.md: counted again, and listed where they differ from the paper's."""
+"""The tables of docs: counted again, listed where they differ from the paper's, quoted as it is."""
 
 import csv
 import re
@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from .conftest import ROOT
+from .test_configs import ENTRIES
 
-paper_tables = pytest.importorskip("paper_tables", reason="needs .dev_scripts of a checkout")
+model_zoo = pytest.importorskip("model_zoo", reason="needs .dev_scripts of a checkout")
+paper_tables = pytest.importorskip("paper_tables")
 ROWS = paper_tables.read_rows()
 
 
@@ -23,14 +25,63 @@ def read_ap():
     return {row[0]: row[1:] for row in rows}
 
 
+def metrics_of_mmdet(name):
+    """What mmdet's metafiles say of a config."""
+    folder = name.partition("_")[0].replace("-", "_")
+    folder = next((each for each in ("pvt", "swin") if each in name), folder)
+    metafile = Path(mmdet.__file__).parent / f".mim/configs/{folder}/metafile.yml"
+    models = {model["Name"]: model for model in yaml.safe_load(metafile.read_text())["Models"]}
+    results = [result["Metrics"] for result in models[name]["Results"]]
+    return {metric: value for each in results for metric, value in each.items()}
+
+
 def ap_of_mmdet(detector, depth, metric):
     """What mmdet's metafile says of its 1x config."""
-    folder = detector.lower().replace("-", "").replace(" rcnn", "_rcnn")
-    metafile = Path(mmdet.__file__).parent / f".mim/configs/{folder}/metafile.yml"
-    name = f"{folder.replace('_', '-')}_r{depth}_fpn_1x_coco"
-    models = {model["Name"]: model for model in yaml.safe_load(metafile.read_text())["Models"]}
-    metrics = [result["Metrics"] for result in models[name]["Results"]]
-    return next(each[metric] for each in metrics if metric in each)
+    name = detector.lower().replace("-", "").replace(" ", "-")
+    return metrics_of_mmdet(f"{name}_r{depth}_fpn_1x_coco")[metric]
+
+
+def quoted_from_the_paper():
+    """Box and mask AP, or top-1 accuracy, by config."""
+    quoted = {}
+    for row in ROWS["coco.csv"]:
+        if row.table and row.config and not row.options:
+            ap = read_ap()[row.model]
+            quoted[row.config] = [float(each) for each in (ap[0], ap[6]) if each]
+    for cells in paper_tables.read_table("imagenet.csv")[1]:
+        if cells[2] and not cells[3] and cells[paper_tables.WIDTH]:
+            quoted[f"imagenet/{cells[2]}"] = [float(cells[paper_tables.WIDTH])]
+    return quoted
+
+
+def test_the_metafiles_quote_the_paper_and_mmdet():
+    quoted = {name: ap for name, ap in quoted_from_the_paper().items() if "::" not in name}
+    for name, entry in ENTRIES.items():
+        metadata = entry["Metadata"]
+        assert [*metadata.get("Paper", {}).values()] == quoted.pop(name, []), name
+        plain = dict(metadata.get("Plain of mmdet", {}))
+        if plain:
+            assert metrics_of_mmdet(plain.pop("Name")) == plain
+    assert not quoted
+
+
+def test_the_model_zoo_has_a_row_for_each_config():
+    page = model_zoo.PAGE.read_text(encoding="utf-8")
+    assert page == model_zoo.filled_in(page), "run .dev_scripts/model_zoo.py"
+    assert sorted(re.findall(r"^\| `([\w/]+)` \|", page, re.M)) == sorted(ENTRIES)
+
+
+def test_the_readme_quotes_the_metafiles():
+    """Parameters, box AP of the paper's plain and light, and mmdet's, of three detectors."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) → (.+?) \| (.+?) \|", readme, re.M)
+    assert len(rows) == 3
+    for name, *cells in rows:
+        light = ENTRIES[name]["Metadata"]
+        plain = ENTRIES[name.replace("_mrla_light", "")]["Metadata"]
+        quoted = [each["box AP"] for each in (plain["Paper"], light["Paper"])]
+        quoted = [light["Parameters"] / 1e6, *quoted, light["Plain of mmdet"]["box AP"]]
+        assert [float(cell) for cell in cells] == pytest.approx(quoted, abs=0.005)
 
 
 def listed(rows):

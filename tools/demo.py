@@ -49,7 +49,7 @@ def parse_args(argv):
 
 
 def readable_images(source):
-    """Return the paths of an image or of those in a folder; InputError if one is no good."""
+    """Return the paths of an image or of those in a folder; InputError if one cannot be read."""
     paths = cli.find_images(source)
     if shared := find_repeated(path.stem for path in paths):
         raise InputError(f"{source}: two images share preds/{shared[0]}.json: rename one of them")

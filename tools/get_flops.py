@@ -32,7 +32,7 @@ def parse_args(argv):
 
 
 def count(name, args):
-    """Return what a config's model has and does, and the shape of the image it was counted for."""
+    """Return the complexity of a config's model, and the shape of the image it was counted for."""
     # Imports mmdet: --help should not wait for it.
     from mrla_mm.analysis.complexity import measure
 
@@ -52,7 +52,7 @@ def count(name, args):
 
 
 def difference(second, first):
-    """Return what a second model has and does more than a first."""
+    """Return the complexity of a second model minus that of a first."""
     parameters, operations = Counter(second.parameters), Counter(second.operations)
     parameters.subtract(first.parameters)
     operations.subtract(first.operations)

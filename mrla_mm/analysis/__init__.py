@@ -1,1 +1,1 @@
-"""What a model costs, what its layers attend to, what it looks at, and how it trained."""
+"""Model complexity, layer attention scores, activation maps, and comparison of runs."""

@@ -163,7 +163,7 @@ def token_attention(query: Tensor, key: Tensor, value: Tensor, *_, **options: ob
 
 
 class Complexity(NamedTuple):
-    """What a model has and does."""
+    """Parameters and multiply-adds of a model."""
 
     parameters: Mapping[str, int]  # by name of the module that holds them
     trainable: int  # parameters that are not frozen
@@ -226,7 +226,7 @@ def run(model: nn.Module, image: Tensor) -> None:
 
 
 def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
-    """Run a two-stage detector on as many proposals as it allows, whatever weights and image."""
+    """Run a two-stage detector on its maximum number of proposals, for any weights and image."""
     features = model.extract_feat(image)
     if model.with_rpn:
         model.rpn_head(features)

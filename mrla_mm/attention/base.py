@@ -134,7 +134,7 @@ class LayerAttention(nn.Module):
         return x + functional.scale_map(out, scale, offset), memory
 
     def remove_shortcut(self) -> None:
-        """Do without the shortcut, in a block whose input has another shape than its output."""
+        """Disable the shortcut, for a block whose input and output differ in shape."""
         self.uses_shortcut = False
 
     def query_and_key(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,7 @@ class MRLALight(LayerAttention):
             self.history_scale = nn.Parameter(torch.ones(channels))
 
     def remove_shortcut(self) -> None:
-        """Do without the shortcut and its lambda, which nothing would ever train."""
+        """Disable the shortcut and remove its lambda, which would never be trained."""
         if self.uses_shortcut:
             self.history_scale = None
         super().remove_shortcut()

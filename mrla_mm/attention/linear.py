@@ -1,4 +1,4 @@
-"""Linearised recurrent layer attention, the paper's other road to linear cost."""
+"""Linearised recurrent layer attention, the paper's other variant of linear cost."""
 
 from mmengine.registry import MODELS
 from torch import Tensor

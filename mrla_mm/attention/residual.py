@@ -13,7 +13,7 @@ from mrla_mm.functional import frozen_norm
 
 
 def build_branch_norm(norm_cfg: dict, channels: int) -> nn.Module:
-    """Build a norm with a learnable scale: behind one frozen at zero nothing would ever learn."""
+    """Build a norm with a learnable scale: one frozen at zero would block every gradient."""
     return build_norm_layer({**norm_cfg, "requires_grad": True}, channels)[1]
 
 
@@ -28,7 +28,7 @@ class AttentionResidual(BaseModule):
 
     The norm's weight and bias start at zero, so that a fresh branch is an exact identity and the
     backbone around it computes what its plain pretrained weights compute. An attention with an
-    `activation` has it behind the norm.
+    `activation` has it after the norm.
 
     Args:
         attention: config of the layer attention, built with `channels` and `first_in_stage`.
@@ -40,7 +40,7 @@ class AttentionResidual(BaseModule):
 
     Raises:
         InputError: drop_path is not in [0, 1); or zero_init asks for a norm with a weight, and this
-            one has none, or an activation behind it, where such a weight may never learn.
+            one has none, or an activation after it, where such a weight may never learn.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def run_branch(
 
 
 class BlockWithoutMemory:
-    """Mixin of a block whose variant has no memory: it is called as the plain block is."""
+    """Mixin of a block whose variant has no memory: called like the plain block."""
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         """Run the block as its class does, then the branch."""

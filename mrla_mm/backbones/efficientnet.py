@@ -30,7 +30,7 @@ class MRLAMBConv:
     """
 
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run block and layer attention: x and the stage's memory -> both behind the block."""
+        """Run block and layer attention: x and the stage's memory -> both after the block."""
         return run_checkpointed(self.with_cp, self._forward, x, *memory)
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
@@ -95,7 +95,7 @@ class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
         self.arch = arch
         self.layer_attention = attention_config(layer_attention)
         self.zero_init_attention = zero_init_attention
-        unbuilt = range(len(self.layers), len(self.layer_setting))  # behind the last output
+        unbuilt = range(len(self.layers), len(self.layer_setting))  # after the last output
         self.unbuilt_parts = tuple(f"layers.{index}." for index in unbuilt)
         if self.layer_attention is not None:
             self.layers = ModuleList(self.layers)  # mmengine's, which hands init_weights on

@@ -30,7 +30,7 @@ class _MRLABlock:
     efficient_conv_bn_eval = False
 
     def forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        """Run block and layer attention: x and the stage's memory -> both behind the block."""
+        """Run block and layer attention: x and the stage's memory -> both after the block."""
         return run_checkpointed(self.with_cp, self._forward, x, *memory)
 
     def _forward(self, x: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
@@ -64,13 +64,13 @@ class _MRLABlock:
         return x
 
     def run_conv(self, step: int, x: Tensor) -> Tensor:
-        """Run the convolution and norm of a step; a subclass may take the context as well."""
+        """Run the convolution and norm of a step; a subclass may also use the context."""
         conv = getattr(self, f"conv{step}")
         norm = getattr(self, f"norm{step}")
         return self.run_conv_bn(conv, norm, x)
 
     def run_conv_bn(self, conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
-        """Run a convolution and its norm; as one where that is asked for and can be."""
+        """Run a convolution and its norm, as one convolution where requested and possible."""
         can_fold = type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d
         if self.efficient_conv_bn_eval and can_fold:
             return efficient_conv_bn_eval_control(norm, conv, x)
@@ -150,7 +150,7 @@ class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 
     `with_cp`, `frozen_stages` and `norm_eval` cover a block's layer attention as they cover the
-    block. A `norm_cfg` with requires_grad=False does not: behind a norm frozen at zero, layer
+    block. A `norm_cfg` with requires_grad=False does not: after a norm frozen at zero, layer
     attention would never learn. An entry of `plugins` may name the blocks of a stage that get it:
     ``blocks=(-2,)`` is the last but one.
 

@@ -1,4 +1,4 @@
-"""Runs of blocks in any backbone, found by what its modules do with images of zeros.
+"""Runs of blocks in any backbone, found by a forward pass over images of zeros.
 
 A run is two or more consecutive blocks of one class in one container, which may share a memory.
 Each is called once, on the output of the block before it; all but the first keep its shape.

@@ -1,7 +1,7 @@
 """Gates on channels: SE, ECA, CBAM and BA, plugins of a residual block.
 
 All but BA go into the blocks of mmdet's ResNet and of MRLAResNet by mmcv's mechanism,
-``plugins=[dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]``: behind the last
+``plugins=[dict(cfg=dict(type="mrla_mm.ECA"), position="after_conv3")]``: after the last
 convolution and before the shortcut. The block sets `in_channels`, C of the map.
 """
 
@@ -91,7 +91,7 @@ class BA(nn.Module):
     """Bridge attention: a gate from all convolutions of the block (Zhao et al., ECCV 2022).
 
     x sigmoid(W relu(sum_i BN_i(W_i GAP(x_i)))), where x_i are the outputs of the block's
-    convolutions, behind norm and ReLU, and the last of them is x. A plugin of `ComparatorResNet`
+    convolutions, after norm and ReLU, and the last of them is x. A plugin of `ComparatorResNet`
     alone, whose blocks pass the earlier outputs on.
 
     Args:

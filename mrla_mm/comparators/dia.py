@@ -69,7 +69,7 @@ class DIA(nn.Module):
     The LSTM's output is a sigmoid in place of a tanh (Huang et al., AAAI 2020). As the paper has
     it, x is a block's last convolution, before the shortcut:
     ``ComparatorResNet(50, layer_attention="mrla_mm.DIA")``. In the backbones with MRLA it is a
-    residual branch behind the block. The memory is h and c (B, C) and the LSTM's weights, which the
+    residual branch after the block. The memory is h and c (B, C) and the LSTM's weights, which the
     stage's first layer holds.
 
     Args:

@@ -21,7 +21,7 @@ class KCLA(LayerAttention):
         w^t = exp(min(a |k^t|, 10)),  Z^t = sum_{s<=t} w^s,  A^t = sum_{s<=t} w^s x^s / Z^t
         o^t = sigmoid(Phi^t [q^t . k^t / |k^t|]) Z^t / (Z^t + 1e-3) f_V(A^t)
 
-    per head, a fixed, Phi a linear layer over the heads, and a ReLU behind the norm of the branch,
+    per head, a fixed, Phi a linear layer over the heads, and a ReLU after the norm of the branch,
     which therefore cannot start at zero. The memory is A (B, C, H, W) and log Z (B, G). What the
     authors' versions do between stages is left out: they disagree. Arguments are those of
     `LayerAttention`.

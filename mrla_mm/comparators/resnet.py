@@ -22,7 +22,7 @@ class _Gated:
         return (self.relu(x + shortcut), *memory)
 
     def run_plugins(self, step: int, x: Tensor, maps: list[Tensor]) -> Tensor:
-        """Run the plugins behind the convolution of a step; BA gets the maps of earlier steps."""
+        """Run the plugins after the convolution of a step; BA gets the maps of earlier steps."""
         for name in getattr(self, f"after_conv{step}_plugin_names", ()):
             plugin = getattr(self, name)
             x = plugin(x, maps) if isinstance(plugin, BA) else plugin(x)

@@ -33,7 +33,7 @@ class Aggregation(nn.Module):
         conv: the block's first convolution. `read` is its part for the hidden state: together they
             are the convolution of the concatenation, without the copy, and `conv` keeps the weights
             of a plain ResNet.
-        norm: of the update behind this block; None if nothing reads the state afterwards, since an
+        norm: of the update after this block; None if nothing reads the state afterwards, since an
             unused parameter would stop DistributedDataParallel.
         shared_channels: of the stage's maps; 0 for later blocks.
     """
@@ -65,7 +65,7 @@ class RLAResLayer(MRLAResLayer):
             block._modules = {block.norm1_name: block.norm1, **block._modules}
 
     def forward(self, x: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the blocks: x (B, C', H', W') and h (B, K, H', W') -> both behind the stage."""
+        """Run the blocks: x (B, C', H', W') and h (B, K, H', W') -> both after the stage."""
         shared = self[0].mrla
         for block in self:
             x = block(x, hidden)
@@ -87,7 +87,7 @@ class RLAResNet(ComparatorResNet):
 
     Args:
         depth: 50, 101 or 152.
-        out_hidden: concatenate the last level with the hidden state, behind norm and ReLU: for a
+        out_hidden: concatenate the last level with the hidden state, after norm and ReLU: for a
             classifier.
         **kwargs: those of mmdet's ``ResNet``.
     """

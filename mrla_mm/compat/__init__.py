@@ -1,4 +1,4 @@
-"""What lets mmdet run without compiled mmcv ops and with torch >= 2.6."""
+"""Compatibility measures: mmdet without compiled mmcv ops, and with torch >= 2.6."""
 
 from mrla_mm.compat import checkpoint, config_scope, ext
 from mrla_mm.torch_support import add_safe_globals

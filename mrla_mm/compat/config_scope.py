@@ -19,7 +19,7 @@ def find_config(name: str) -> Path:
 
 
 def install() -> None:
-    """Teach mmengine's ``_base_`` the scope ``mrla_mm::``; other names go to mmengine unchanged.
+    """Make mmengine's ``_base_`` resolve ``mrla_mm::``; other names go to mmengine unchanged.
 
     Where pkg_resources is missing, which mmengine needs and setuptools 81 dropped, names of all
     packages are looked up here.

@@ -1,4 +1,4 @@
-"""The check of data before a run: faults that mmdet misses or reports as errors about arrays."""
+"""The check of data before a run, for faults that mmdet misses or reports as array errors."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

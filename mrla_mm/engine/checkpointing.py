@@ -1,4 +1,4 @@
-"""Checkpoints that survive whatever ends a run: written aside, forced to the disk, renamed."""
+"""Checkpoints that survive a crash: written to a temporary file, synced, renamed."""
 
 from pathlib import Path
 

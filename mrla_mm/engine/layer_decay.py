@@ -10,7 +10,7 @@ from mrla_mm.registry import register
 
 @register(OPTIM_WRAPPER_CONSTRUCTORS)
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
-    """Gives each block of a backbone the rate lr * layer_decay_rate ** (blocks behind it).
+    """Gives each block of a backbone the rate lr * layer_decay_rate ** (blocks after it).
 
     mmpretrain's constructor asks the model for the depth of its parameters; this one asks a
     detector's backbone. Heads and necks keep the full rate. Takes the same `paramwise_cfg`.

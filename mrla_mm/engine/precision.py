@@ -1,4 +1,4 @@
-"""Mixed precision on a CPU, where mmengine's AmpOptimWrapper refuses to run."""
+"""Mixed precision on a CPU, which mmengine's AmpOptimWrapper does not support."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from mrla_mm.registry import register
 
 @register(OPTIM_WRAPPERS)
 class BFloat16OptimWrapper(OptimWrapper):
-    """Trains in mixed precision with bfloat16 on whatever device the model is on.
+    """Trains in bfloat16 mixed precision on any device.
 
     bfloat16 has the range of float32, so the loss is not scaled.
     """

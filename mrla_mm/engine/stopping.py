@@ -1,4 +1,4 @@
-"""SIGTERM during training: noted, and acted on once the iteration in progress is done."""
+"""SIGTERM during training: recorded, and handled after the iteration in progress."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ AGREE_EVERY = 5  # iterations between two collectives that ask whether any proce
 
 
 class StopRequest:
-    """A signal handler that notes a SIGTERM; a cluster sends it some seconds before it kills."""
+    """A signal handler that records a SIGTERM; a cluster sends it some seconds before SIGKILL."""
 
     received = False
 

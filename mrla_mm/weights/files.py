@@ -1,4 +1,4 @@
-"""Weight files: fetched, looked at from outside, and read without executing anything in them."""
+"""Weight files: downloaded, checked, and read without executing any code in them."""
 
 import argparse
 import os

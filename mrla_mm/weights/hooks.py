@@ -22,7 +22,7 @@ VARYING = {"last_step", "_global_step", "_last_value", "best", "cooldown_counter
 
 @register(HOOKS)
 class CheckpointCheckHook(Hook):
-    """Refuses a checkpoint that mmengine would load in part, or not at all, with a mere warning.
+    """Refuses a checkpoint that mmengine would load only in part, or not at all, with a warning.
 
     What is tested or resumed must match its model entirely, and its data number the classes alike.
     A training that starts from a checkpoint may have other heads, but its backbone must match;

@@ -1,4 +1,4 @@
-"""Strict loading: everything that should match must, and a table says what did."""
+"""Strict loading: everything that should match must, with a table of what did."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """Every backbone that mmdet, mmpretrain and mmsegmentation register, and 40 of timm's.
 
 For each there is one of three words: right, refused (with an InputError of ours) or plain (which
-fails without layer attention too). docs/any_backbone.md has the table, which this module prints.
+fails without layer attention too). docs/every_backbone.md has the table, which this module prints.
 """
 
 import copy
@@ -26,7 +26,7 @@ from ..conftest import ROOT
 from .common import assert_equal, branches, levels, randomize_zero_init
 from .small_hosts import ARGUMENTS, TIMM
 
-PAGE = ROOT / "docs/any_backbone.md"
+PAGE = ROOT / "docs/every_backbone.md"
 SIZES = (128, 224, 256)
 WORDS = ("right", "refused", "plain")  # columns of the table
 
@@ -158,7 +158,7 @@ def test_right_or_refused_or_plain_fails_as_well(name, tmp_path):
 
 
 def write_table():
-    """Write the table of docs/any_backbone.md."""
+    """Write the table of docs/every_backbone.md."""
     table = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names():

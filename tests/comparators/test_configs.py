@@ -4,7 +4,16 @@ import pytest
 from mmengine.registry import MODELS
 
 from ..backbones.common import count
-from ..test_configs import COMPARED, FILES, build, check_schedule, load, read_table, resnet_recipe
+from ..test_configs import (
+    COMPARED,
+    FILES,
+    build,
+    check_parameters,
+    check_schedule,
+    load,
+    read_table,
+    resnet_recipe,
+)
 
 
 def read_rows(table, folder):
@@ -31,6 +40,8 @@ def test_classifier(name, depth, ours):
     cfg = load(name)
     cfg.model.backbone.depth = depth
     model = build(cfg)
+    if depth == 50:
+        check_parameters(name, model)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert millions(trained) == pytest.approx(ours, abs=0.00006)
     resnet_recipe(cfg, name, model)
@@ -60,5 +71,8 @@ def test_detector(name, depth, ours):
     assert cfg.model.backbone.init_cfg.checkpoint == "torchvision://resnet50"
     cfg.model.backbone.depth = depth
     everything = "_gc_" in name or "_nl_" in name
-    counted = [p for p in build(cfg).parameters() if p.requires_grad or everything]
+    model = build(cfg)
+    if depth == 50:
+        check_parameters(name, model)
+    counted = [p for p in model.parameters() if p.requires_grad or everything]
     assert millions(counted) == pytest.approx(ours, abs=0.00006)

@@ -101,7 +101,7 @@ def peak_memory() -> float:
 
 
 def train_and_test(run: Run) -> None:
-    """Bring a run to its end: train unless that is done, test, and write the result."""
+    """Finish a run: train unless that is done, test, and write the result."""
     folder = run.folder
     cfg = read_config(str(config_file(folder.parent)), {"randomness.seed": run.seed})
     cfg.launcher = "none"

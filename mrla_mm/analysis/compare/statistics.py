@@ -1,4 +1,4 @@
-"""Metrics of configs over seeds: paired differences, how certain they are, a table and a plot.
+"""Metrics of configs over seeds: paired differences, their intervals, a table and a plot.
 
 Runs of a seed see the same images and start from shared weights, so a config is judged by its
 differences to the first one within a seed. The interval is Student's t over seeds, p its test
@@ -19,7 +19,7 @@ BySeed = Mapping[int, float]  # a metric of each run of a config
 
 
 class Gain(NamedTuple):
-    """Differences to another config within a seed, and what they say about their mean.
+    """Differences to another config within a seed, with the interval and p value of their mean.
 
     Interval and p are NaN for fewer than two differences, and where all are equal.
     """
@@ -55,7 +55,7 @@ def paired_gain(values: BySeed, baseline: BySeed) -> Gain:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number; a NaN stays one and counts as a comparison."""
+    """Return p values corrected by Holm's method; a NaN stays NaN and counts as a comparison."""
     order = np.argsort(p_values)  # NaN comes last
     corrected = np.array(p_values)
     scaled = np.arange(len(order), 0, -1) * corrected[order]
@@ -87,7 +87,7 @@ def describe_gain(gain: Gain) -> list[str]:
 
 
 def describe_cost(runs: Sequence[Mapping[str, float]], key: str) -> str:
-    """Return the median of what runs cost as text, empty for no runs."""
+    """Return the median cost of runs as text, empty for no runs."""
     if not runs:
         return ""
     median = statistics.median(run[key] for run in runs)
