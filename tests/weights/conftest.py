@@ -60,7 +60,7 @@ def random_layers(shapes):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     (tmp_path / "hub/checkpoints").mkdir(parents=True)
     return tmp_path / "hub/checkpoints"
 
