@@ -52,7 +52,10 @@ class OptionAction(DictAction):
         try:
             value = ast.literal_eval(text.strip())
         except (SyntaxError, ValueError):
-            value = self._parse_iterable(text)
+            try:
+                value = self._parse_iterable(text)
+            except RecursionError:  # mmengine's of a call
+                raise ValueError("write a dict as {'type':'MRLALight'}") from None
             if isinstance(value, str):
                 return text.strip("'\"")
             if isinstance(value, list | tuple) and re.search(r"[^\s,([] +[^\s,)\]]", text):

@@ -91,7 +91,9 @@ def test_values_of_options(plan, text, value):
     assert type(cfg.model.test_cfg.own) is type(value) or isinstance(value, dict)
 
 
-@pytest.mark.parametrize("option", ["a=[one sign,b]", "a=(1,2", "train_cfg.max_epochs"])
+@pytest.mark.parametrize(
+    "option", ["a=[one sign,b]", "a=(1,2", "a=dict(b=1,c=2)", "train_cfg.max_epochs"]
+)
 def test_options_that_cannot_be_read_are_refused(option, capsys):
     with pytest.raises(SystemExit):
         load_tool("train").main([str(RETINANET), "--cfg-options", option])
