@@ -6,11 +6,12 @@ ours and leaves our own names alone.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 
 from torch import Tensor
 
-from mrla_mm.weights.states import strip_prefix
+from mrla_mm.weights.states import rename_keys, strip_prefix
 
 ATTENTION = ".mrla."  # in every key of layer attention
 LAMBDA = ".mrla.attention.history_scale"
@@ -32,17 +33,15 @@ class KeyLayout:
 
     def split(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier's head, by our names."""
-        backbone = {}
-        head = {}
-        for key, tensor in self.renamed(state).items():
-            name = rename_prefix(key, self.classifier)
-            part = backbone if name == key else head
-            part[name] = tensor
+        renamed = self.renamed(state)
+        named = rename_keys(renamed, partial(rename_prefix, names=self.classifier))
+        backbone = {key: tensor for key, tensor in named.items() if key in renamed}
+        head = {key: tensor for key, tensor in named.items() if key not in renamed}
         return backbone, head
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with our names for the backbone's tensors."""
-        renamed = {self.our_name(key): tensor for key, tensor in state.items()}
+        renamed = rename_keys(state, self.our_name)
         lambdas = {key: value.flatten() for key, value in renamed.items() if key.endswith(LAMBDA)}
         return renamed | lambdas
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mrla_mm.errors import InputError
 from mrla_mm.weights.files import read_checkpoint
 from mrla_mm.weights.layouts import ATTENTION, WeightDeclarations, declarations_of
-from mrla_mm.weights.states import Source, find_state, preview
+from mrla_mm.weights.states import BACKBONE, Source, find_state, preview
 
 COUNTER = "num_batches_tracked"  # which old files lack
 OPTIONAL = {COUNTER, "conv_offset"}  # the offsets of deformable convolutions
@@ -93,11 +93,14 @@ class LoadReport:
         faults = self.faults(part)
         if self.loadable and not (strict and faults):
             return
+        matched = self.keys[KeyStatus.MATCHED]
+        reason = "It is of another depth, width, attention or model, or needs prefix= in init_cfg"
+        if not self.faults(BACKBONE) and any(key.startswith(BACKBONE) for key in matched):
+            reason = "The backbone matches: name the file as model.backbone.init_cfg to train on it"
         raise InputError(
             f"weights {self.location} ({self.origin}) do not fit {self.target}, nothing was "
-            f"loaded: {len(self.keys[KeyStatus.MATCHED])} tensors match; "
-            f"{'; '.join(faults) or 'nothing matches'}. They are of another depth, width, "
-            "attention or model, or need prefix= in init_cfg"
+            f"loaded: {len(matched)} tensors match; "
+            f"{'; '.join(faults) or 'nothing matches'}. {reason}"
         )
 
 
@@ -185,6 +188,8 @@ def status_in_model(
     if key not in own:
         has_part = exact or belongs_to_part(module, own, key)
         return (KeyStatus.UNEXPECTED if has_part else KeyStatus.NO_SUCH_PART), ""
+    if tensor.is_nested:  # without a shape
+        return KeyStatus.UNUSABLE, "(nested)"
     status = KeyStatus.MATCHED
     shapes = ""
     if tensor.shape != own[key].shape:
@@ -238,9 +243,12 @@ def by_our_names(module: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict, 
 
 def is_usable(tensor: Tensor, own: Tensor) -> bool:
     """Whether a model can compute with a tensor of a file in place of its own."""
-    if not own.is_floating_point():  # counters, which an average of weights makes floating-point
-        return own.dim() == 0 or not tensor.is_floating_point()
-    return tensor.is_floating_point() and bool(torch.isfinite(tensor.to(own.dtype)).all())
+    if not own.is_floating_point():
+        if own.dim() == 0 and tensor.is_floating_point():  # a counter, averaged with the weights
+            return bool(torch.isfinite(tensor).all())
+        return not (tensor.is_floating_point() or tensor.is_complex())
+    plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
+    return plain and bool(torch.isfinite(tensor.to(own.dtype)).all())
 
 
 def fits_resized(module: nn.Module, key: str, tensor: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """What a checkpoint holds: a state dict, inside entries of the file and wrappers of the model."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -81,12 +81,16 @@ def known_entries(content: Mapping) -> list[str]:
 def unwrap(state: OrderedDict[str, Tensor]) -> tuple[OrderedDict[str, Tensor], list[str]]:
     """Return a state dict without wrappers' prefixes, and these prefixes, the outermost first.
 
-    What lies beside a wrapper's keys are its own counters, which are left out.
+    What lies beside a wrapper's keys are its own counters, which are left out. Raises InputError if
+    a key is there with and without a prefix.
     """
     for wrapper in WRAPPERS:
         if any(key.startswith(wrapper) for key in state):
             inside, wrappers = unwrap(strip_prefix(state, wrapper))
-            return inside, [wrapper, *wrappers]
+            wrappers = [wrapper, *wrappers]
+            if (twice := next((key for key in inside if key in state), None)) is not None:
+                raise two_tensors(twice, twice, "".join([*wrappers, twice]))
+            return inside, wrappers
     return state, []
 
 
@@ -102,6 +106,25 @@ def strip_prefix(state: Mapping, prefix: str) -> OrderedDict[str, Tensor]:
         if f"{path}.".startswith(prefix) and isinstance(metadata, Mapping):
             inside._metadata[f"{path}.".removeprefix(prefix).removesuffix(".")] = metadata
     return inside
+
+
+def rename_keys(state: Mapping[str, Tensor], rename: Callable[[str], str]) -> dict[str, Tensor]:
+    """Return a state dict with renamed keys; InputError if two keys get one name."""
+    renamed = {}
+    origins = {}
+    for key, tensor in state.items():
+        name = rename(key)
+        if name in renamed:
+            raise two_tensors(name, origins[name], key)
+        renamed[name] = tensor
+        origins[name] = key
+    return renamed
+
+
+def two_tensors(name: str, *keys: str) -> InputError:
+    """Return the error for keys of a file that mean one tensor of the model."""
+    found = f"two tensors for {preview([name])}: {preview(keys)}"
+    return InputError(f"{found}; save the file again with one of them")
 
 
 def preview(keys: Iterable, count: int = 3) -> str:

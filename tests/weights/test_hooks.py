@@ -53,7 +53,7 @@ def save(tmp_path, state, **meta):
     [
         ({}, dict(depth=34), "another depth"),
         (dict(depth=34), {}, "nothing was loaded"),
-        ({}, dict(classes=3), "head"),
+        ({}, dict(classes=3), "backbone matches"),
         ({}, dict(attention=dict(LIGHT, previous="none")), "mrla"),
         (dict(attention=dict(LIGHT, previous="none")), {}, "mrla"),
         (dict(depth=50, plugins=PLUGINS), dict(depth=50), "not in the file"),

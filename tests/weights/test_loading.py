@@ -130,6 +130,24 @@ def test_wrong_architecture_loads_nothing(make, expected, trained, tmp_path):
     assert same(model.state_dict(), before)
 
 
+TWICE = {
+    "bare and module.": (lambda s: prefixed(s, "module."), "for conv1", "module.conv1"),
+    "two wrappers": (lambda s: prefixed(s, "_orig_mod.module."), "", "_orig_mod.module.conv1"),
+    "names of the authors": (lambda s: released_resnet("light"), "mrla.attention", ".lambda_t"),
+    "two heads": (
+        lambda s: {f"{head}.weight": torch.ones(2) for head in ("fc", "head.fc")},
+        "",
+        "fc",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "name", "other"), TWICE.values(), ids=TWICE)
+def test_two_tensors_for_one_key_of_the_model(make, name, other, trained, tmp_path):
+    found = message(save(tmp_path, trained | make(trained)))
+    assert "two tensors" in found and name in found and other in found
+
+
 def test_values_that_the_model_cannot_hold(trained, tmp_path):
     key = "layer2.0.conv1.weight"
     content = dict(trained)
@@ -137,6 +155,8 @@ def test_values_that_the_model_cannot_hold(trained, tmp_path):
     assert torch.equal(backbone(save(tmp_path, content)).state_dict()[key], trained[key])
     content[key] = content[key] + 1e300
     assert key in message(save(tmp_path, content))
+    content[key] = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    assert f"{key} (nested)" in message(save(tmp_path, content))
 
 
 def test_shapes_are_compared_before_values(trained, tmp_path):
