@@ -1,5 +1,7 @@
 """The residual branch: the one place where every CNN backbone calls layer attention."""
 
+from numbers import Real
+
 import torch
 from mmcv.cnn import build_norm_layer
 from mmcv.cnn.bricks import DropPath
@@ -56,7 +58,8 @@ class AttentionResidual(BaseModule):
     ) -> None:
         super().__init__()
         check_choice("zero_init_attention", zero_init, (True, False))
-        if type(drop_path) not in (int, float) or not 0 <= drop_path < 1:
+        is_number = isinstance(drop_path, Real) and not isinstance(drop_path, bool)  # numpy's too
+        if not is_number or not 0 <= drop_path < 1:
             raise InputError(f"drop_path={drop_path!r} of layer attention must be in [0, 1)")
         self.channels = channels
         self.first_in_stage = first_in_stage
