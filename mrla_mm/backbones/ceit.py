@@ -66,7 +66,7 @@ class CeiTLayer(TransformerEncoderLayer):
         return self.ffn(self.ln2(x), x, grid)
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLACeiT(MRLAViT):
     """CeiT whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 

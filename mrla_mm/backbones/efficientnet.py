@@ -80,7 +80,7 @@ def torchvision_keys(arch: str) -> list[str]:
         return [*build().features.state_dict(prefix="features.")]
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAEfficientNet(PretrainedBackbone, EfficientNet):
     """EfficientNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

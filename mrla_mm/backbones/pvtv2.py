@@ -11,7 +11,7 @@ from mrla_mm.backbones.checkpointing import run_checkpointed
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAPVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
     """PVTv2 whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 

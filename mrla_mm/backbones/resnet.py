@@ -140,7 +140,7 @@ def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:
                     delattr(block, name)
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAResNet(PretrainedBackbone, ResNet):
     """ResNet whose blocks attend to the earlier blocks of their stage (MRLA, ICLR 2023).
 

@@ -19,7 +19,7 @@ from mrla_mm.torch_support import is_compiling
 from mrla_mm.weights import PretrainedBackbone
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class MRLAViT(PretrainedBackbone, VisionTransformer):
     """Vision transformer whose blocks attend to the earlier ones of their stage (MRLA, ICLR 2023).
 

@@ -44,7 +44,7 @@ class AnyBackbone(PretrainedBackbone):
         return next((KEY_LAYOUTS[host] for host in hosts if host in KEY_LAYOUTS), None)
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 def WithLayerAttention(  # a function, by the name that configs know
     backbone: str | type,
     layer_attention: AttentionConfig = "MRLALight",

@@ -6,7 +6,7 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from mmpretrain.engine.optimizers import LearningRateDecayOptimWrapperConstructor
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
 class LayerDecayOptimWrapperConstructor(LearningRateDecayOptimWrapperConstructor):
     """Gives each block of a backbone the rate lr * layer_decay_rate ** (blocks behind it).
 

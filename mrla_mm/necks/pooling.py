@@ -5,7 +5,7 @@ from mmpretrain.models.necks import GlobalAveragePooling
 from torch import Tensor, nn
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class DroppedAveragePooling(GlobalAveragePooling):
     """Average each map over its grid and, in training, drop features."""
 

@@ -16,7 +16,7 @@ LAYER_NORM = dict(type="mmpretrain.LN2d", eps=1e-6)
 HALVINGS = {0.25: 2, 0.5: 1, 1: 0, 2: -1}
 
 
-@MODELS.register_module()
+@MODELS.register_module(force=True)
 class SimpleFeaturePyramid(BaseModule):
     """Pyramid of one map, without a top-down path (ViTDet, Li et al., ECCV 2022).
 
