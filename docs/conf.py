@@ -79,9 +79,10 @@ def reference_of_member(module, name):
 
 def built_later(folder):
     """Yield the reference of modules that are imported late and not exported."""
-    for _, path in mrla_mm.IMPORTED_ON_USE:
-        if path.startswith(f"{folder.__name__}."):
-            yield BLOCK.format(path, "")
+    for _, path, names in mrla_mm.BUILT_LATER:
+        exported = hasattr(folder, names.split()[0])
+        if f"mrla_mm.{path}".startswith(f"{folder.__name__}.") and not exported:
+            yield BLOCK.format(f"mrla_mm.{path}", "")
 
 
 def fill_in_reference(app, docname, source):

@@ -2,10 +2,11 @@
 
 Importing the package is all a config needs: it makes the OpenMMLab stack run without compiled ops
 (`mrla_mm.compat`) and then registers the backbones and layer-attention modules. The classes that
-derive from mmdet's and mmpretrain's are imported when a registry is first asked for a name: those
-packages take longer to import than all the rest.
+derive from mmdet's and mmpretrain's are imported when the first of them is built or subclassed:
+those packages take longer to import than all the rest.
 """
 
+import importlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,18 +38,36 @@ __all__ = [
     "weights",
 ]
 
-# Modules that a registry imports at the first name that it is asked for.
-IMPORTED_ON_USE = [
-    (MODELS, "mrla_mm.backbones"),
-    (registry.MODELS, "mrla_mm.comparators.resnet"),
-    (registry.MODELS, "mrla_mm.comparators.rla"),
+# Names that stand in the registries until their module is imported and its classes replace them.
+BUILT_LATER = [
+    (MODELS, "backbones", "MRLAEfficientNet MRLAPVTv2 MRLAResNet WithLayerAttention"),
+    (MODELS, "backbones.ceit", "MRLACeiT"),
+    (MODELS, "backbones.vit", "MRLAViT"),
+    (registry.MODELS, "comparators.resnet", "ComparatorResNet"),
+    (registry.MODELS, "comparators.rla", "RLAResNet"),
+    (MODELS, "necks", "DroppedAveragePooling SimpleFeaturePyramid"),
+    (OPTIM_WRAPPER_CONSTRUCTORS, "engine.layer_decay", "LayerDecayOptimWrapperConstructor"),
 ]
-if find_spec("mmpretrain"):
-    IMPORTED_ON_USE += [
-        (MODELS, "mrla_mm.necks"),
-        (OPTIM_WRAPPER_CONSTRUCTORS, "mrla_mm.engine.layer_decay"),
-    ]
 
-for host, module in IMPORTED_ON_USE:
-    host._locations = [*host._locations, module]  # mmengine's registries share one empty list
-    host._imported = False
+
+class ClassToImport:
+    """What stands for a class of the package until it is called or subclassed."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.__name__ = name
+
+    def load(self) -> type:
+        """Import the module and return its class."""
+        return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.__name__)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.load()(*args, **kwargs)
+
+    def __mro_entries__(self, bases: tuple) -> tuple[type]:
+        return (self.load(),)
+
+
+for host, module, names in BUILT_LATER:
+    for name in names.split():
+        registry.register(host)(ClassToImport(module, name))

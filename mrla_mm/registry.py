@@ -13,7 +13,7 @@ MODELS = Registry("model", parent=ROOT, scope="mrla_mm")
 
 
 def register(host: Registry, name: str | None = None) -> Callable:
-    """Decorate what a registry of mmengine's shall find by name.
+    """Decorate what a registry of mmengine's shall find by name, in place of what stood for it.
 
     Where another project has the name, theirs stays, and ours is found in the scope ``mrla_mm``.
     """
@@ -21,14 +21,16 @@ def register(host: Registry, name: str | None = None) -> Callable:
     def add(module: Callable) -> Callable:
         key = name or module.__name__
         theirs = host.module_dict.get(key)
-        if theirs is None:
-            host.register_module(key, module=module)
+        if theirs is None or theirs.__module__.partition(".")[0] == "mrla_mm":
+            host.register_module(key, force=True, module=module)
             return module
         if "mrla_mm" not in host.children:
             Registry(host.name, parent=host, scope="mrla_mm")
-        told = f"{key} is registered by {theirs.__module__}; mrla_mm's is type='mrla_mm.{key}'"
-        warnings.warn(told, stacklevel=2)
-        host.children["mrla_mm"].register_module(key, module=module)
+        ours = host.children["mrla_mm"]
+        if key not in ours.module_dict:
+            told = f"{key} is registered by {theirs.__module__}; mrla_mm's is type='mrla_mm.{key}'"
+            warnings.warn(told, stacklevel=2)
+        ours.register_module(key, force=True, module=module)
         return module
 
     return add

@@ -134,7 +134,6 @@ def test_config_builds(fence, shown_configs):
 )
 def test_python_runs(page, monkeypatch):
     monkeypatch.chdir(ROOT)
-    MODELS.import_from_location()
     namespace, registered = {}, dict(MODELS.module_dict)
     exec(PRELUDES.get(page, ""), namespace)
     try:

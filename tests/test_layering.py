@@ -1,11 +1,14 @@
 """The design's layers: imports point down only, and the equations need torch alone."""
 
 import ast
+import importlib
 import re
 import sys
 from graphlib import TopologicalSorter
 
 import pytest
+
+import mrla_mm
 
 from .conftest import ROOT, run_python
 
@@ -92,7 +95,19 @@ for path in sys.argv[1:]:
 imported = {"matplotlib", "mmdet", "mmpretrain", "onnx", "torchvision"} & set(sys.modules)
 assert not imported, imported
 from mmengine.registry import MODELS
-MODELS.build(dict(type="MRLAResNet", depth=18))
+assert type(MODELS.build(dict(type="MRLAResNet", depth=18))) is MODELS.get("MRLAResNet")
 """
     tools = sorted((ROOT / "tools").glob("*.py"))
     run_python("-c", code, *tools)
+
+
+@pytest.mark.parametrize(("registry", "module", "names"), mrla_mm.BUILT_LATER)
+def test_names_that_are_registered_before_their_classes(registry, module, names):
+    importlib.import_module(f"mrla_mm.{module}")
+    others = [path for _, path, _ in mrla_mm.BUILT_LATER if path.startswith(f"{module}.")]
+    theirs = []
+    for name, found in registry.module_dict.items():
+        path = found.__module__.removeprefix("mrla_mm.")
+        if path.startswith(module) and path not in others:
+            theirs.append(name)
+    assert sorted(theirs) == sorted(names.split())

@@ -1,16 +1,12 @@
 """Backbones with layer attention, in the root registry so that every OpenMMLab scope finds them."""
 
-from importlib.util import find_spec
-
-from mmengine.logging import print_log
+import importlib.util
 
 from mrla_mm.backbones.efficientnet import MRLAEfficientNet
 from mrla_mm.backbones.pvtv2 import MRLAPVTv2
 from mrla_mm.backbones.resnet import MRLAResNet
 from mrla_mm.backbones.with_layer_attention import WithLayerAttention
 
-if find_spec("mmpretrain"):
+if importlib.util.find_spec("mmpretrain"):
     from mrla_mm.backbones.ceit import MRLACeiT
     from mrla_mm.backbones.vit import MRLAViT
-else:
-    print_log("MRLAViT and MRLACeiT need mmpretrain, which is not installed", "current")

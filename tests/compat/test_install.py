@@ -95,20 +95,25 @@ HOOKS.register_module("CompileBackboneHook", module=Theirs)
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     import mrla_mm
-    for name in NAMES[1::2]:
-        MODELS.register_module(name, module=Theirs)
-    assert HOOKS.get("CompileBackboneHook") is Theirs
-    assert "mmdet" not in sys.modules
-    assert {MODELS.get(name) for name in NAMES + PUBLIC} == {Theirs}
 told = [str(each.message) for each in told]
 for name in [*PUBLIC, "CompileBackboneHook"]:
     assert f"{name} is registered by __main__; mrla_mm's is type='mrla_mm.{name}'" in told, name
+for name in NAMES[1::2]:
+    MODELS.register_module(name, module=Theirs)
+NAMES += PUBLIC
+assert HOOKS.get("CompileBackboneHook") is Theirs
 assert HOOKS.get("mrla_mm.CompileBackboneHook") is mrla_mm.engine.CompileBackboneHook
-assert issubclass(MODELS.get("MRLAResNet"), MODELS.get("mmdet.ResNet"))
+assert {MODELS.get(name) for name in NAMES} == {Theirs}
+assert "mmdet" not in sys.modules
+
+class Mine(MODELS.get("MRLAResNet")):
+    pass
+
+assert MODELS.get("MRLAResNet") in Mine.__mro__
 init_default_scope("mmdet")
 block = MODELS.build(dict(type="mrla_mm.ComparatorResNet", depth=50, layer_attention="mrla_mm.DIA"))
 assert type(block.layer1[0].mrla) is mrla_mm.comparators.DIA
-for name in NAMES + PUBLIC:
+for name in NAMES:
     assert MODELS.get(f"mrla_mm.{name}") is not Theirs
 base = dict(type="MRLAResNet", depth=18, layer_attention="mrla_mm.MRLABase")
 assert type(MODELS.build(base).layer1[0].mrla.attention) is mrla_mm.attention.MRLABase
