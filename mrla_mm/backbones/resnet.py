@@ -201,6 +201,9 @@ class MRLAResNet(PretrainedBackbone, ResNet):
         contract_dilation: bool = False,
         **kwargs: object,
     ) -> None:
+        if depth not in self.arch_settings:
+            depths = ", ".join(map(str, self.arch_settings))
+            raise InputError(f"depth={depth!r}: there are ResNets of {depths} layers")
         # mmdet's constructor calls make_res_layer for each stage, which reads these.
         self.layer_attention = attention_config(layer_attention)
         self.attention_drop_path = attention_drop_path

@@ -101,11 +101,12 @@ def test_stages_without_layer_attention_are_plain():
         ("attention_drop_path", None),
         ("attention_drop_path", True),
         ("zero_init_attention", "no"),
+        ("depth", 51),
     ],
 )
-def test_values_of_another_type_are_named(key, value):
+def test_values_that_do_not_fit_are_named(key, value):
     with pytest.raises(InputError, match=re.escape(f"{key.removeprefix('attention_')}={value!r}")):
-        MRLAResNet(18, base_channels=16, **{key: value})
+        MRLAResNet(**{"depth": 18, "base_channels": 16, key: value})
 
 
 def test_zero_init_residual_reaches_our_blocks():
