@@ -6,7 +6,6 @@ derive from mmdet's and mmpretrain's are imported when the first of them is buil
 those packages take longer to import than all the rest.
 """
 
-import importlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,25 +48,6 @@ BUILT_LATER = [
     (OPTIM_WRAPPER_CONSTRUCTORS, "engine.layer_decay", "LayerDecayOptimWrapperConstructor"),
 ]
 
-
-class ClassToImport:
-    """What stands for a class of the package until it is called or subclassed."""
-
-    def __init__(self, module: str, name: str) -> None:
-        self.module = module
-        self.__name__ = name
-
-    def load(self) -> type:
-        """Import the module and return its class."""
-        return getattr(importlib.import_module(f"{__name__}.{self.module}"), self.__name__)
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return self.load()(*args, **kwargs)
-
-    def __mro_entries__(self, bases: tuple) -> tuple[type]:
-        return (self.load(),)
-
-
 for host, module, names in BUILT_LATER:
     for name in names.split():
-        registry.register(host)(ClassToImport(module, name))
+        registry.register(host)(registry.ClassToImport(f"{__name__}.{module}", name))

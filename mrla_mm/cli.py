@@ -87,7 +87,7 @@ def add_compile_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help=purpose)
 
 
-def compile_backbone(cfg: Config) -> None:
+def add_compile_hook(cfg: Config) -> None:
     """Let the runner of a config compile the backbone."""
     hooks = list(cfg.get("custom_hooks") or [])
     cfg.custom_hooks = [*hooks, dict(type="CompileBackboneHook")]

@@ -3,6 +3,7 @@
 The paper's backbones and variants are in mmengine's own, so that configs name them without a scope.
 """
 
+import importlib
 import warnings
 from collections.abc import Callable
 
@@ -10,6 +11,24 @@ from mmengine.registry import MODELS as ROOT
 from mmengine.registry import Registry
 
 MODELS = Registry("model", parent=ROOT, scope="mrla_mm")
+
+
+class ClassToImport:
+    """A name in a registry whose module is imported once it is called or subclassed."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.__name__ = name
+
+    def load(self) -> Callable:
+        """Import the module and return what it has under the name: a class or a function."""
+        return getattr(importlib.import_module(self.module), self.__name__)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.load()(*args, **kwargs)
+
+    def __mro_entries__(self, bases: tuple) -> tuple[type]:
+        return (self.load(),)
 
 
 def register(host: Registry, name: str | None = None) -> Callable:

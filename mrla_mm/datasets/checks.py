@@ -173,7 +173,9 @@ def inspect_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) ->
     if is_remote or isinstance(dataset.metainfo.get("classes"), str):
         return Findings([])
     try:
-        if reads_as(dataset, CocoDataset):
+        methods = ("load_data_list", "parse_data_info")  # a class's own may read other files
+        kind = type(dataset)
+        if all(getattr(kind, each, None) == getattr(CocoDataset, each) for each in methods):
             return inspect_coco_files(dataset, node, scored)
     except OSError as error:
         return Findings([f"{error}: correct the data set's data_root or ann_file"])
@@ -181,12 +183,6 @@ def inspect_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) ->
         told = f"not COCO's format, {type(error).__name__}: {error}"
         return Findings([f"{told}: export it as COCO's JSON, in UTF-8 without a BOM"])
     return Findings([])
-
-
-def reads_as(dataset: BaseDataset, kind: type[BaseDataset]) -> bool:
-    """Whether a data set reads files as a class of mmdet's does, and not in a way of its own."""
-    methods = ("load_data_list", "parse_data_info")
-    return all(getattr(type(dataset), name, None) == getattr(kind, name) for name in methods)
 
 
 def inspect_coco_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
