@@ -25,6 +25,7 @@ class ClassToImport:
         return getattr(importlib.import_module(self.module), self.__name__)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        """Build an instance, or call the function."""
         return self.load()(*args, **kwargs)
 
     def __mro_entries__(self, bases: tuple) -> tuple[type]:
