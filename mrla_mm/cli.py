@@ -87,10 +87,12 @@ def add_compile_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help=purpose)
 
 
-def add_compile_hook(cfg: Config) -> None:
-    """Let the runner of a config compile the backbone."""
+def add_hook(cfg: Config, hook: dict) -> None:
+    """Add a hook to a config that has none of its type."""
     hooks = list(cfg.get("custom_hooks") or [])
-    cfg.custom_hooks = [*hooks, dict(type="CompileBackboneHook")]
+    if hook["type"].rpartition(".")[2] not in str(hooks):
+        hooks.append(hook)
+    cfg.custom_hooks = hooks
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,11 +116,8 @@ def load_config(args: argparse.Namespace) -> Config:
 def build_runner(cfg: Config, *phases: str) -> Runner:
     """Build the config's runner, on CPUs with gloo, and check data before mmdet reads them."""
     cfg.mrla_mm_version = __version__
-    hooks = list(cfg.get("custom_hooks") or [])
-    for each in DEFAULT_HOOKS:
-        if each["type"].rpartition(".")[2] not in str(hooks):
-            hooks.append(each)
-    cfg.custom_hooks = hooks
+    for hook in DEFAULT_HOOKS:
+        add_hook(cfg, hook)
     if cfg.launcher == "pytorch" and not torch.cuda.is_available():
         torch.distributed.init_process_group("gloo")
         wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)

@@ -10,15 +10,15 @@
     linear  o = phi(q) U / (phi(q) Z)                           App. A.3
 
 q and k have G heads of D channels; the history p of light is o^{t-1} or the block's shortcut; U =
-sum phi(k) v, Z = sum phi(k). Of MLA the paper has the sum over f_V^t(x^s), which is the same: f_V
-is linear, and a score is the same in a channel.
+sum phi(k) v, Z = sum phi(k). The paper's MLA sums f_V^t(x^s): f_V is linear and depthwise and a
+score is constant over a channel, so f_V may follow the sum.
 
 The last part has cheaper forms of the same equations. One vocabulary throughout the package: B
 batch, C channels, H W grid, G heads, D head channels (C = G * D), T depth in the stage.
 
-Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Everything pooled is
-computed in at least single precision, autocast or not: it is tiny, and its scores decide about
-whole feature maps.
+Source: "Cross-Layer Retrospective Retrieving via Layer Attention", ICLR 2023. Pooling and
+scores are in at least single precision: they are tiny and decide about whole feature maps.
+Projections run in the precision of their weights, autocast or not.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def accumulation_dtype(x: Tensor) -> torch.dtype:
 def global_average(x: Tensor) -> Tensor:
     """Average each channel over its map, GAP of Algorithm 1: (B, C, H, W) -> (B, C).
 
-    A sum, since the gradient of a mean is written out as a map.
+    A sum, since in float32 its gradient is a view, and that of a mean a map.
     """
     return x.sum(dim=(2, 3), dtype=accumulation_dtype(x)) / (x.shape[2] * x.shape[3])
 
@@ -111,19 +111,16 @@ def scores_and_keys(
 
 
 @torch.fx.wrap  # it loops over layers
-def weighted_sum(weights: Tensor, values: Sequence[Tensor], start: Tensor | None = None) -> Tensor:
-    """Sum over layers of weight times value, added to a map to start from if there is one.
+def weighted_sum(weights: Tensor, values: Sequence[Tensor], offset: Tensor | None = None) -> Tensor:
+    """Sum over layers of weight times value, and of an offset if there is one.
 
     Backward needs the values and nothing of their size besides: memory is linear in depth. The last
     value gives the layout: earlier ones may be views whose odd strides a batch norm takes wrongly.
 
-    Shapes: weights (B, T, C), T values (B, C, H, W), start (B, C, H, W) -> (B, C, H, W).
+    Shapes: weights (B, T, C), T values (B, C, H, W), offset (B, C) -> (B, C, H, W).
     """
     *earlier, (weight, last) = zip(weights.unbind(1), values, strict=True)
-    if start is None:
-        out = on_map(weight, last) * last  # (B, C, H, W)
-    else:
-        out = torch.addcmul(start, on_map(weight, last), last)
+    out = scale_map(last, weight, offset)  # (B, C, H, W)
     for weight, value in earlier:
         out = torch.addcmul(out, on_map(weight, value), value)
     return out
@@ -159,7 +156,7 @@ def linear_attention(query: Tensor, state: Tensor, normaliser: Tensor) -> Tensor
     # A common factor of phi(q) cancels; taken out, the sum is that of Z alone, held where its
     # square is above 0.
     shift = query.amax(-1, keepdim=True).clamp(max=0)  # (B, G, 1)
-    phi = torch.where(query > 0, query + 1, (query.clamp(max=0) - shift).exp())  # (B, G, E)
+    phi = feature_map(query - shift)  # (B, G, E)
     phi = phi / phi.sum(-1, keepdim=True)
     total = (phi * normaliser).sum(-1, keepdim=True)  # (B, G, 1)
     weights = phi / total.clamp_min(torch.finfo(total.dtype).tiny ** 0.5)

@@ -91,7 +91,7 @@ def main(argv=None):
     if args.tta:
         enable_tta(cfg)
     if args.compile:
-        cli.add_compile_hook(cfg)
+        cli.add_hook(cfg, dict(type="CompileBackboneHook"))
     runner = cli.build_runner(cfg, "test")
     if args.out is not None:
         # mmdet's metric packs masks into run lengths

@@ -90,12 +90,13 @@ class MRLALight(LayerAttention):
         if self.previous == "output":  # the memory is the output itself
             return super().add_to(x, shortcut, memory, scale, offset)
         gain = scale * self.gate(x) if self.gated else scale  # (B, C)
-        y = self.scaled_value(x, gain, offset, residual=True)
+        residual = functional.can_fold_residual(x)
+        y = self.scaled_value(x, gain, offset, residual=residual)
         history = self.choose_history(shortcut, memory)
         if history is not None:
             slope = scale if self.history_scale is None else scale * self.history_scale
             y = add_history(y, slope, history)
-        return y, ()
+        return (y if residual else x + y), ()
 
     def gate(self, x: Tensor) -> Tensor:
         """Gate of each channel: (B, C, H, W) -> (B, C)."""

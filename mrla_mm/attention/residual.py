@@ -69,7 +69,8 @@ class AttentionResidual(BaseModule):
         )
         if not has_shortcut and hasattr(self.attention, "remove_shortcut"):
             self.attention.remove_shortcut()
-        self.has_add_to = defines_add_to(type(self.attention))
+        kind = type(self.attention)
+        self.add_to_class = kind if defines_add_to(kind) else None
         self.norm = build_branch_norm(norm_cfg, channels)
         activation = getattr(self.attention, "activation", None)
         if activation and zero_init:
@@ -145,7 +146,7 @@ class LayerAttentionResidual(AttentionResidual):
         return (x + branch, *memory)
 
     def can_fold_norm(self, x: Tensor) -> bool:
-        """Whether behind the attention there is a frozen norm alone, whose hooks nobody awaits."""
+        """Whether attention, norm and drop path may be `add_to`: all frozen, none with hooks."""
         norm, drop_path = self.norm, self.drop_path
         if type(norm) is not nn.BatchNorm2d or norm.training or norm.running_mean is None:
             return False
@@ -157,7 +158,7 @@ class LayerAttentionResidual(AttentionResidual):
             # with maps of other channels, or float32 statistics of a float64 map, the norm raises
             and norm.num_features == self.channels
             and (norm.running_mean.dtype == torch.float64) == (x.dtype == torch.float64)
-            and self.has_add_to
+            and type(self.attention) is self.add_to_class  # not one that has replaced it
             and self.activation is None
             and not any(is_patched(part) for part in (self.attention, norm, drop_path))
         )

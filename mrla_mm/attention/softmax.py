@@ -32,8 +32,7 @@ class MRLABase(LayerAttention):
         """
         weights, keys, values = self.attention_weights(x, memory)
         weights = weights * scale.unsqueeze(1)
-        start = x + functional.on_map(offset, x)
-        return functional.weighted_sum(weights, values, start), (keys, *values)
+        return x + functional.weighted_sum(weights, values, offset), (keys, *values)
 
     def attention_weights(
         self, x: Tensor, memory: Memory

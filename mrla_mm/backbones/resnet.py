@@ -72,7 +72,7 @@ class _MRLABlock:
     def run_conv_bn(self, conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
         """Run a convolution and its norm, as one convolution where requested and possible."""
         can_fold = type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d
-        if self.efficient_conv_bn_eval and can_fold:
+        if self.efficient_conv_bn_eval and can_fold and norm.running_mean is not None:
             return efficient_conv_bn_eval_control(norm, conv, x)
         return norm(conv(x))
 
@@ -166,10 +166,10 @@ class MRLAResNet(PretrainedBackbone, ResNet):
             branch's norm starts at one.
         stages: regular expression; stages whose name, "layer1" to "layer4", it does not match
             entirely have no layer attention.
-        efficient_conv_bn_eval: where a norm is frozen, run it and the convolution before it as one
-            convolution, mmengine's way: less memory in training, more small operations. The
-            forward hooks of both are passed over. mmengine's own key of this name cannot trace the
-            branches.
+        efficient_conv_bn_eval: in the blocks, where a norm is frozen, run it and the convolution
+            before it as one convolution, mmengine's way: less memory in training, more small
+            operations. The forward hooks of both are passed over. mmengine's own key of this name
+            cannot trace the branches.
         contract_dilation: halve the dilation of the first block of each stage, as mmseg's
             ``ResNet`` does.
         **kwargs: those of mmdet's ``ResNet``.

@@ -1,12 +1,12 @@
 """The compiled backbone: torch.compile for it alone, in place."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 
 import torch
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor, fx, nn
@@ -45,7 +45,10 @@ class CompileBackboneHook(Hook):
 
     def before_run(self, runner: Runner) -> None:
         """Compile the backbone; torch does the work at its first images."""
-        model = runner.model.module if is_model_wrapper(runner.model) else runner.model
+        model = runner.model
+        # inside DistributedDataParallel and test-time augmentation
+        while not hasattr(model, "backbone") and hasattr(model, "module"):
+            model = model.module
         compile_backbone(model, dynamic=self.dynamic, backend=self.backend, **self.options)
 
 
@@ -89,12 +92,12 @@ class LoggedBackend:
         start = time.perf_counter()
         try:
             compiled = self.compile(graph, inputs, **options)
-        except torch._dynamo.exc.TorchDynamoException:  # by which it starts over
+        except torch._dynamo.exc.RestartAnalysis:  # by which torch starts over
             raise
         except Exception as error:  # whatever a missing or failing compiler raises
             reason = (str(error).strip().splitlines() or [""])[0]
             text = f"the backbone is not compiled: {type(error).__name__}: {reason}"
-            print_log(text, "current", level=30)
+            print_log(text, "current", level=logging.WARNING)
             return graph.forward
         seconds = time.perf_counter() - start
         self.graphs += 1

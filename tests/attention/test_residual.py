@@ -252,6 +252,26 @@ def test_mla_projects_each_map_by_a_value_that_is_not_linear(change):
     assert summed.stride() == image.stride()
 
 
+class DoubledBase(MRLABase):
+    """A subclass of a user's, with a forward and no `add_to`."""
+
+    def forward(self, x, shortcut, memory=()):
+        out, memory = super().forward(x, shortcut, memory)
+        return 2 * out, memory
+
+
+@pytest.mark.parametrize("part", ["the attention", "its class"])
+def test_an_attention_that_is_replaced_runs_its_own_forward(part):
+    branch = make_stage(BASE, depth=1)[0].eval()
+    if part == "the attention":
+        branch.attention = DoubledBase(12, head_channels=4).double()
+    else:
+        branch.attention.__class__ = DoubledBase
+    x = draw_map()
+    expected = x + branch.norm(branch.attention(x, x)[0])
+    torch.testing.assert_close(branch(x, x)[0], expected)
+
+
 def test_variants_of_any_registry_and_scope_compute_what_they_say():
     MMDET_MODELS.register_module(name="OwnAttention", module=OwnAttention, force=True)
     MODELS.register_module(name="SquaredBase", module=SquaredBase, force=True)
