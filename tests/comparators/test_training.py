@@ -1,5 +1,6 @@
 """On COCO images comparators and other hosts train, are killed, resume, and test the same."""
 
+import json
 import signal
 
 import pytest
@@ -44,6 +45,16 @@ HOSTS = {
 }
 
 
+def write_first_images(path, count):
+    """Write the annotations of the first validation images, and return their path."""
+    content = json.loads((REAL_COCO / "annotations/instances_val2017.json").read_text())
+    content["images"] = content["images"][:count]
+    kept = {image["id"] for image in content["images"]}
+    content["annotations"] = [each for each in content["annotations"] if each["image_id"] in kept]
+    path.write_text(json.dumps(content))
+    return path
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL_COCO.is_dir(), reason=f"no real COCO images at {REAL_COCO}")
 @pytest.mark.parametrize("kind", [*KINDS, *HOSTS])
@@ -65,8 +76,11 @@ def test_train_kill_resume_test(kind, tmp_path, run_tool):
     if "rtmdet" in kind:
         options = [option for option in options if "pipeline.2" not in option]
         options += ["custom_hooks.1.switch_epoch=1", "train_dataloader.batch_size=2"]
-    for phase, images in (("train", 4), ("val", 2), ("test", 2)):
-        options.append(f"{phase}_dataloader.dataset.indices={images}")
+    options.append("train_dataloader.dataset.indices=4")
+    scored = write_first_images(tmp_path / "scored.json", 2)
+    for phase in ("val", "test"):
+        options.append(f"{phase}_dataloader.dataset.ann_file={scored}")
+        options.append(f"{phase}_evaluator.ann_file={scored}")
     train = [config, "--work-dir", tmp_path / "run", "--cfg-options", *options]
     with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
         run_tool("train", *train)
