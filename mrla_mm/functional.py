@@ -211,8 +211,13 @@ def scaled_value(
 
 
 def can_fold_residual(x: Tensor) -> bool:
-    """Whether delta and offset move into a convolution: in half precision they lose too much."""
-    return x.dtype == torch.float32 and not is_autocast_enabled(x.device.type)
+    """Whether delta and offset move into a convolution: in half precision they lose too much.
+
+    Compilers, which fuse them themselves, cannot ask for autocast.
+    """
+    if is_compiling() or x.dtype != torch.float32:
+        return False
+    return not is_autocast_enabled(x.device.type)
 
 
 def prefers_kernels_per_sample(x: Tensor) -> bool:

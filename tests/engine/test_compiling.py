@@ -51,19 +51,24 @@ def outcome(backbone, image):
     return outs, [p.grad for p in backbone.parameters() if p.grad is not None]
 
 
-QUICK = [("resnet18", "light")]  # tracing takes most of a minute each
-SLOW = [("resnet18", variant) for variant in ("light-output", "base", "mla", "linear")]
-SLOW += [(name, "light") for name in ("vit", "ceit", "pvtv2", "efficientnet", "regnet", "swin")]
+# Family, variant, and whether the norms are frozen; tracing takes most of a minute each.
+QUICK = [("resnet18", "light", True)]
+SLOW = [("resnet18", variant, True) for variant in ("light-output", "base", "mla")]
+SLOW += [("resnet18", variant, False) for variant in ("light", "base", "linear")]
+FAMILY_NAMES = ("vit", "ceit", "pvtv2", "efficientnet", "regnet", "swin")
+SLOW += [(name, "light", False) for name in FAMILY_NAMES]
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"),
+    ("name", "variant", "norm_eval"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
-def test_one_graph_for_all_sizes_and_one_for_single_images(name, variant):
+def test_one_graph_for_all_sizes_and_one_for_single_images(name, variant, norm_eval):
     torch.compiler.reset()
     torch.manual_seed(0)
-    eager = randomize_zero_init(FAMILIES[name].mrla(variant)).double().train()
+    eager = randomize_zero_init(FAMILIES[name].mrla(variant)).double()
+    eager.norm_eval = norm_eval
+    eager.train()
     compiled = Model(copy.deepcopy(eager))
     backend = CountGraphs()
     compile_backbone(compiled, backend=backend, fullgraph=True)
