@@ -90,7 +90,7 @@ class MRLALight(LayerAttention):
         if self.previous == "output":  # the memory is the output itself
             return super().add_to(x, shortcut, memory, scale, offset)
         gain = scale * self.gate(x) if self.gated else scale  # (B, C)
-        residual = functional.can_fold_residual(x)
+        residual = functional.can_fold_residual(x)  # else x comes last: sums onto it would round
         y = self.scaled_value(x, gain, offset, residual=residual)
         history = self.choose_history(shortcut, memory)
         if history is not None:
