@@ -391,6 +391,33 @@ def test_a_map_of_double_precision_needs_such_weights(variant):
             branch(x, x)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["MRLALight", "MRLABase", "MLA"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_deep_stage_in_half_precision_is_as_exact_as_its_modules(kind, dtype):
+    """A branch worth a tenth of x: what is summed onto x is rounded to the size of x."""
+    stage = make_stage(dict(type=kind, head_channels=4), depth=12)
+    for branch in stage:
+        branch.norm.weight.uniform_(0.05, 0.1)
+        branch.norm.running_mean.zero_()
+        branch.norm.bias.zero_()
+    maps = [draw_map().to(dtype) for _ in stage]
+
+    def last_branch(stage, call):
+        memory = ()
+        for branch, each in zip(stage, maps, strict=True):
+            x = each.to(branch.norm.weight.dtype)
+            y, *memory = call(branch, x, x, *memory)
+        return y.double() - maps[-1].double()
+
+    expected = last_branch(stage, in_steps)
+    stage = stage.to(dtype)
+    error, error_in_steps = (
+        (last_branch(stage, each) - expected).norm() for each in (call, in_steps)
+    )
+    assert error < 1.2 * error_in_steps
+
+
 def test_autocast_takes_maps_of_half_precision_to_single_weights():
     branch, x = make_stage(depth=1)[0].float(), draw_map().bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
