@@ -62,7 +62,7 @@ def reference_of(name, members=""):
         return BLOCK.format(name, "")
     owners = [getattr(each, "__module__", "") for each in vars(module).values()]
     if any(owner.startswith(f"{name}.") for owner in owners):
-        return BLOCK.format(name, "   :imported-members:\n") + "".join(built_later(module))
+        return BLOCK.format(name, "   :imported-members:\n")
     text = ""
     for path in sorted(Path(module.__path__[0]).glob("[a-z]*.py")):
         text += f"\n## `{path.stem}`\n" + BLOCK.format(f"{name}.{path.stem}", "")
@@ -75,14 +75,6 @@ def reference_of_member(module, name):
     if isinstance(getattr(module, name), type):
         return MEMBER.format("autoclass", path, "   :members:\n")
     return MEMBER.format("autofunction", path, "")
-
-
-def built_later(folder):
-    """Yield the reference of modules that are imported late and not exported."""
-    for _, path, names in mrla_mm.BUILT_LATER:
-        exported = hasattr(folder, names.split()[0])
-        if f"mrla_mm.{path}".startswith(f"{folder.__name__}.") and not exported:
-            yield BLOCK.format(f"mrla_mm.{path}", "")
 
 
 def fill_in_reference(app, docname, source):

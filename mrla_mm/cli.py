@@ -3,31 +3,21 @@
 import argparse
 import ast
 import gc
-import inspect
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from traceback import walk_tb
-from types import TracebackType
 
 import torch
-from mmengine import registry
 from mmengine.config import Config, DictAction
-from mmengine.runner import Runner
 
 from mrla_mm.config import read_config
-from mrla_mm.datasets.checks import check_data
-from mrla_mm.errors import InputError, did_you_mean
+from mrla_mm.errors import InputError
 from mrla_mm.inference import LoadedModel, load_model
-from mrla_mm.version import __version__
+from mrla_mm.typos import find_typo
 
-DEFAULT_HOOKS = [
-    dict(type="DatasetCheckHook"),
-    dict(type="mmdet.CheckInvalidLossHook", interval=1),  # mmengine reads every loss anyway
-]
 IMAGE_SUFFIXES = [".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"]
 
 
@@ -87,14 +77,6 @@ def add_compile_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help=purpose)
 
 
-def add_hook(cfg: Config, hook: dict) -> None:
-    """Add a hook to a config that has none of its type."""
-    hooks = list(cfg.get("custom_hooks") or [])
-    if hook["type"].rpartition(".")[2] not in str(hooks):
-        hooks.append(hook)
-    cfg.custom_hooks = hooks
-
-
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what every tool that runs a config takes: work directory and launcher."""
     folder = "folder for logs and checkpoints (default: work_dirs/<config name>)"
@@ -111,22 +93,6 @@ def load_config(args: argparse.Namespace) -> Config:
     cfg.launcher = args.launcher
     cfg.work_dir = args.work_dir or cfg.get("work_dir") or f"work_dirs/{Path(cfg.filename).stem}"
     return cfg
-
-
-def build_runner(cfg: Config, *phases: str) -> Runner:
-    """Build the config's runner, on CPUs with gloo, and check data before mmdet reads them."""
-    cfg.mrla_mm_version = __version__
-    for hook in DEFAULT_HOOKS:
-        add_hook(cfg, hook)
-    if cfg.launcher == "pytorch" and not torch.cuda.is_available():
-        torch.distributed.init_process_group("gloo")
-        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)
-        wrapper.update(find_unused_parameters=cfg.get("find_unused_parameters", False))
-        wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
-        cfg.model_wrapper_cfg = wrapper
-    runner = registry.RUNNERS.build(cfg)
-    check_data(runner, *phases)
-    return runner
 
 
 def picture_parser(name: str, description: str, *, compare: bool) -> argparse.ArgumentParser:
@@ -174,43 +140,6 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
     first = load_model(args.config, args.checkpoint, device=args.device, options=args.cfg_options)
     compared = getattr(args, "compare", ())
     return [first, *(load_model(*pair, device=args.device) for pair in compared)]
-
-
-def find_typo(error: KeyError | TypeError) -> str:
-    """Return a line with the nearest name if a config names an unknown type or argument."""
-    said = str(error)
-    if said == "None is not a callable object":  # mmengine's of an optimizer
-        for frame, _ in walk_tb(error.__traceback__):
-            if optimizer := frame.f_locals.get("optimizer_cfg"):
-                said = f"{optimizer['type']} is not in the mmengine::optimizer registry"
-    if match := re.search(r"(\w+) is not in the \S+?::(.+?) registry", said):
-        name, kind = match.groups()
-        roots = [each for each in vars(registry).values() if getattr(each, "name", "") == kind]
-        families = [each for root in roots for each in (root, *root.children.values())]
-        hint = did_you_mean(name, {known for each in families for known in each.module_dict})
-        return f"there is no {kind} {name!r}{hint}" if hint else ""
-    match = re.search(r"unexpected keyword argument '(\w+)'", said)
-    built = find_built_class(error.__traceback__)
-    if not match or not built:
-        return ""
-    classes = inspect.getmro(built) if inspect.isclass(built) else ()
-    functions = [each.__init__ for each in classes] or [built]
-    parameters = [inspect.signature(each).parameters for each in functions]
-    hint = did_you_mean(match[1], {name for each in parameters for name in each})
-    return f"{built.__name__} has no argument {match[1]!r}{hint}" if hint else ""
-
-
-def find_built_class(traceback: TracebackType | None) -> object:
-    """Return what mmengine was building last when an error came; None for nothing."""
-    built = None
-    while traceback:
-        if traceback.tb_frame.f_code.co_name == "build_from_cfg":
-            names = traceback.tb_frame.f_locals
-            built = names.get("obj_type")
-            if isinstance(built, str):
-                built = names["registry"].get(built)
-        traceback = traceback.tb_next
-    return built
 
 
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Training from a config, new or continued: what tools/train.py and comparisons share."""
+"""Runs of a config, trainings new or continued: what the tools and comparisons share."""
 
 import math
 import os
@@ -8,15 +8,47 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
 from mmengine.config import Config
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
+from mmengine.registry import RUNNERS
+from mmengine.runner import Runner
 
-from mrla_mm import cli
 from mrla_mm.atomic import lock_folder
+from mrla_mm.datasets.checks import check_data
 from mrla_mm.errors import InputError
+from mrla_mm.version import __version__
 
+DEFAULT_HOOKS = [
+    dict(type="DatasetCheckHook"),
+    dict(type="mmdet.CheckInvalidLossHook", interval=1),  # mmengine reads every loss anyway
+]
 REGULAR = re.compile(r"(epoch_\d+|iter_\d+|interrupted)\.pth")
+
+
+def add_hook(cfg: Config, hook: dict) -> None:
+    """Add a hook to a config that has none of its type."""
+    hooks = list(cfg.get("custom_hooks") or [])
+    if hook["type"].rpartition(".")[2] not in str(hooks):
+        hooks.append(hook)
+    cfg.custom_hooks = hooks
+
+
+def build_runner(cfg: Config, *phases: str) -> Runner:
+    """Build the config's runner, on CPUs with gloo, and check data before mmdet reads them."""
+    cfg.mrla_mm_version = __version__
+    for hook in DEFAULT_HOOKS:
+        add_hook(cfg, hook)
+    if cfg.launcher == "pytorch" and not torch.cuda.is_available():
+        torch.distributed.init_process_group("gloo")
+        wrapper = dict(type="MMDistributedDataParallel", broadcast_buffers=False)
+        wrapper.update(find_unused_parameters=cfg.get("find_unused_parameters", False))
+        wrapper.update(cfg.get("model_wrapper_cfg") or {}, device_ids=None)
+        cfg.model_wrapper_cfg = wrapper
+    runner = RUNNERS.build(cfg)
+    check_data(runner, *phases)
+    return runner
 
 
 def last_checkpoint(work_dir: str | Path) -> str | None:
@@ -46,7 +78,7 @@ def train(cfg: Config, hooks: Iterable[Hook] = ()) -> None:
     """Train the model of a config, with further hooks."""
     if cfg.get("resume") and not cfg.get("load_from"):  # mmengine would start without weights
         resume_from(cfg, last_checkpoint(cfg.work_dir))
-    runner = cli.build_runner(cfg, "train", "val")
+    runner = build_runner(cfg, "train", "val")
     for hook in hooks:
         runner.register_hook(hook)
     if cfg.get("resume"):

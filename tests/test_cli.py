@@ -18,7 +18,7 @@ from mmengine.registry import RUNNERS, init_default_scope
 
 import mrla_mm
 from mrla_mm import __main__ as entry
-from mrla_mm import cli
+from mrla_mm import cli, training
 from mrla_mm.errors import InputError
 
 from .conftest import ROOT, environment, in_use, load_tool, run_python, tiny_options, write_coco
@@ -42,7 +42,12 @@ def plan(monkeypatch):
         runner = SimpleNamespace(logger=logging.getLogger("plan"), model=torch.nn.Module())
         runner.train = runner.test = lambda: None
         runner.test_evaluator = SimpleNamespace(metrics=[])
-        monkeypatch.setattr(cli, "build_runner", lambda cfg, *phases: built.append(cfg) or runner)
+
+        def build(cfg, *phases):
+            built.append(cfg)
+            return runner
+
+        monkeypatch.setattr(training, "build_runner", build)
         load_tool(tool).main([str(config), *map(str, argv)])
         return built[0]
 
@@ -123,11 +128,11 @@ def test_misspelt_types_and_arguments_are_told_with_the_nearest(options, near, r
 def test_processes_on_cpus_use_gloo(monkeypatch, find_unused):
     groups = []
     monkeypatch.setattr(RUNNERS, "build", lambda cfg: None)
-    monkeypatch.setattr(cli, "check_data", lambda runner, *phases: None)
+    monkeypatch.setattr(training, "check_data", lambda runner, *phases: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.distributed, "init_process_group", groups.append)
     cfg = Config(dict(launcher="pytorch", work_dir="run", find_unused_parameters=find_unused))
-    cli.build_runner(cfg, "train")
+    training.build_runner(cfg, "train")
     assert groups == ["gloo"] and cfg.model_wrapper_cfg.device_ids is None
     assert cfg.model_wrapper_cfg.find_unused_parameters is find_unused
 

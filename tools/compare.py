@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mrla_mm import cli
+from mrla_mm.analysis import compare
 from mrla_mm.atomic import lock_folder
 from mrla_mm.engine.stopping import TERMINATED
 
@@ -42,8 +43,6 @@ def parse_args(argv):
 def main(argv=None):
     """Run what is missing; write and print what was found."""
     args = parse_args(argv)
-    from mrla_mm.analysis import compare  # imports matplotlib: --help should not wait for it
-
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     with lock_folder(args.out, "--out"):
         seeds = range(args.first_seed, args.first_seed + args.seeds)

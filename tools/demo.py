@@ -65,7 +65,7 @@ def main(argv=None):
     if "://" not in options["inputs"]:
         options["inputs"] = readable_images(Path(options["inputs"]))
         cli.check_not_overwriting(options["inputs"], Path(options["out_dir"], "vis"))
-    from mmdet.apis import DetInferencer
+    from mmdet.apis import DetInferencer  # after mrla_mm, whose operators it needs
 
     weights = options.pop("weights")
     device = options.pop("device")

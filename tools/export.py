@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from mrla_mm import cli
+from mrla_mm import cli, export
 from mrla_mm.errors import InputError
 from mrla_mm.inference import load_model
 
@@ -40,8 +40,6 @@ def main(argv=None):
     missing = [name for name in ONNX if args.format == "onnx" and find_spec(name) is None]
     if missing:
         raise InputError(f"--format onnx needs {', '.join(missing)}: pip install {' '.join(ONNX)}")
-    from mrla_mm import export
-
     loaded = load_model(args.config, args.checkpoint, device="cpu", options=args.cfg_options)
     module = export.select_module(loaded.model, backbone_only=args.backbone)
     args.out_dir.mkdir(parents=True, exist_ok=True)

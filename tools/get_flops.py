@@ -14,6 +14,7 @@ from collections import Counter
 from mmengine.logging import MMLogger
 
 from mrla_mm import cli
+from mrla_mm.analysis.complexity import measure
 from mrla_mm.attention import MLA
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
@@ -33,15 +34,12 @@ def parse_args(argv):
 
 def count(name, args):
     """Return the complexity of a config's model, and the shape of the image it was counted for."""
-    # Imports mmdet: --help should not wait for it.
-    from mrla_mm.analysis.complexity import measure
-
     model = build_model(read_config(name, args.cfg_options))
     default = (800, 1280) if hasattr(model, "with_bbox") else (224, 224)
     shape = tuple(args.shape or default)
     found = measure(model, shape, device=args.device)
     for operator, calls in found.unknown.items():
-        message = f"warning: {operator} is not in the rule and not counted ({calls} calls)"
+        message = f"warning: {operator} is not one of torch's and not counted ({calls} calls)"
         print(message, file=sys.stderr)
     if any(isinstance(module, MLA) for module in model.modules()):
         print("MLA is counted as the paper writes it: each layer convolves every earlier map.")

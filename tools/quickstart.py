@@ -17,11 +17,15 @@ import sys
 import warnings
 from pathlib import Path
 
+import mmcv
+from matplotlib.figure import Figure
+
 from mrla_mm import cli
 from mrla_mm.config import read_config
 from mrla_mm.datasets import generate_shapes
 from mrla_mm.engine.stopping import TERMINATED
 from mrla_mm.errors import InputError
+from mrla_mm.training import last_checkpoint
 
 TOOLS = Path(__file__).resolve().parent
 CONFIG = TOOLS.parent / "configs/quickstart/mask_rcnn_r18_mrla_light_shapes.py"
@@ -67,8 +71,7 @@ def run_tool(name, *arguments, log_file):
 
 def draw(cfg, checkpoint, work_dir):
     """Write a sheet of pictures, ground truth beside prediction."""
-    import mmcv
-    from matplotlib.figure import Figure
+    # after mrla_mm, whose operators they need
     from mmdet.apis import inference_detector, init_detector
     from mmdet.registry import DATASETS
     from mmdet.structures.bbox import get_box_tensor
@@ -109,7 +112,7 @@ def main(argv=None):
     print(f"[2/4] training: {CONFIG.name}, {args.epochs} epochs", flush=True)
     arguments = (config, "--work-dir", results / "train", "--resume")
     run_tool("train", *arguments, log_file=results / "train.log")
-    checkpoint = Path((results / "train/last_checkpoint").read_text())
+    checkpoint = last_checkpoint(results / "train")
 
     print(f"[3/4] evaluation on {args.num_val} pictures that the training has not seen", flush=True)
     arguments = (config, checkpoint, "--work-dir", results / "test")

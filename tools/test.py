@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mmengine.registry import METRICS
 
-from mrla_mm import cli
+from mrla_mm import cli, training
 from mrla_mm.errors import InputError
 from mrla_mm.inference import get_test_dataset
 
@@ -91,8 +91,8 @@ def main(argv=None):
     if args.tta:
         enable_tta(cfg)
     if args.compile:
-        cli.add_hook(cfg, dict(type="CompileBackboneHook"))
-    runner = cli.build_runner(cfg, "test")
+        training.add_hook(cfg, dict(type="CompileBackboneHook"))
+    runner = training.build_runner(cfg, "test")
     if args.out is not None:
         # mmdet's metric packs masks into run lengths
         kind = "DumpDetResults" if cfg.get("default_scope") == "mmdet" else "DumpResults"

@@ -34,7 +34,7 @@ def main(argv=None):
         cfg.optim_wrapper.type = "AmpOptimWrapper"
         cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
     if args.compile:
-        cli.add_hook(cfg, dict(type="CompileBackboneHook"))
+        training.add_hook(cfg, dict(type="CompileBackboneHook"))
     if args.auto_scale_lr:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
             raise InputError("--auto-scale-lr: the config has no auto_scale_lr.base_batch_size")

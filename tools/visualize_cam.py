@@ -11,8 +11,10 @@ import sys
 import textwrap
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from mrla_mm import cli
+from mrla_mm.analysis import cams
 from mrla_mm.errors import InputError
 
 
@@ -59,8 +61,6 @@ def scaled(target, seen, sample):
 
 def draw(row, loaded, prepared, target, args):
     """Draw what a model saw with the box to explain, and its maps; return the last map drawn."""
-    from mrla_mm.analysis import cams
-
     picture = prepared.picture
     inputs = prepared.inputs
     for axes in row:
@@ -91,10 +91,6 @@ def draw(row, loaded, prepared, target, args):
 def main(argv=None):
     """Explain the models' predictions in the images."""
     args = parse_args(argv)
-    from matplotlib.figure import Figure
-
-    from mrla_mm.analysis import cams
-
     images = cli.chosen_images(args)
     stems = [path.stem for path in images]
     models = cli.load_models(args)

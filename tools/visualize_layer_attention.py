@@ -11,8 +11,11 @@ import csv
 import sys
 import textwrap
 
+import matplotlib
 import numpy as np
 import torch
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 
 from mrla_mm import cli
 from mrla_mm.analysis.layer_attention import LayerAttentionRecorder
@@ -27,10 +30,6 @@ def parse_args(argv):
 
 def draw(panels, title, out_file):
     """Draw (T, T) matrices on one colour scale, diverging if there are negative weights."""
-    import matplotlib
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-
     values = np.concatenate([matrix.ravel() for matrix in panels.values()])
     largest = max(float(np.nanmax(np.abs(values))), 1e-6)
     has_negative = np.nanmin(values) < 0

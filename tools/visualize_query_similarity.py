@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from mrla_mm import cli
 from mrla_mm.analysis.query_similarity import QueryRecorder
@@ -27,8 +28,6 @@ def parse_args(argv):
 
 def plot_histograms(models, out_file):
     """Draw a row of histograms for each named model, a panel for each stage, on the same axes."""
-    from matplotlib.figure import Figure
-
     columns = max(stage.number for _, stages in models for stage in stages)
     figure = Figure(figsize=(3 * columns + 0.9, 2.2 * len(models) + 0.8), layout="constrained")
     grid = figure.subplots(len(models), columns, squeeze=False, sharex=True, sharey=True)

@@ -10,8 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -24,18 +24,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Of those that return floats; others are never counted.
-FREE = """
-    abs add amax amin arange bernoulli cat ceil clamp clamp_max clamp_min clone constant_pad_nd
-    contiguous copy cos cumsum elu embedding empty empty_like empty_permuted empty_strided erf exp
-    eye fill flip floor full full_like gather index index_put index_select lift_fresh linspace log
-    log_sigmoid_forward masked_fill max max_pool2d max_pool2d_with_indices maximum min minimum
-    native_dropout neg new_empty new_empty_strided new_full new_ones new_zeros ones ones_like rand
-    randn reflection_pad2d relu repeat repeat_interleave resize roll round rsqrt rsub scalar_tensor
-    scatter select_scatter set sigmoid sign sin slice_scatter sort split_with_sizes_copy sqrt stack
-    sub sum tanh threshold topk tril triu unbind uniform upsample_nearest1d upsample_nearest2d
-    view_copy where zero zeros zeros_like _to_copy _unsafe_view
-"""
 Call = Mapping[str, object]  # an operator's arguments by torch's names for them
 
 
@@ -74,7 +62,6 @@ RULE = (
     (OTHER, "upsample_bicubic2d", 16),
 )
 COUNTED = {name: (kind, rule) for kind, names, rule in RULE for name in names.split()}
-NOT_COUNTED = frozenset(FREE.split())
 
 
 class OperationCounter(TorchDispatchMode):
@@ -119,7 +106,7 @@ class OperationCounter(TorchDispatchMode):
         return out
 
     def _count(self, operator: str, call: Call, out: Tensor) -> None:
-        """Count a call by the rule, or note that the rule does not name its operator."""
+        """Count a call by the rule, or note that its operator is not one of torch's."""
         name = name_in_rule(operator, call)
         if name in COUNTED:
             kind, rule = COUNTED[name]
@@ -127,7 +114,7 @@ class OperationCounter(TorchDispatchMode):
                 kind = "depthwise convolutions"
             count = rule(call, out) if callable(rule) else rule * out.numel()
             self.counts[self.inside[-1], kind] += count
-        elif name not in NOT_COUNTED:
+        elif not operator.startswith("aten::"):
             self.unknown[operator] += 1
 
 
@@ -168,7 +155,7 @@ class Complexity(NamedTuple):
     parameters: Mapping[str, int]  # by name of the module that holds them
     trainable: int  # parameters that are not frozen
     operations: Mapping[tuple[str, str], int]  # multiply-adds by name of the module and kind
-    unknown: Mapping[str, int]  # calls of operators that are not in the rule
+    unknown: Mapping[str, int]  # calls of operators that are not torch's
 
     @property
     def total(self) -> int:
@@ -199,8 +186,8 @@ class Complexity(NamedTuple):
 def measure(model: nn.Module, shape: tuple[int, int], *, device: str = "meta") -> Complexity:
     """Count parameters and multiply-adds of a model for one image of a shape (height, width).
 
-    The model is moved to the device. On "meta" only shapes are computed, and it loses its weights;
-    "cpu" is for models whose control flow needs values.
+    The model is for nothing else from then on: it is moved to the device, and its regions pool
+    nothing. On "meta" only shapes are computed; "cpu" is for control flow that needs values.
     """
     model = model.eval().to(device)
     with torch.no_grad(), OperationCounter(model) as counter:
@@ -231,8 +218,10 @@ def run_two_stage(model: TwoStageDetector, image: Tensor) -> None:
     if model.with_rpn:
         model.rpn_head(features)
     limit = (model.test_cfg.get("rpn") or {}).get("max_per_img", 1000)
-    with mock.patch.object(SingleRoIExtractor, "forward", empty_roi_features):
-        model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
+    for module in model.modules():
+        if isinstance(module, SingleRoIExtractor):
+            module.forward = partial(empty_roi_features, module)
+    model.roi_head(features, [InstanceData(bboxes=image.new_zeros(limit, 4))])
 
 
 def empty_roi_features(extractor: SingleRoIExtractor, features, rois: Tensor, *_) -> Tensor:

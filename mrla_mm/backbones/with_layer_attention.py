@@ -17,7 +17,7 @@ from mrla_mm.attention import (
 from mrla_mm.backbones.branches import add_branches, make_class
 from mrla_mm.backbones.runs import Run, Size, find_runs
 from mrla_mm.errors import InputError
-from mrla_mm.registry import ClassToImport, register
+from mrla_mm.registry import register
 from mrla_mm.weights.backbone import PretrainedBackbone, pretrained_entries
 
 # How published files name the keys of a class; see mrla_mm.weights.
@@ -121,8 +121,6 @@ def find_host(backbone: str | type) -> tuple[type, str]:
         scope = backbone.rpartition(".")[0]
         with MODELS.switch_scope_and_registry(None) as registry:
             host = registry.get(backbone)
-    if isinstance(host, ClassToImport):
-        host = host.load()
     if not (isinstance(host, type) and issubclass(host, BaseModule)):
         raise InputError(
             f"backbone={backbone!r} is not a plain backbone derived from BaseModule, or unknown: "

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from mmcv.transforms import LoadImageFromFile
+from mmdet.datasets import BaseVideoDataset, CocoDataset
 from mmengine.dataset import BaseDataset
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
@@ -109,8 +110,6 @@ def check_data(runner: Runner, *phases: str) -> None:
 
 def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
     """Yield the image data sets in a config's wrappers, annotations unread, with their configs."""
-    from mmdet.datasets import BaseVideoDataset
-
     if not isinstance(node, Mapping):
         return
     if "dataset" in node or "datasets" in node:
@@ -166,8 +165,6 @@ def check_heads(model: nn.Module, dataset: BaseDataset, num_classes: int) -> lis
 
 def inspect_files(dataset: BaseDataset, node: Mapping, scored: Sequence[str]) -> Findings:
     """Check the files of a data set that has this config; its evaluators read those of `scored`."""
-    from mmdet.datasets import CocoDataset
-
     backend = (getattr(dataset, "backend_args", None) or {}).get("backend", "local")
     is_remote = backend != "local" or "://" in dataset.ann_file
     if is_remote or isinstance(dataset.metainfo.get("classes"), str):

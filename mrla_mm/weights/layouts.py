@@ -4,11 +4,12 @@ A backbone's `key_layout` names the layout of its published files. Renaming goes
 ours and leaves our own names alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pkgutil import resolve_name
 
+from mmdet.models.backbones.pvt import pvt_convert
+from mmdet.models.backbones.swin import swin_converter
 from torch import Tensor
 
 from mrla_mm.weights.states import rename_keys, strip_prefix
@@ -30,6 +31,7 @@ class KeyLayout:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)  # anywhere in a key
     classifier: Mapping[str, str] = field(default_factory=dict)  # prefixes of its head
+    dropped: tuple[str, ...] = ()  # endings of keys that the model computes anew
 
     def split(self, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the tensors of the backbone and those of the classifier's head, by our names."""
@@ -41,6 +43,7 @@ class KeyLayout:
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with our names for the backbone's tensors."""
+        state = {key: tensor for key, tensor in state.items() if not key.endswith(self.dropped)}
         renamed = rename_keys(state, self.our_name)
         lambdas = {key: value.flatten() for key, value in renamed.items() if key.endswith(LAMBDA)}
         return renamed | lambdas
@@ -59,15 +62,13 @@ class ConvertedLayout(KeyLayout):
 
     classifier: Mapping[str, str] = field(default_factory=lambda: {"head.": "head.fc."})
     first: str = ""  # a key that their files alone have
-    converter: str = ""  # module of mmdet.models.backbones and function
+    convert: Callable[[dict], Mapping] = dict  # a state dict of theirs to mmdet's names
 
     def renamed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a state dict with mmdet's names, converted by mmdet if it is the authors'."""
         if self.first not in state:
             return super().renamed(state)
-        # imported here, because mmdet takes seconds to import
-        convert = resolve_name(f"mmdet.models.backbones.{self.converter}")
-        converted = convert({k: v for k, v in state.items() if not k.endswith("attn_mask")})
+        converted = self.convert({k: v for k, v in state.items() if not k.endswith(self.dropped)})
         head = {key: tensor for key, tensor in state.items() if key.startswith("head.")}
         converted = {key.removeprefix("backbone."): value for key, value in converted.items()}
         return super().renamed(converted | head)
@@ -100,10 +101,12 @@ LAYOUTS = {
         },
         classifier={"head.": "head.layers.head.", "head_dist.": "head.layers.head_dist."},
     ),
-    "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", converter="pvt.pvt_convert"),
-    "swin": ConvertedLayout(first="patch_embed.proj.weight", converter="swin.swin_converter"),
+    "pvtv2": ConvertedLayout(first="patch_embed1.proj.weight", convert=pvt_convert),
+    "swin": ConvertedLayout(
+        first="patch_embed.proj.weight", convert=swin_converter, dropped=(".attn_mask",)
+    ),
     # older files of mmpretrain, which renames their keys for objects of its very class alone
-    "mmpretrain_swin": KeyLayout(prefixes={"norm.": "norm3."}),
+    "mmpretrain_swin": KeyLayout(prefixes={"norm.": "norm3."}, dropped=(".attn_mask",)),
 }
 
 

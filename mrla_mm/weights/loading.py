@@ -176,8 +176,8 @@ def note_start(report: LoadReport, norms: Sequence[Tensor]) -> None:
     else:
         report.warnings.append(
             "PLAIN WEIGHTS, BUT LAYER ATTENTION DOES NOT START AS AN IDENTITY: random values are "
-            "added to the output of each block. Set model.backbone.zero_init_attention=True or, "
-            "with KCLA, start from weights that have it"
+            "added to the output of each block. Set model.backbone.zero_init_attention=True, or "
+            "start from weights that have the attention"
         )
 
 
@@ -202,8 +202,6 @@ def status_in_model(
 
 def belongs_to_part(module: nn.Module, own: Mapping[str, Tensor], key: str) -> bool:
     """Whether a key is of a part that the model has, by our or by a published name."""
-    if key.endswith(".attn_mask"):  # in older files of Swin, which computes it anew
-        return False
     declared = declarations_of(module)
     names = (*own, *declared.published_layout().prefixes)
     parts = {name.partition(".")[0] for name in names}

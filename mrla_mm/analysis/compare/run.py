@@ -13,13 +13,12 @@ from mmengine.hooks import Hook
 from mmengine.runner import Runner, set_random_seed
 from torch import Tensor
 
-from mrla_mm import cli
 from mrla_mm.analysis.compare.plan import RESULT, TRAINED, Run, config_file
 from mrla_mm.atomic import write_atomically
 from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
-from mrla_mm.training import last_checkpoint, resume_from, train
+from mrla_mm.training import build_runner, last_checkpoint, resume_from, train
 
 
 def initial_weights(cfg: Config, seed: int) -> tuple[dict[str, Tensor], set[str]]:
@@ -122,7 +121,7 @@ def test(cfg: Config, folder: Path) -> dict[str, float]:
         raise InputError(f"{folder} has no checkpoint any more: delete it to train again")
     cfg.update(load_from=checkpoint, resume=False, work_dir=str(folder / "test"))
     cfg.visualizer = None  # mmengine would reuse that of the training, which is closed
-    evaluated = cli.build_runner(cfg, "test").test()
+    evaluated = build_runner(cfg, "test").test()
     metrics = {key: float(value) for key, value in evaluated.items() if isinstance(value, Number)}
     if not metrics:
         raise InputError("the test returns no metric; mmdet does so if nothing is detected")
