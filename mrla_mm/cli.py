@@ -145,11 +145,16 @@ def load_models(args: argparse.Namespace) -> list[LoadedModel]:
 def run(main: Callable[[list[str] | None], None], argv: list[str] | None = None) -> int:
     """Run a tool and return its exit code: 0, or 2 for an InputError and 130 for Ctrl-C.
 
-    These two end it with one line on stderr; anything else keeps its traceback.
+    These two end it with one line on stderr, and a reader that has gone, as of `| head`, without;
+    anything else keeps its traceback.
     """
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated")  # in mmengine
     try:
         main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more
+        return 1
     except (InputError, KeyError, TypeError) as error:
         line = str(error) if isinstance(error, InputError) else find_typo(error)
         if not line:

@@ -70,12 +70,11 @@ class CheckpointCheckHook(Hook):
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict) -> None:
         """Compare the checkpoint that was read with the model that it is for.
 
-        A state dict in another entry, or inside a wrapper's, is put where mmengine looks for it.
+        Its state dict, from whichever entry and wrapper, is put where mmengine looks for it.
         """
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
-        if source.wrappers or source.entries != ["state_dict"]:
-            checkpoint["state_dict"] = strip_prefix(source.state, "")  # copied
+        checkpoint["state_dict"] = strip_prefix(source.state, "")  # a copy: the next line renames
         # called for its renaming in place, such as of keys for a teacher and a student
         model._load_from_state_dict(source.state, "", {}, False, [], [], [])
         location = str(runner._load_from or f"in {runner.work_dir}")

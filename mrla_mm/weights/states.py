@@ -23,8 +23,6 @@ class Source(NamedTuple):
     state: dict[str, Tensor]  # without wrappers' prefixes
     origin: str  # entry and prefix in words
     others: dict[str, Tensor]  # outside the prefix, by their full key
-    entries: list[str]  # of the file, around the state dict
-    wrappers: list[str]  # whose prefixes its keys had
 
 
 def find_state(
@@ -57,7 +55,7 @@ def find_state(
         keys = preview(state or content)
         raise InputError(f"no weights found below prefix={prefix!r}; the keys are {keys}")
     others = {key: value for key, value in state.items() if not key.startswith(prefix)}
-    return Source(inside, ", ".join(words), others, entries, wrappers)
+    return Source(inside, ", ".join(words), others)
 
 
 def select_entry(content: Mapping, entry: str | None) -> tuple[Mapping, list[str]]:
