@@ -9,6 +9,7 @@ import torch
 from mmdet.registry import MODELS as MMDET_MODELS
 from mmengine.registry import MODELS
 from torch import nn
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mrla_mm.attention import LayerAttentionResidual, TokenAttentionResidual
@@ -281,6 +282,7 @@ VALUES = {
     "dilated": partial(convolution, padding=2, dilation=2),
     "biased": partial(convolution, bias=True),
     "another class": lambda: SquaredConv2d(12, 12, 3, padding=1, groups=12, bias=False),
+    "parametrised": lambda: parametrizations.weight_norm(convolution()),
 }
 METHODS = {  # patched on the instance
     "project_value": lambda original, x: 3 * original(x),
