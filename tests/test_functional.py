@@ -57,8 +57,3 @@ def test_gain_residual_and_offset_inside_the_convolution_equal_those_outside(sha
 def test_an_empty_batch():
     x, weight, gain, offset = (tensor.float() for tensor in draw((0, 8, 6, 5)))
     assert add_scaled_value(x, weight, gain, offset).shape == x.shape
-
-
-def test_a_zero_gain_changes_no_bit():
-    x, weight, gain, offset = (tensor.float() for tensor in draw((2, 8, 6, 5)))
-    assert torch.equal(add_scaled_value(x, weight, 0 * gain, 0 * offset), x)

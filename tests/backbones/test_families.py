@@ -1,5 +1,6 @@
 """What all families of backbones have in common, against their plain hosts."""
 
+import itertools
 import pickle
 from functools import partial
 
@@ -29,17 +30,14 @@ from .common import (
 )
 
 HEAD_CHANNELS = {"ResNet": 32, "EfficientNet": 8, "ViT": 16, "CeiT": 16, "PVTv2": 16}
+MEMBERS = [("resnet18", variant) for variant in VARIANTS]
+MEMBERS += itertools.product([name for name in FAMILIES if name != "resnet18"], ["light", "base"])
 
 
 @pytest.fixture(params=FAMILIES)
 def family(request):
     torch.manual_seed(0)
     return FAMILIES[request.param]
-
-
-@pytest.fixture(params=VARIANTS)
-def variant(request):
-    return request.param
 
 
 @pytest.mark.parametrize(("name", "size"), PARAMETERS)
@@ -77,9 +75,10 @@ def test_none_and_false_mean_plain_and_a_name_alone_is_a_variant(family, off):
     assert {type(branch.attention).__name__ for branch in branches(named)} == {"MRLABase"}
 
 
-def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_stage(
-    family, variant
-):
+@pytest.mark.parametrize(("name", "variant"), MEMBERS)
+def test_the_branches_follow_the_plain_blocks_and_their_memory_is_that_of_the_stage(name, variant):
+    torch.manual_seed(0)
+    family = FAMILIES[name]
     backbone, plain = randomize_zero_init(family.mrla(variant)).double(), family.plain().double()
     for module in backbone.modules():
         if isinstance(module, nn.BatchNorm2d):

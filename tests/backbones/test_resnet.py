@@ -3,7 +3,6 @@
 import copy
 import re
 from functools import partial
-from itertools import chain
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from mrla_mm.errors import InputError
 
 from .common import (
     assert_same_levels,
-    has_shortcut,
     load_plain,
     randomize,
     randomize_zero_init,
@@ -128,21 +126,6 @@ def test_what_is_saved_for_backward_with_frozen_statistics(attention, folded, ra
         net.train()
         saved.append(saved_bytes(partial(net, image), net))
     assert saved[0] < ratio * saved[1]
-
-
-@pytest.mark.parametrize("arch", ["b0", "es", "em", "el"])
-def test_layer_attention_follows_the_blocks_with_a_shortcut_and_only_those(arch):
-    blocks, plain = (chain(*net(arch).layers[1:-1]) for net in (MRLAEfficientNet, EfficientNet))
-    first_in_stage, seen = True, 0
-    for block, plain_block in zip(blocks, plain, strict=True):
-        shortcut = has_shortcut(plain_block)
-        assert (block.mrla is not None) is shortcut
-        if shortcut:
-            assert block.mrla.attention.first_in_stage is first_in_stage
-            assert block.mrla.norm.eps == 1e-3  # that of mmdet's norms
-            seen += 1
-        first_in_stage = not shortcut
-    assert seen > 3
 
 
 def test_a_block_and_its_layer_attention_are_dropped_together():
