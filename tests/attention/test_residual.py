@@ -215,7 +215,7 @@ def step(branch):
 
 @pytest.mark.parametrize(("part", "hook"), itertools.product(PARTS, HOOKS))
 def test_a_hook_of_a_part_is_called(part, hook):
-    branch, calls = make_stage(drop_path=0.5, depth=1)[0], []
+    branch, calls = make_stage(depth=1)[0], []
     module = branch.get_submodule(part)
     getattr(module, f"register_{hook}")(lambda *_: calls.append(1))
     step(branch)
