@@ -1,4 +1,4 @@
-"""Detectors and classifiers of every family train all their parameters, and predict."""
+"""Detectors and classifiers of the families of backbones train all parameters, and predict."""
 
 import pytest
 import torch
@@ -6,15 +6,17 @@ from mmdet.testing import demo_mm_inputs
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, init_default_scope
 
-from .test_configs import load, parse
+from .test_configs import load
 
 TINY_ARCH = dict(embed_dims=32, num_layers=4, num_heads=2, feedforward_channels=64)
 TINY_PVT = dict(embed_dims=16, num_heads=(1, 2, 2, 4), mlp_ratios=(2, 2, 2, 2))
-TINY = {  # by family: backbone arguments, channels for the neck and for a classifier's head
-    "deit": (dict(arch=TINY_ARCH, img_size=32), 32, 32),
-    "ceit": (dict(arch=TINY_ARCH, img_size=32, stem_channels=8), 32, 32),
-    "pvtv2": (TINY_PVT, [16, 32, 32, 64], 64),
-    "efficientnet": (dict(), [24, 40, 112, 320], 1280),
+TINY_DETECTORS = {  # backbone arguments and channels for the neck
+    "retinanet_ceit_t_mrla_light_1x": (dict(arch=TINY_ARCH, img_size=32, stem_channels=8), 32),
+    "mask_rcnn_pvtv2_b0_mrla_base_1x": (TINY_PVT, [16, 32, 32, 64]),
+}
+TINY_CLASSIFIERS = {  # backbone arguments and channels for the head
+    "deit_tiny_mrla_light_8xb128": (dict(arch=TINY_ARCH, img_size=32), 32),
+    "efficientnet_b0_mrla_light_8xb96": (dict(), 1280),
 }
 
 
@@ -33,18 +35,10 @@ def train(cfg, batch):
     return model, losses["loss"].item(), unchanged
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "transformers/retinanet_deit_t_mrla_light_1x",
-        "transformers/mask_rcnn_deit_t_mrla_base_1x",
-        "transformers/retinanet_ceit_t_mrla_light_1x",
-        "transformers/mask_rcnn_pvtv2_b0_mrla_base_1x",
-        "efficientnet/retinanet_efficientnet_b0_mrla_light_1x",
-    ],
-)
+@pytest.mark.parametrize("name", TINY_DETECTORS)
 def test_detector_on_two_aspect_ratios(name):
-    cfg, (backbone, channels, _) = load(name), TINY[parse(name).family]
+    cfg = load(f"transformers/{name}")
+    backbone, channels = TINY_DETECTORS[name]
     cfg.model.backbone.update(**backbone, init_cfg=None)
     cfg.model.neck.in_channels = channels
     if "mask_rcnn" in name:
@@ -63,21 +57,14 @@ def test_detector_on_two_aspect_ratios(name):
     assert all(torch.isfinite(result.pred_instances.bboxes).all() for result in results)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "deit_tiny_mrla_light_8xb128",
-        "ceit_tiny_mrla_light_8xb128",
-        "pvtv2_b0_mrla_base_8xb128",
-        "efficientnet_b0_mrla_light_8xb96",
-    ],
-)
+@pytest.mark.parametrize("name", TINY_CLASSIFIERS)
 def test_classifier(name):
     from mmpretrain.structures import DataSample
 
     if "efficientnet" in name:
         pytest.importorskip("timm", reason="EfficientNet's recipe has its RMSProp")
-    cfg, (backbone, _, channels) = load(f"imagenet/{name}"), TINY[parse(f"imagenet/{name}").family]
+    cfg = load(f"imagenet/{name}")
+    backbone, channels = TINY_CLASSIFIERS[name]
     cfg.model.backbone.update(backbone)
     cfg.model.head.update(in_channels=channels, num_classes=5)
     cfg.model.data_preprocessor = dict(num_classes=5)

@@ -77,11 +77,10 @@ def test_networks_by_hand(kind, norm_eval):
     assert_same_with_gradients(net(image), expected, list(net.parameters()), tolerance=1e-6)
 
 
-@pytest.mark.parametrize("norm_eval", [False, True])
 @pytest.mark.parametrize("kind", ["SE", "A2", "GC", "AA"])
-def test_plugins_work_as_in_mmdet(kind, norm_eval):
-    net = build(kind, norm_eval=norm_eval)
-    plain = ResNet(50, base_channels=16, norm_eval=norm_eval, **copy.deepcopy(KINDS[kind]))
+def test_plugins_work_as_in_mmdet(kind):
+    net = build(kind, norm_eval=False)
+    plain = ResNet(50, base_channels=16, norm_eval=False, **copy.deepcopy(KINDS[kind]))
     net.train()
     assert_same_levels(net, load_plain(plain, net), torch.randn(2, 3, 64, 96), tolerance=1e-4)
 
@@ -108,8 +107,6 @@ def test_arguments_of_the_networks(kind):
     found = [block.after_conv3_plugin_names for block in net.layer3]
     assert found == [["a2", "eca"], ["eca"], ["a2", "eca"], ["eca"], ["eca"], ["se", "eca"]]
     assert [i for i, block in enumerate(net.layer3) if hasattr(block, "a2")] == [0, 2]
-    with pytest.raises(IndexError):
-        build("", type=kind, plugins=[plugin("mrla_mm.SE", THIRD, blocks=(1, 6))])
     plain = ResNet(50, base_channels=16).state_dict().keys()
     for off in (None, False):
         assert build("", layer_attention=off).state_dict().keys() == plain
