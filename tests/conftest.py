@@ -37,7 +37,7 @@ speed_up_configs()
 
 
 needs_recent_torch = pytest.mark.skipif(
-    not has_named_safe_globals, reason="torch before 2.6: float16 on a CPU, Dynamo, torch.export"
+    not has_named_safe_globals, reason="torch before 2.6: float16 on a CPU, Dynamo, nested files"
 )
 
 
