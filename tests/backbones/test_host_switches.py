@@ -14,6 +14,7 @@ from mrla_mm import attention
 from mrla_mm.errors import InputError
 
 from ..comparators.test_resnets import plugin
+from ..conftest import FLOAT16
 from .common import FAMILIES, VARIANTS, branches, randomize
 
 COMPARATOR = dict(type="mrla_mm.ComparatorResNet", depth=50, base_channels=8)
@@ -127,7 +128,7 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FLOAT16], ids=str)
 @pytest.mark.parametrize("kind", EXTREMES)
 @pytest.mark.parametrize("name", ["MRLALight", "MRLABase", "MLA", "LinearRLA"])
 def test_attention_stays_finite(name, kind, dtype):

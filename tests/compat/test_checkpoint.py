@@ -43,10 +43,9 @@ def test_a_run_resumes_with_its_history(trained):
     folder, first = trained
     second = train(folder, 2, resume=True)
     assert second.iter == 8 and second.message_hub.get_info("best") == 1
-    history, past = (runner.message_hub.get_scalar("train/loss") for runner in (second, first))
-    assert type(history) is HistoryBuffer and len(history.data[0]) == 8
-    assert history.data[0].tolist()[:4] == past.data[0].tolist()
-    assert history.mean(8) == pytest.approx(history.data[0].mean())
+    past = first.message_hub.get_scalar("train/loss").data[0].tolist()
+    history = second.message_hub.get_scalar("train/loss")
+    assert len(history.data[0]) == 8 and history.data[0].tolist()[:4] == past
     assert history.statistics("max") == history.data[0].max()
 
 
@@ -67,7 +66,7 @@ def test_checkpoints_written_under_either_numpy_load(trained, tmp_path):
         assert loaded.data[0].tolist() == expected.data[0].tolist()
 
 
-@pytest.mark.parametrize("kind", ["bool", "uint16", "int64", "float32", ">f8"])
+@pytest.mark.parametrize("kind", ["bool", "int64", ">f8"])
 def test_numpy_numbers_load_and_are_saved_as_plain_arrays(tmp_path, kind):
     values = np.arange(2).astype(kind)
     torch.save([values, values[1]], tmp_path / "numbers.pth")
@@ -114,29 +113,17 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-@pytest.mark.parametrize("make", [lambda p: Payload(Path.touch, p), lambda p: Payload(p.touch)])
-def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, make, place):
-    """The payload calls a function, or a bound method, which is pickled as a call of getattr."""
+def test_a_malicious_checkpoint_is_refused_unexecuted(tmp_path, place):
     victim, file = tmp_path / "created", tmp_path / "evil.pth"
-    torch.save({"state_dict": {}, "meta": place(make(victim))}, file)
-    with pytest.raises(pickle.UnpicklingError):
-        load_weights_only(file)
-    runner = build(tmp_path, hooks=[CHECK])
-    runner._load_from = str(file)
+    torch.save({"state_dict": {}, "meta": place(Payload(Path.touch, victim))}, file)
     with pytest.raises(InputError, match="nothing was executed"):
-        runner.train()
+        build(tmp_path, hooks=[CHECK], load_from=str(file)).train()
     (tmp_path / "last_checkpoint").write_text(str(file))
     with pytest.raises(InputError, match="nothing was executed"):
         build(tmp_path, hooks=[CHECK], resume=True).train()
     assert not victim.exists()
     torch.load(file, weights_only=False)
     assert victim.exists(), "the payload is harmless: the case tests nothing"
-
-
-def test_torchscript_which_runs_when_it_is_loaded_is_refused(tmp_path):
-    torch.jit.script(torch.nn.Linear(1, 1)).save(str(tmp_path / "script.pth"))
-    with pytest.raises((pickle.UnpicklingError, RuntimeError), match="TorchScript"):
-        load_weights_only(tmp_path / "script.pth")
 
 
 def write_program(path, program):
@@ -230,18 +217,9 @@ def test_no_tensor_shares_an_array_that_gets_its_state_later(tmp_path, first):
 
 
 def test_a_checkpoint_cannot_replace_the_statistics_of_the_process(tmp_path):
-    class Poisoned(HistoryBuffer):
-        def __getstate__(self):
-            methods = {"mean": np.dtype, "extra": np.dtype}
-            return super().__getstate__() | {"statistics_methods": methods}
-
-    poisoned, file = Poisoned([1.0], [1]), tmp_path / "poisoned.pth"
-    Poisoned.__module__, Poisoned.__qualname__ = HistoryBuffer.__module__, "HistoryBuffer"
-    with pytest.MonkeyPatch.context() as patch:  # pickle looks the name up to check it
-        patch.setattr("mmengine.logging.history_buffer.HistoryBuffer", Poisoned)
-        torch.save(poisoned, file)
-    loaded = load_weights_only(file)
+    state = vars(HistoryBuffer([1.0], [1])) | {"statistics_methods": {"mean": np.dtype}}
+    torch.save(Payload(HistoryBuffer, state=state), tmp_path / "poisoned.pth")
+    loaded = load_weights_only(tmp_path / "poisoned.pth")
     assert type(loaded) is HistoryBuffer and loaded.data[0].tolist() == [1.0]
     assert HistoryBuffer._statistics_methods["mean"] is HistoryBuffer.mean
-    assert "extra" not in HistoryBuffer._statistics_methods
-    assert "statistics_methods" not in loaded.__dict__
+    assert "statistics_methods" not in vars(loaded)

@@ -21,7 +21,7 @@ from mrla_mm.errors import InputError
 
 from ..conftest import ROOT, tiny_options, write_class_folders, write_coco
 
-ABC, BLOOD = ["a", "b", "c"], ["RBC", "WBC", "Platelets"]
+ABC = ["a", "b", "c"]
 TRAIN, VAL = (f"annotations/instances_{split}.json" for split in ("train2017", "val2017"))
 
 
@@ -95,7 +95,6 @@ FAULTS = {
     "no masks": (lambda c: c["annotations"][3].update(segmentation=[]), "without segmentation"),
     "corners": (to_corners, r"\[x1, y1, x2, y2\]"),
     "no area": (without("annotations", "area"), r"annotations\[0\].*'area'"),
-    "no width": (without("images", "width"), r"images\[0\].*'width'"),
     "no box": (lambda c: c["annotations"][3].update(bbox=[]), r"annotation 4 .*bbox=\[\]"),
     "a text for a box": (each_annotation(bbox="1 2 3 4"), r"annotations\[0\].*'1 2 3 4'"),
     "no file": (lambda c: c["images"][2].update(file_name=None), r"images\[2\].*file_name=None"),
@@ -107,7 +106,6 @@ FAULTS = {
     "an annotation's id twice": (lambda c: c["annotations"][3].update(id=1), "two .*id 1"),
     "polygons of two points": (each_annotation(segmentation=[[1, 2, 3, 4]]), "12 of 12"),
     "polygons of an odd number": (each_annotation(segmentation=[list(range(2, 9))]), "12 of 12"),
-    "empty polygons": (each_annotation(segmentation=[[]]), "12 of 12"),
     "polygons in 0 to 1": (each_annotation(3, segmentation=[[0, 0.5, 1, 0.5, 1, 1]]), "4 of 12"),
     "run lengths without size": (each_annotation(segmentation=dict(counts="1")), "12 of 12"),
     "crowds alone": (each_annotation(iscrowd=1), "no training image"),
@@ -118,11 +116,9 @@ FAULTS = {
     "outside": (each_annotation(2, bbox=[500, 5, 9, 9]), "6 of 12 .*500"),
     "not a number": (lambda c: c["annotations"][3].update(bbox=[math.nan] * 4), "nan.* image 2"),
     "text for a number": (each_annotation(image_id="1"), "12 of 12 .*'1', but .* 1:"),
-    "text for an id": (each_annotation(id="1"), r"annotations\[0\] has id='1'"),
     "no such image": (each_annotation(image_id=9), "12 of 12 .*9, but .* 1:"),
     "an id twice": (lambda c: c["images"].append(c["images"][0]), "two images have the id 1"),
     "a name twice": (lambda c: c["categories"].append(dict(id=9, name="a")), "two .*'a'"),
-    "text for a flag": (each_annotation(iscrowd="0"), "iscrowd='0'"),
 }
 
 
@@ -137,7 +133,7 @@ def test_a_fault_of_a_file_is_one_line(fault, root):
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [(b"[]", "list"), (b"\xef\xbb\xbf{}", "BOM"), ("{}".encode("utf-16"), "UnicodeDecodeError")],
+    [(b"[]", "list"), (b"\xef\xbb\xbf{}", "BOM")],
 )
 def test_a_file_that_mmdet_cannot_read_is_one_line(content, expected, root):
     (root / TRAIN).write_bytes(content)
@@ -146,7 +142,6 @@ def test_a_file_that_mmdet_cannot_read_is_one_line(content, expected, root):
 
 
 def test_what_mmdet_skips_or_never_reads_is_no_fault(root):
-
     def change(content):
         first, second, third, *others = content["annotations"]
         for one in [second, third, *others]:
@@ -176,7 +171,6 @@ TOLERATED = {
     "boxes a bit larger than their images": oversized,
     "a category taken out": lambda c: c["annotations"][3].update(category_id=99),
     "a polygon of two points": lambda c: c["annotations"][3].update(segmentation=[[1, 2, 3, 4]]),
-    "a second polygon": each_annotation(segmentation=[[1], [0, 9, 9.5, 0, 9, 1e1]]),
     "run lengths": each_annotation(segmentation=dict(counts=[9, 9, 999], size=[64, 96])),
 }
 
@@ -218,25 +212,6 @@ def test_a_run_is_checked_once_and_some_not_at_all(root):
     assert faults(cfg, num_classes=80) == []
 
 
-@pytest.mark.parametrize("name", ["coco_tiny", "bccd"])
-def test_real_sets_pass(name):
-    root = ROOT.parent / "shared/data" / name
-    if not root.is_dir():
-        pytest.skip(f"no data at ../shared/data/{name}")
-    cfg = make_config(root, classes=BLOOD)
-    loaders = [cfg.train_dataloader.dataset, cfg.val_dataloader.dataset]
-    if name == "coco_tiny":
-        for dataset in loaders:
-            del dataset.metainfo
-        assert faults(cfg, num_classes=80) == []
-        return
-    for phase, dataset in zip(("train", "val"), loaders, strict=True):
-        files = dict(data_prefix=dict(img="JPEGImages/"), ann_file=f"annotations/{phase}.json")
-        dataset.update(files, pipeline=[])
-    cfg.val_evaluator.ann_file = str(root / "annotations/val.json")
-    assert faults(cfg) == []
-
-
 def test_wrapped_data_sets_are_checked(root):
     edit(root, without("annotations", "area"))
     cfg = make_config(root)
@@ -270,12 +245,9 @@ def test_heads_need_the_number_of_classes(root):
     cfg = make_config(root)
     lines = faults(cfg, num_classes=80)
     assert len(lines) == 2 and "3 classes, but the model bbox_head.0.num_classes" in lines[0]
-    panoptic = dict(classes=ABC, thing_classes=["a"])
-    for values in (dict(metainfo=panoptic), dict(return_classes=True)):
-        other = copy.deepcopy(cfg)
-        for loader in (other.train_dataloader, other.val_dataloader):
-            loader.dataset.update(values)
-        assert faults(other, num_classes=80) == []
+    for loader in (cfg.train_dataloader, cfg.val_dataloader):
+        loader.dataset.metainfo.thing_classes = ["a"]  # panoptic heads count stuff apart
+    assert faults(cfg, num_classes=80) == []
 
 
 def test_the_evaluator_reads_the_file_of_the_data_set(root):
@@ -322,9 +294,6 @@ def test_class_folders_of_training_and_validation_must_be_the_same(tmp_path):
     (root / "val/cat").rename(root / "val/zebra")
     (line,) = check()
     assert line.startswith(f"{root}/val: ") and "numbers classes differently" in line
-    cfg.val_dataloader.dataset.data_prefix = "gone"
-    (line,) = check()
-    assert line.startswith(f"{root}/gone: ")
 
 
 def built_loop(dataset):
@@ -349,18 +318,10 @@ def test_the_hook_checks_the_loops_that_other_tools_have_built(root):
         run_hook(cfg, val=built_loop(cfg.val_dataloader.dataset))
 
 
-def write_image(path, size, orientation=None):
-    exif = Image.Exif()
-    if orientation:
-        exif[0x0112] = orientation
-    Image.new("RGB", size).save(path, exif=exif)
-
-
 IMAGES = {
     "missing": (lambda path: path.unlink(), "does not exist"),
-    "empty": (lambda path: path.write_bytes(b""), "cannot be read"),
     "not an image": (lambda path: path.write_bytes(b"<html>"), "cannot be read"),
-    "smaller": (lambda path: write_image(path, (24, 16)), r"24 x 16 .*96 x 64"),
+    "smaller": (lambda path: Image.new("RGB", (24, 16)).save(path), r"24 x 16 .*96 x 64"),
 }
 
 
@@ -373,7 +334,7 @@ def test_a_few_images_of_every_data_set_are_opened(fault, root):
     change(last)
     data = cfg.val_dataloader.dataset
     wrapped = dict(type="ConcatDataset", datasets=[cfg.train_dataloader.dataset, data])
-    for dataset in (data, dict(type="RepeatDataset", times=2, dataset=data), wrapped):
+    for dataset in (data, wrapped):
         with pytest.raises(InputError, match=message) as caught:
             run_hook(cfg, val=built_loop(dataset))
         assert str(last) in str(caught.value) and "\n" not in str(caught.value)
@@ -382,7 +343,10 @@ def test_a_few_images_of_every_data_set_are_opened(fault, root):
 
 
 def test_a_photo_that_lies_on_its_side_is_no_fault(root):
-    write_image(root / "train2017/000000.jpg", (96, 64), orientation=6)
+    """Its EXIF data turn it, and the annotations may state its size either way."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (96, 64)).save(root / "train2017/000000.jpg", exif=exif)
     cfg = make_config(root)
     init_default_scope("mmdet")
     run_hook(cfg, train=built_loop(cfg.train_dataloader.dataset))

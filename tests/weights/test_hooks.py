@@ -12,12 +12,11 @@ from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
 from torch import nn
 
-from mrla_mm.attention import MLA, MRLABase
+from mrla_mm.attention import MRLABase
 from mrla_mm.backbones import MRLAResNet
 from mrla_mm.errors import InputError
 from mrla_mm.weights import load_weights
 
-from ..conftest import run_python
 from ..engine.runs import build
 from .conftest import BASE, LIGHT, narrow, prefixed, released_resnet, same, scatter, without
 from .conftest import save as save_file
@@ -54,8 +53,6 @@ def save(tmp_path, state, **meta):
         ({}, dict(depth=34), "another depth"),
         (dict(depth=34), {}, "nothing was loaded"),
         ({}, dict(classes=3), "backbone matches"),
-        ({}, dict(attention=dict(LIGHT, previous="none")), "mrla"),
-        (dict(attention=dict(LIGHT, previous="none")), {}, "mrla"),
         (dict(depth=50, plugins=PLUGINS), dict(depth=50), "not in the file"),
     ],
 )
@@ -81,55 +78,32 @@ def test_a_run_with_a_statistic_of_a_projects_own_resumes_and_is_tested(tmp_path
     runner(tmp_path, Detector(), load_from=str(tmp_path / "epoch_3.pth")).test()
 
 
-def publish(path):
-    """Publish a checkpoint with mmdet's tool."""
-    tool = "model_converters/publish_model"
-    run_python("-m", "mrla_mm", "mmdet", tool, path, path.with_name("model.pth"))
-    (published,) = path.parent.glob("model-*.pth")
-    return published
-
-
 def test_the_checkpoints_of_a_run_know_their_layer_attention(tmp_path):
     runner(tmp_path, Detector(), [dict(type="EMAHook")]).train()
-    path = tmp_path / "epoch_2.pth"
-    published = publish(path)
+    path = str(tmp_path / "epoch_2.pth")
+    runner(tmp_path, Detector(), load_from=path).test()
     other = Detector(attention=dict(LIGHT, head_channels=8))
-    for file in (path, published):
-        runner(tmp_path, Detector(), load_from=str(file)).test()
     for load in (
-        runner(tmp_path, other, load_from=str(path)).test,
-        runner(tmp_path, other, load_from=str(published)).test,
-        runner(tmp_path, other, load_from=str(path)).train,
-        runner(tmp_path, other, load_from=str(path), resume=True).train,
+        runner(tmp_path, other, load_from=path).test,
+        runner(tmp_path, other, load_from=path).train,
+        runner(tmp_path, other, load_from=path, resume=True).train,
         lambda: load_weights(other.backbone, path, entry="ema_state_dict"),
     ):
         with pytest.raises(InputError, match="head_channels=16, the model has 8"):
             load()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("gone.pth", None, "not a file"),
-        ("photo.jpg", b"\xff\xd8\xff\xe0\x00\x10JFIF", "damaged"),
-        ("w.safetensors", b"", "init_cfg"),
-    ],
-)
-def test_files_that_mmengine_could_not_load(name, content, expected, tmp_path):
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=expected) as caught:
-        runner(tmp_path, Detector(), load_from=str(path)).test()
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+@pytest.mark.parametrize("name", ["gone.pth", "w.safetensors"])
+def test_files_that_mmengine_could_not_load(name, tmp_path):
+    (tmp_path / "w.safetensors").touch()
+    with pytest.raises(InputError, match=name):
+        runner(tmp_path, Detector(), load_from=str(tmp_path / name)).test()
 
 
 def test_a_training_starts_from_any_backbone_that_matches(served, cache, tmp_path):
     folder, address = served
     released = prefixed(without(released_resnet("light"), "layer4", "fc."), "backbone.")
     plain = without(Detector().state_dict(), ".mrla.")
-    with pytest.raises(InputError, match="mrla"):
-        runner(tmp_path, Detector(), load_from=save(tmp_path, plain)).test()
     for state in (Detector(classes=5).state_dict(), plain, released):
         built = runner(tmp_path, Detector(), load_from=save(tmp_path, state))
         built.train()
@@ -140,17 +114,15 @@ def test_a_training_starts_from_any_backbone_that_matches(served, cache, tmp_pat
     save(folder, plain)
     runner(tmp_path, Detector(), load_from=f"{address}/w.pth").train()
     assert len(list(cache.iterdir())) == 1, "the file that was checked is the one that loads"
-    for state in (Detector(depth=34).state_dict(), nn.Linear(2, 2).state_dict()):
-        with pytest.raises(InputError):
-            runner(tmp_path, Detector(), load_from=save(tmp_path, state)).train()
+    deeper = save(tmp_path, Detector(depth=34).state_dict())
+    with pytest.raises(InputError):
+        runner(tmp_path, Detector(), load_from=deeper).train()
 
 
 ENTRIES = {
-    "model": lambda state: dict(model=state),
     "average": lambda state: dict(model_ema=state, epoch=3),
     "compiled": lambda state: dict(state_dict=prefixed(state, "_orig_mod.")),
     "nested": lambda state: dict(state_dict=dict(state_dict=state)),
-    "bare": dict,
 }
 
 
@@ -187,12 +159,16 @@ def test_classes_in_another_order_than_trained_are_refused(tmp_path):
             built.test()
 
 
+def warnings_of(folder):
+    (log,) = folder.glob("*/*.log")
+    return "".join(line for line in log.read_text().splitlines() if " WARNING " in line)
+
+
 @pytest.mark.parametrize(("loaded", "norm_eval"), [(False, True), (True, True), (False, False)])
 def test_frozen_random_layers_are_a_warning(tmp_path, loaded, norm_eval):
     path = save(tmp_path, Detector().state_dict()) if loaded else None
     runner(tmp_path, Detector(norm_eval=norm_eval), load_from=path).train()
-    (log,) = tmp_path.glob("*/*.log")
-    assert ("RANDOM WEIGHTS" in log.read_text()) == (norm_eval and not loaded)
+    assert ("RANDOM WEIGHTS" in warnings_of(tmp_path)) == (norm_eval and not loaded)
 
 
 @pytest.mark.parametrize("zero_init", [True, False])
@@ -202,16 +178,13 @@ def test_plain_weights_below_random_attention_are_a_warning(by_hook, zero_init, 
     init_cfg = None if by_hook else dict(type="Pretrained", checkpoint=path)
     detector = Detector(zero_init_attention=zero_init, init_cfg=init_cfg)
     runner(tmp_path, detector, load_from=path if by_hook else None).train()
-    (log,) = tmp_path.glob("*/*.log")
-    warnings = [line for line in log.read_text().splitlines() if " WARNING " in line]
-    assert any("zero_init_attention=True" in line for line in warnings) == (not zero_init)
+    assert ("zero_init_attention=True" in warnings_of(tmp_path)) == (not zero_init)
 
 
 FIXED = dict(LIGHT, learnable_lambda=False)
 CHANGES = {
     "heads": (LIGHT, dict(LIGHT, head_channels=8), "head_channels=16, the model has 8"),
     "gelu": (LIGHT, dict(LIGHT, value="dwconv_gelu"), "value_gelu=False, the model has True"),
-    "type": (BASE, dict(BASE, type="MLA"), "type='MRLABase', the model has 'MLA'"),
     "previous": (FIXED, dict(FIXED, previous="output"), "previous='shortcut'"),
 }
 
@@ -234,30 +207,24 @@ def test_every_loader_tells(trained, other, expected, tmp_path):
 
 
 class Mine(MRLABase):
-    """Computes what its parent computes, as does a class of another name."""
+    """Computes what its parent computes."""
 
 
-class MineOfMLA(MLA):
-    """Has the keys and shapes of MRLABase."""
-
-
-def test_a_subclass_and_its_parent_load_each_others_weights(tmp_path):
-    for trained, other in ((BASE, dict(BASE, type=Mine)), (dict(BASE, type=Mine), BASE)):
-        state = scatter(narrow(18, trained)).state_dict()
-        path = save_file(tmp_path, {"state_dict": state})
-        load_weights(loaded := narrow(18, other), path)
-        assert same(loaded.state_dict(), state)
-        with pytest.raises(InputError, match="type='MRLABase', the model has 'MLA'"):
-            load_weights(narrow(18, dict(BASE, type=MineOfMLA)), path)
+@pytest.mark.parametrize(("trained", "other"), [("MRLABase", Mine), (Mine, "MRLABase")])
+def test_a_subclass_and_its_parent_load_each_others_weights(trained, other, tmp_path):
+    state = scatter(narrow(18, dict(BASE, type=trained))).state_dict()
+    path = save_file(tmp_path, {"state_dict": state})
+    load_weights(loaded := narrow(18, dict(BASE, type=other)), path)
+    assert same(loaded.state_dict(), state)
+    with pytest.raises(InputError, match="type='MRLABase', the model has 'MLA'"):
+        load_weights(narrow(18, dict(BASE, type="MLA")), path)
 
 
 @torch.no_grad()
 def test_stages_of_other_blocks():
     """With the shortcut as history, no block asks where its stage starts."""
-    for attention in (BASE, dict(FIXED, previous="output")):
-        state = vit(attention).state_dict()
-        with pytest.raises(RuntimeError, match="layers.2.mrla.attention: .*first_in_stage=True"):
-            vit(attention, stage_blocks=4).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="layers.2.mrla.attention: .*first_in_stage=True"):
+        vit(BASE, stage_blocks=4).load_state_dict(vit(BASE).state_dict())
     model, other = vit().eval(), vit(stage_blocks=4).eval()
     other.load_state_dict(model.state_dict())
     image = torch.rand(1, 3, 64, 64)

@@ -19,6 +19,8 @@ from .conftest import LIGHT, VARIANTS, save, without
 DIM, HIDDEN, DEPTH, CLASSES = 32, 64, 4, 5
 ARCH = dict(embed_dims=DIM, num_layers=DEPTH, num_heads=2, feedforward_channels=HIDDEN)
 
+SIZES = dict(img_size=64, embed_dim=DIM, depth=DEPTH, num_heads=2, mlp_ratio=HIDDEN / DIM)
+
 
 def build(attention=LIGHT, **more):
     arguments = dict(arch=ARCH, img_size=64, patch_size=16, stage_blocks=2) | more
@@ -28,8 +30,7 @@ def build(attention=LIGHT, **more):
 def deit(variant=None, distilled=False):
     """Return a random state dict of timm's DeiT and, for a variant, with what the authors add."""
     kind = VisionTransformerDistilled if distilled else VisionTransformer
-    sizes = dict(img_size=64, embed_dim=DIM, depth=DEPTH, num_heads=2, mlp_ratio=HIDDEN / DIM)
-    state = kind(**sizes, num_classes=CLASSES).state_dict()
+    state = kind(**SIZES, num_classes=CLASSES).state_dict()
     shapes = {name: tensor.shape for name, tensor in state.items()}
     for mrla in (f"blocks.{index}.mrla" for index in range(DEPTH if variant else 0)):
         shapes |= {f"{mrla}.mrla.{name}.weight": (1, 1, 3) for name in ("Wq", "Wk")}
@@ -64,23 +65,19 @@ def test_the_authors_files_load_and_convert(variant, attention, distilled, tmp_p
     assert biases == [f"head.layers.{name}.bias" for name in heads]
 
 
-PLAIN = {"cls_token": "cls_token", "pos_embed": "pos_embed", "ln1.bias": "norm.bias"}
-PLAIN["patch_embed.projection.bias"] = "patch_embed.proj.bias"
-BLOCK = {"ln1": "norm1", "ln2": "norm2", "ffn.layers.0.0": "mlp.fc1", "ffn.layers.1": "mlp.fc2"}
-BLOCK["attn.proj"] = "attn.proj"
-PLAIN |= {f"layers.2.{ours}.bias": f"blocks.2.{theirs}.bias" for ours, theirs in BLOCK.items()}
-
-
+@torch.no_grad()
 @pytest.mark.parametrize("attention", [None, "MRLALight"])
-def test_plain_deit_files(attention, tmp_path):
-    state = deit()
-    report = load_weights(model := build(attention), save(tmp_path, {"model": state}))
+def test_plain_deit_files_keep_their_outputs(attention, tmp_path):
+    theirs = VisionTransformer(**SIZES, num_classes=CLASSES).double().eval()
+    theirs.load_state_dict(deit())
+    model = build(attention, out_type="raw").double().eval()
+    model.init_weights()
+    report = load_weights(model, save(tmp_path, {"model": deit()}))
     assert not report.faults()
     head = report.keys[KeyStatus.OUTSIDE]
     assert head == ["head.layers.head.weight", "head.layers.head.bias"]
-    assert ("starts as an exact identity" in report.table()) is (attention is not None)
-    for ours, theirs in PLAIN.items():
-        assert torch.equal(model.state_dict()[ours], state[theirs]), ours
+    image = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    torch.testing.assert_close(model(image)[-1], theirs.forward_features(image))
 
 
 def test_positions_are_resized_and_reported(tmp_path):
@@ -95,7 +92,7 @@ def test_positions_are_resized_and_reported(tmp_path):
     assert torch.equal(model.state_dict()["pos_embed"], original[:, 1:])
 
 
-@pytest.mark.parametrize("shape", [(1, 18, DIM), (1, 33, DIM), (1, 16, DIM), (17, DIM), ()])
+@pytest.mark.parametrize("shape", [(1, 18, DIM), (1, 16, DIM), (17, DIM)])
 def test_positions_that_cannot_be_resized_are_a_mismatch(shape, tmp_path):
     path = save(tmp_path, deit() | {"pos_embed": torch.zeros(shape)})
     with pytest.raises(InputError, match="another shape: pos_embed"):
@@ -154,15 +151,13 @@ def test_the_detectors_start_as_torchvisions_model(suffix, original, path):
     assert not report.faults() and not report.keys[KeyStatus.MAY_BE_MISSING] and not report.warnings
 
 
-@pytest.mark.parametrize("size", ["b1", "b4", "b7"])
-def test_names_and_shapes_of_every_size(size):
+def test_names_and_shapes_of_the_largest_size():
     with torch.device("meta"):
-        theirs = getattr(torchvision.models, f"efficientnet_{size}")().state_dict()
-    MRLAEfficientNet(size, None).to("meta").load_state_dict(without(theirs, "classifier."))
+        theirs = torchvision.models.efficientnet_b7().state_dict()
+    MRLAEfficientNet("b7", None).to("meta").load_state_dict(without(theirs, "classifier."))
 
 
-def test_another_size_is_refused(path):
-    deeper = save(path.parent, torchvision.models.efficientnet_b1().state_dict(), "b1.pth")
-    for size, file in {"b0": deeper, "b1": path, "es": path}.items():
-        with pytest.raises(InputError, match="nothing was loaded"):
-            load_weights(MRLAEfficientNet(size, out_indices=(2, 3, 4, 5)), file)
+@pytest.mark.parametrize("size", ["b1", "es"])
+def test_another_size_is_refused(size, path):
+    with pytest.raises(InputError, match="nothing was loaded"):
+        load_weights(MRLAEfficientNet(size, out_indices=(2, 3, 4, 5)), path)
