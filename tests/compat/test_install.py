@@ -89,6 +89,7 @@ register(MODELS, "DIA")
 told = "".join(str(each.message) for each in caught)
 for name in ("MLA", "MRLAViT", "CompileBackboneHook"):
     assert f"type='mrla_mm.{name}'" in told, name
+assert issubclass(MODELS.get("MRLAResNet"), mrla_mm.weights.PretrainedBackbone)
 assert HOOKS.get("CompileBackboneHook") is Theirs
 assert HOOKS.get("mrla_mm.CompileBackboneHook") is mrla_mm.engine.CompileBackboneHook
 init_default_scope("mmdet")
