@@ -145,8 +145,8 @@ def test_python_runs(page, monkeypatch):
             del MODELS.module_dict[name]
 
 
-def test_files_that_are_mentioned_exist_and_the_readme_links_every_section():
-    """Sphinx checks the links between the pages, and that the sections list them all."""
+def test_files_that_are_mentioned_exist():
+    """Sphinx checks the links between the pages."""
     folders = r"(?:tools|configs|docs|tests|mrla_mm|\.dev_scripts)"
     for path in pages():
         text = path.read_text(encoding="utf-8")
@@ -155,12 +155,6 @@ def test_files_that_are_mentioned_exist_and_the_readme_links_every_section():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     links = set(re.findall(r"\]\(([^)#\s]+)", readme))
     assert not [link for link in links if "://" not in link and not (ROOT / link).exists()]
-    for page, anchor in re.findall(r"\]\(([\w/.]+)#([^)]+)\)", readme):
-        slugs = re.sub(r"[^\w \n-]", "", (ROOT / page).read_text(encoding="utf-8").lower())
-        assert f"-{anchor}\n" in slugs.replace(" ", "-"), anchor
-    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
-    sections = re.findall(r"^([a-z]+)$", index.partition("{toctree}")[2], re.MULTILINE)
-    assert {f"docs/{section}.md" for section in sections} <= links
 
 
 def test_the_notebook_is_the_page():

@@ -114,13 +114,7 @@ def refuse(*arguments, **keywords):
 socket.socket.connect = socket.getaddrinfo = refuse
 from mrla_mm.config import read_config
 from mrla_mm.inference import build_model
-for name in (
-    "retinanet_r50",
-    "transformers/retinanet_deit_t",
-    "transformers/retinanet_ceit_t",
-    "transformers/retinanet_pvtv2_b0",
-    "efficientnet/retinanet_efficientnet_b0",
-):
+for name in ("retinanet_r50", "transformers/retinanet_deit_t"):
     build_model(read_config(f"mrla_mm::{name}_mrla_light_1x.py", {}))
 """
 

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mrla_mm import cli
 from mrla_mm.analysis import compare
 from mrla_mm.analysis.compare.plan import config_file
 from mrla_mm.analysis.compare.run import ComparedRunHook, initial_weights, shared_weights
@@ -20,7 +19,7 @@ from mrla_mm.config import read_config
 from mrla_mm.errors import InputError
 from mrla_mm.inference import build_model
 
-from ..conftest import ROOT, in_use, load_tool, tiny_options
+from ..conftest import ROOT, tiny_options
 
 LIGHT = "mrla_mm::quickstart/faster_rcnn_r50_quarter_mrla_light.py"
 PARTS = {
@@ -124,20 +123,6 @@ def test_runs_of_another_config_are_not_mixed_in(configs, tmp_path):
     change(stem, "train_cfg = dict(max_epochs=3)")
     with pytest.raises(InputError, match="stem has runs of another config"):
         plan_of([first, stem], tmp_path)
-
-
-def test_two_comparisons_do_not_share_a_folder(tmp_path):
-    for _ in range(2):
-        with in_use(tmp_path), pytest.raises(InputError, match="in use"):
-            load_tool("compare").main(["config.py", "--out", str(tmp_path)])
-
-
-@pytest.mark.parametrize("option", [("--seeds", "0"), ("--jobs", "-1"), ("--first-seed", "-1")])
-def test_numbers_that_mean_nothing_are_refused(option, capsys):
-    with pytest.raises(SystemExit):
-        cli.run(load_tool("compare").main, ["config.py", *option])
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert option[0] in last and option[1] in last
 
 
 @pytest.mark.parametrize("metrics", [dict(AP50=0.5), dict(AP=math.nan, AP50=0.5)])

@@ -122,18 +122,3 @@ def test_a_detector_and_a_second_one(capsys):
     assert added["total"][0] == added["backbone"][0] == 25_738_452 - 25_557_032
     assert added["depthwise convolutions"][1] > 0
     assert "head" not in added, "only what differs is shown"
-
-
-def test_mla_counts_a_convolution_of_every_earlier_map_and_says_so(capsys):
-    """Stages of 3, 4, 6 and 3 layers, whose maps halve in size: C H W is 8, 4, 2, 1."""
-    convolutions, says = {}, {}
-    for name in ("mla", "mrla_base"):
-        config = f"mrla_mm::imagenet/resnet50_{name}_8xb32.py"
-        found = flops(capsys, config, "--shape", "512", "512")
-        convolutions[name] = found["depthwise convolutions"][1]
-        cli.run(load_tool("get_flops").main, [config, "--shape", "64", "64"])
-        says[name] = bool(re.search(r"^MLA ", capsys.readouterr().out, re.MULTILINE))
-    every_map, one_each = 6 * 8 + 10 * 4 + 21 * 2 + 6 * 1, 3 * 8 + 4 * 4 + 6 * 2 + 3 * 1
-    ratio = convolutions["mla"] / convolutions["mrla_base"]
-    assert ratio == pytest.approx(every_map / one_each, rel=1e-3)
-    assert says == {"mla": True, "mrla_base": False}

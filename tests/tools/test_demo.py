@@ -70,12 +70,10 @@ def test_without_a_config_it_finds_blood_cells(tmp_path, run_tool):
     assert (sure.count(1), sure.count(2)) == (1, 1) and sure.count(0) > 5  # of 11 red cells
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xe0 of a JPEG"])
-def test_an_image_that_cannot_be_decoded_is_named(content, tmp_path, run_tool):
-    (tmp_path / "one.jpg").write_bytes(content)
-    for source in (tmp_path, tmp_path / "one.jpg"):
-        code, errors = run_tool("demo", source, CONFIG, "--weights", "none.pth")
-        assert code == 2 and "one.jpg" in errors
+def test_images_that_cannot_be_used_are_named(tmp_path, run_tool):
+    (tmp_path / "one.jpg").write_bytes(b"\xff\xd8\xff\xe0 of a JPEG")
+    code, errors = run_tool("demo", tmp_path, CONFIG, "--weights", "none.pth")
+    assert code == 2 and "one.jpg" in errors
     (tmp_path / "one.png").touch()
     code, errors = run_tool("demo", tmp_path, CONFIG, "--weights", "none.pth")
     assert code == 2 and "two images share preds/one.json" in errors
