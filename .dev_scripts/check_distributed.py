@@ -4,18 +4,15 @@
 `python .dev_scripts/check_distributed.py --processes 4` splits a global batch over processes. Small
 backbones of every family and variant run on the CPU with gloo: frozen stages, activation
 checkpointing, a static graph, no_sync, and batch statistics reduced over the processes.
-`find_unused_parameters` is off. The rows go to OUT/distributed.json; an error above TOLERANCE exits
-with 1.
+`find_unused_parameters` is off. An error above TOLERANCE exits with 1.
 """
 
 import argparse
-import json
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -177,21 +174,18 @@ def compare(case: dict, rank: int, world: int) -> dict:
     return row
 
 
-def work(rank: int, world: int, port: int, args: argparse.Namespace) -> None:
+def work(rank: int, world: int, port: int, short: bool) -> None:
     """Run all cases as one of the processes; the first one reports."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     rows = []
-    for case in cases(args.short):
+    for case in cases(short):
         rows.append(compare(case, rank, world))
         if rank == 0:
             print(f"{case['name']:60} {rows[-1].get('error', float('nan')):.1e}", flush=True)
             if unused := rows[-1]["without gradient"]:
                 print("    without gradient:", *unused, flush=True)
     if rank == 0:
-        report = dict(processes=world, tolerance=TOLERANCE, torch=torch.__version__, rows=rows)
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / "distributed.json").write_text(json.dumps(report, indent=1) + "\n")
         worst = max(row.get("error", float("inf")) for row in rows)
         passed = sum(row["passed"] for row in rows)
         print(f"{passed} of {len(rows)} passed, {world} processes, largest error {worst:.1e}")
@@ -206,12 +200,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--short", action="store_true", help="fewer combinations")
-    parser.add_argument("--out", type=Path, default=Path("work_dirs/distributed"))
     args = parser.parse_args(argv)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    arguments = (args.processes, port, args)
+    arguments = (args.processes, port, args.short)
     torch.multiprocessing.start_processes(work, arguments, args.processes, start_method="fork")
 
 

@@ -102,7 +102,7 @@ def check_same(module: nn.Module, run: Callable, image: Tensor) -> float:
     if shapes != [tuple(x.shape) for x in expected]:
         raise InputError(f"outputs have other shapes than the model's: {shapes}")
     pairs = zip(expected, found, strict=True)
-    differences = [(a - b).abs().max() / a.abs().max().clamp(min=1) for a, b in pairs]
+    differences = [(a - b).abs().max() / a.abs().max().clamp(min=1e-6) for a, b in pairs]
     worst = torch.stack(differences).max()  # NaN if any is, unlike Python's max
     if not worst <= TOLERANCE:
         raise InputError(f"the export does not compute what the model does, off by {worst:.1e}")

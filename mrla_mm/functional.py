@@ -198,16 +198,24 @@ def scaled_value(
     """
     if not prefers_kernels_per_sample(x):
         out = scale_map(depthwise_value(x, weight), gain, offset)
-        return x + out if residual else out
-    kernels = gain[..., None, None] * weight.view(gain.shape[1], 3, 3)  # (B, C, 3, 3)
-    if can_fold_residual(x):
-        if residual:
-            kernels = kernels + F.pad(gain.new_ones(1, 1), (1, 1, 1, 1))  # delta
-        return depthwise_per_sample(x, kernels, offset)
-    out = depthwise_per_sample(x, kernels)
-    if offset is not None:
-        out = out + on_map(offset, out)
+    elif can_fold_residual(x):
+        return depthwise_per_sample(x, kernels_per_sample(weight, gain, identity=residual), offset)
+    else:
+        out = depthwise_per_sample(x, kernels_per_sample(weight, gain))
+        if offset is not None:
+            out = out + on_map(offset, out)
     return x + out if residual else out
+
+
+def kernels_per_sample(weight: Tensor, gain: Tensor, *, identity: bool = False) -> Tensor:
+    """Kernels of gain f_V(x), with identity those of x + gain f_V(x).
+
+    Shapes: weight (C, 1, 3, 3), gain (B, C) -> (B, C, 3, 3).
+    """
+    kernels = gain[..., None, None] * weight.view(gain.shape[1], 3, 3)
+    if identity:
+        kernels = kernels + F.pad(gain.new_ones(1, 1), (1, 1, 1, 1))  # delta
+    return kernels
 
 
 def can_fold_residual(x: Tensor) -> bool:

@@ -30,9 +30,15 @@ REGULAR = re.compile(r"(epoch_\d+|iter_\d+|interrupted)\.pth")
 def add_hook(cfg: Config, hook: dict) -> None:
     """Add a hook to a config that has none of its type."""
     hooks = list(cfg.get("custom_hooks") or [])
-    if hook["type"].rpartition(".")[2] not in str(hooks):
+    if class_name(hook) not in map(class_name, hooks):
         hooks.append(hook)
     cfg.custom_hooks = hooks
+
+
+def class_name(hook: dict | Hook) -> str:
+    """Return the name of a hook's class, without a scope."""
+    kind = hook["type"] if isinstance(hook, dict) else type(hook)
+    return getattr(kind, "__name__", kind).rpartition(".")[2]
 
 
 def build_runner(cfg: Config, *phases: str) -> Runner:

@@ -35,8 +35,7 @@ add_scaled_value = functools.partial(functional.scaled_value, residual=True)
 
 
 def by_sample_kernels(x, weight, gain, offset):
-    kernels = gain[..., None, None] * weight[:, 0]
-    kernels = kernels + torch.nn.functional.pad(kernels.new_ones(1, 1), (1, 1, 1, 1))
+    kernels = functional.kernels_per_sample(weight, gain, identity=True)
     return functional.depthwise_per_sample(x, kernels, offset)
 
 

@@ -88,7 +88,7 @@ def run_with_map(layer: nn.Module, function: Callable[[], Tensor]) -> tuple[Tens
     outputs = []
     with layer.register_forward_hook(lambda module, args, output: outputs.append(output)):
         result = function()
-    if not isinstance(outputs[0], Tensor) or outputs[0].dim() != 4:
+    if not outputs or not isinstance(outputs[0], Tensor) or outputs[0].dim() != 4:
         raise InputError(f"{type(layer).__name__} returns no feature map; choose another layer")
     return result, outputs[0]
 

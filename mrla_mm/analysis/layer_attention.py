@@ -5,13 +5,12 @@ Every variant's output is a weighted sum over the layers of the stage, o^t = sum
 
     base, MLA   w^{t,s} = softmax_s(q^t . k^s / sqrt(D))                   each row sums to 1
     linear      w^{t,s} = phi(q^t) . phi(k^s) / sum_r phi(q^t) . phi(k^r)  each row sums to 1
-    light       w^{t,t} = gate^t,  w^{t,s} = beta^t w^{t-1,s}              beta^t scales o^{t-1}
-    inside o^t
+    light       w^{t,t} = gate^t,  w^{t,s} = beta^t w^{t-1,s}
 
-With previous="output", beta is lambda and there is no rest. With previous="shortcut", o^{t-1}
-reaches layer t through a norm: beta is lambda times that norm's scale on this image, and the rest
-is what else the identity path carries. A branch whose norm is still at its initial zero passes
-nothing on, so beta is 0.
+where beta^t scales o^{t-1} inside o^t. With previous="output", beta is lambda and there is no rest.
+With previous="shortcut", o^{t-1} reaches layer t through a norm: beta is lambda times that norm's
+scale on this image, and the rest is what else the identity path carries. A branch whose norm is
+still at its initial zero passes nothing on, so beta is 0.
 """
 
 from collections import defaultdict

@@ -13,7 +13,7 @@ from torchvision import models
 from mrla_mm.attention import AttentionConfig, LayerAttentionResidual, attention_config
 from mrla_mm.backbones.branches import add_mixin
 from mrla_mm.backbones.checkpointing import run_checkpointed
-from mrla_mm.backbones.resnet import MRLAResLayer
+from mrla_mm.backbones.resnet import run_blocks
 from mrla_mm.registry import register
 from mrla_mm.weights import KeyLayout, PretrainedBackbone
 from mrla_mm.weights.layouts import ATTENTION
@@ -51,7 +51,9 @@ class MRLAMBConv:
 class MRLAMBConvLayer:
     """Mixin of a layer whose blocks pass on a memory, empty after one without a shortcut."""
 
-    forward = MRLAResLayer.forward
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
+        return run_blocks(self, x)
 
 
 @cache

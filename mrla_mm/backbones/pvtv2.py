@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mrla_mm.attention import AttentionConfig, TokenAttentionResidual, attention_config
 from mrla_mm.backbones.checkpointing import run_checkpointed
+from mrla_mm.errors import InputError
 from mrla_mm.registry import register
 from mrla_mm.weights import PretrainedBackbone
 
@@ -48,6 +49,8 @@ class MRLAPVTv2(PretrainedBackbone, PyramidVisionTransformerV2):
         frozen_stages: int = 0,
         **kwargs: object,
     ) -> None:
+        if arch not in self.arch_settings:
+            raise InputError(f"arch={arch!r} must be one of {', '.join(self.arch_settings)}")
         super().__init__(**{**self.arch_settings[arch], **kwargs})
         self.layer_attention = attention_config(layer_attention)
         if self.layer_attention is not None:

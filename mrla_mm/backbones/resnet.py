@@ -1,6 +1,6 @@
 """ResNet with layer attention after every block, on mmdet's ResNet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mmdet.models.backbones.resnet import BasicBlock, Bottleneck, ResNet
@@ -124,11 +124,16 @@ class MRLAResLayer(ResLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks: (B, C', H', W') -> (B, C, H, W)."""
-        memory = ()
-        for block in self:
-            out = block(x, *memory)
-            x, *memory = out if isinstance(out, tuple) else (out,)  # a map alone if replaced
-        return x
+        return run_blocks(self, x)
+
+
+def run_blocks(blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """Run the blocks of a stage, which pass on a memory: (B, C', H', W') -> (B, C, H, W)."""
+    memory = ()
+    for block in blocks:
+        out = block(x, *memory)
+        x, *memory = out if isinstance(out, tuple) else (out,)  # a map alone if replaced
+    return x
 
 
 def remove_unselected_plugins(stage: ResLayer, plugins: Sequence[dict]) -> None:

@@ -38,7 +38,7 @@ class GatedBottleneck(_Gated, MRLABottleneck):
     """Bottleneck with a gate and plugins."""
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class ComparatorResNet(PretrainedBackbone, ResNet):
     """mmdet's ResNet, as strict about weights as MRLAResNet, for other attention.
 

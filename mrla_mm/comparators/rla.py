@@ -76,7 +76,7 @@ class RLAResLayer(MRLAResLayer):
         return x, hidden
 
 
-@MODELS.register_module(force=True)
+@MODELS.register_module()
 class RLAResNet(ComparatorResNet):
     """ResNet with recurrent layer aggregation, RLA_g (Zhao et al., NeurIPS 2021).
 

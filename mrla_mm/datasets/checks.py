@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from mmcv.transforms import LoadImageFromFile
@@ -134,7 +135,7 @@ def check_classes(model: nn.Module, dataset: BaseDataset, first_classes: dict) -
     if not dataset.ann_file and getattr(dataset, "with_label", False):  # mmpretrain's
         if not os.path.isdir(dataset.img_prefix):
             return ["is not a folder: correct data_root or data_prefix"]
-        entries = os.scandir(dataset.img_prefix)
+        entries = Path(dataset.img_prefix).iterdir()
         folders = sorted(entry.name for entry in entries if entry.is_dir())
     if set(folders) == set(classes) and folders != list(classes):
         faults.append(f"classes are numbered by folder name: set metainfo.classes={folders}")

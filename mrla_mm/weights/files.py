@@ -1,4 +1,4 @@
-"""Weight files: downloaded, checked, and read without executing any code in them."""
+"""Weight files: downloaded, checked, and read, by torch 2.6 and newer without executing code."""
 
 import argparse
 import os
@@ -97,7 +97,9 @@ def read_file(path: Path) -> Mapping:
     if path.suffix == SAFETENSORS:
         if find_spec("safetensors") is None:
             raise InputError(f"weights {path} need a package: pip install safetensors")
-        from safetensors.torch import load_file as read
+        from safetensors.torch import load_file
+
+        read = load_file
     try:
         loaded = read(path)
     except Exception as error:  # a broken file can make the unpickler raise anything
@@ -107,7 +109,7 @@ def read_file(path: Path) -> Mapping:
             reason = f"reading them would call {called[1]}"
         raise InputError(
             f"weights {path} cannot be read ({reason}): the file is damaged or holds more than "
-            "weights; nothing was executed. If you trust it, save its state dict alone"
+            "weights. If you trust it, save its state dict alone"
         ) from error
     if not isinstance(loaded, Mapping):
         raise InputError(f"weights {path} hold a {type(loaded).__name__}, not a state dict")

@@ -5,7 +5,7 @@ from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseTTAModel, is_model_wrapper
 from mmengine.registry import HOOKS
 from mmengine.runner import BaseLoop, Runner, find_latest_checkpoint
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mrla_mm.errors import InputError
@@ -75,8 +75,7 @@ class CheckpointCheckHook(Hook):
         model = bare(runner.model)
         source = find_state(checkpoint, prefix="")
         checkpoint["state_dict"] = strip_prefix(source.state, "")  # a copy: the next line renames
-        # called for its renaming in place, such as of keys for a teacher and a student
-        model._load_from_state_dict(source.state, "", {}, False, [], [], [])
+        rename_as_host(model, source.state)
         location = str(runner._load_from or f"in {runner.work_dir}")
         training = isinstance(runner._train_loop, BaseLoop)
         starting = training and not runner._resume
@@ -88,6 +87,12 @@ class CheckpointCheckHook(Hook):
         check_class_order(runner, checkpoint.get("meta") or {})
         if training:
             warn_of_schedules(runner, checkpoint.get("param_schedulers"))
+
+
+def rename_as_host(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Let a model rename keys in place as it does to load them, such as for teacher and student."""
+    local_metadata = {}
+    model._load_from_state_dict(state, "", local_metadata, False, [], [], [])
 
 
 def check_class_order(runner: Runner, meta: dict) -> None:

@@ -156,15 +156,17 @@ def match(module: nn.Module, source: Source, location: str, *, exact: bool) -> L
         if status in (KeyStatus.MATCHED, KeyStatus.RESIZED):
             report.loadable[key] = tensor
     missing = [key for key in own if key not in state]
-    is_plain = not any(ATTENTION in key for key in state)
-    new = [key for key in missing if is_plain and ATTENTION in key]
-    statuses = dict.fromkeys(missing, KeyStatus.MISSING)
-    statuses |= dict.fromkeys(optional_keys(module, missing, exact), KeyStatus.MAY_BE_MISSING)
-    if not exact:
-        statuses |= dict.fromkeys(new, KeyStatus.NEW_ATTENTION)
-    for key, status in statuses.items():
+    optional = optional_keys(module, missing, exact)
+    may_lack_attention = not exact and not any(ATTENTION in key for key in state)
+    for key in missing:
+        if may_lack_attention and ATTENTION in key:
+            status = KeyStatus.NEW_ATTENTION
+        elif key in optional:
+            status = KeyStatus.MAY_BE_MISSING
+        else:
+            status = KeyStatus.MISSING
         report.keys[status].append(key)
-    if new:
+    if new := report.keys[KeyStatus.NEW_ATTENTION]:
         note_start(report, [own[key] for key in new if key.endswith("norm.weight")])
     return report
 

@@ -116,6 +116,10 @@ except ModuleNotFoundError as error:
 """
 
 
+def test_mmpretrain_may_be_missing():
+    assert run_python("-W", "ignore", "-c", WITHOUT, "mmpretrain") == ""
+
+
 @pytest.mark.parametrize("name", ["torch", "mmdet"])
 def test_an_import_says_what_is_missing(name):
     said = run_python("-c", WITHOUT, name)

@@ -1,7 +1,7 @@
 """The benchmark on networks small enough for seconds, and the short form of `make distributed`."""
 
 import csv
-import json
+import re
 
 import pytest
 import torch
@@ -37,8 +37,7 @@ def test_the_benchmark_times_no_model_that_is_wrong(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_distributed_gradients_equal_those_of_one_process(tmp_path):
-    run_python(ROOT / ".dev_scripts/check_distributed.py", "--short", "--out", tmp_path)
-    report = json.loads((tmp_path / "distributed.json").read_text())
-    assert report["processes"] == 2 and len(report["rows"]) >= 20
-    assert all(row["error"] <= 1e-5 for row in report["rows"])
+def test_distributed_gradients_equal_those_of_one_process():
+    said = run_python(ROOT / ".dev_scripts/check_distributed.py", "--short")
+    passed, of = map(int, re.search(r"(\d+) of (\d+) passed, 2 processes", said).groups())
+    assert passed == of >= 20
