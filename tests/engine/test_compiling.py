@@ -57,7 +57,6 @@ SLOW = [
     ("resnet18", "base", True),
     ("resnet18", "light", False),
     ("vit", "light", False),
-    ("swin", "light", False),
 ]
 
 
