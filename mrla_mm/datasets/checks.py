@@ -87,26 +87,33 @@ def check_data(runner: Runner, *phases: str) -> None:
     learned = []
     first_classes = {}  # of the first data set that folders number, and that a config does
     for phase in phases:
-        loader = runner.cfg.get(f"{phase}_dataloader") or {}
-        sources = list(build_lazily(loader.get("dataset")))
-        evaluators = runner.cfg.get(f"{phase}_evaluator") or []
-        evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators
-        scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
-        for dataset, node in sources:
-            found, objects = inspect_files(dataset, node, scored if len(sources) == 1 else [])
-            if scored and (loader.get("drop_last") or node.get("indices") is not None):
-                told = "the evaluator counts every image of its file"
-                found.append(f"{told}: leave out indices and drop_last, or give it a smaller file")
-            found += check_classes(model, dataset, first_classes)
+        for dataset, findings in inspect_phase(runner.cfg, phase):
+            found = findings.faults + check_classes(model, dataset, first_classes)
             source = dataset.ann_file or ", ".join(map(str, dataset.data_prefix.values()))
             faults += [f"{source}: {fault}" for fault in found]
             if phase == "train":
-                learned.append(objects)
+                learned.append(findings.objects)
     if learned and None not in learned and not sum(learned):
         skipped = "crowds, other categories, boxes too small or outside, images below min_size"
         faults.append(f"no training image has an object to learn: mmdet skips {skipped}")
     if faults:
         raise InputError("\n".join(faults))
+
+
+def inspect_phase(cfg: Mapping, phase: str) -> Iterator[tuple[BaseDataset, Findings]]:
+    """Yield the data sets of a phase, each with what the check of its files has found."""
+    loader = cfg.get(f"{phase}_dataloader") or {}
+    sources = list(build_lazily(loader.get("dataset")))
+    evaluators = cfg.get(f"{phase}_evaluator") or []
+    evaluators = [evaluators] if isinstance(evaluators, Mapping) else evaluators
+    scored = [each["ann_file"] for each in evaluators if each.get("ann_file")]
+    for dataset, node in sources:
+        findings = inspect_files(dataset, node, scored if len(sources) == 1 else [])
+        if scored and (loader.get("drop_last") or node.get("indices") is not None):
+            told = "the evaluator counts every image of its file"
+            remedy = "leave out indices and drop_last, or give it a smaller file"
+            findings.faults.append(f"{told}: {remedy}")
+        yield dataset, findings
 
 
 def build_lazily(node: Mapping | None) -> Iterator[tuple[BaseDataset, Mapping]]:
