@@ -115,7 +115,7 @@ def WithLayerAttention(  # a function, by the name that configs know
 
 
 def find_host(backbone: str | type) -> tuple[type, str]:
-    """Return the class of a backbone and the scope in its name."""
+    """Return the class of a backbone, and the scope in its name or of its package."""
     host, scope = backbone, ""
     if isinstance(backbone, str):
         scope = backbone.rpartition(".")[0]
@@ -126,7 +126,8 @@ def find_host(backbone: str | type) -> tuple[type, str]:
             f"backbone={backbone!r} is not a plain backbone derived from BaseModule, or unknown: "
             "then install its package, and outside a config name its scope, as in mmdet.CSPNeXt"
         )
-    return host, scope
+    package = host.__module__.partition(".")[0]
+    return host, scope or (package if package in MODELS.children else "")
 
 
 def default_arguments(host: type) -> dict[str, object]:

@@ -312,3 +312,11 @@ def test_what_cannot_work_is_refused(fault):
     arguments, words = copy.deepcopy(FAULTS[fault])
     with pytest.raises(InputError, match=words):
         build(arguments.pop("backbone"), **arguments)
+
+
+def test_a_class_brings_the_scope_of_its_norms():
+    mmpretrain = pytest.importorskip("mmpretrain")
+    arch = dict(depths=[2, 1, 1, 1], channels=[4, 8, 16, 32])
+    host = mmpretrain.models.ConvNeXt
+    model = MODELS.build(dict(type="WithLayerAttention", backbone=host, arch=arch))
+    assert type(model.stages[0][0].mrla.norm).__name__ == "LayerNorm2d"
