@@ -8,6 +8,8 @@ from torch import nn
 from torchvision.ops import roi_align
 
 from mrla_mm.analysis.complexity import OperationCounter, measure
+from mrla_mm.config import read_config
+from mrla_mm.inference import build_model
 
 C, H, W = 32, 10, 14
 MAP = C * H * W
@@ -72,6 +74,17 @@ def test_the_rule_names_every_operator_of_our_backbones(backbone):
     assert sum(parts) + sum(own) == found.total
     kinds = found.by_kind()
     assert sum(kinds.values()) == found.total > kinds["depthwise convolutions"] > 0
+
+
+def test_mask_rcnn_at_the_papers_size():
+    plain, light, base = (
+        measure(build_model(read_config(f"mrla_mm::mask_rcnn_r50{suffix}_1x.py", {})), (800, 1280))
+        for suffix in ("", "_mrla_light", "_mrla_base")
+    )
+    assert (light.total - plain.total) / 1e9 == pytest.approx(1.352, abs=1e-3), "the paper has 1.35"
+    assert light.by_kind()["depthwise convolutions"] / 1e9 == pytest.approx(1.0138, abs=1e-4)
+    assert (base.total - plain.total) / 1e9 == pytest.approx(1.405, abs=0.01), "the paper has 13.91"
+    assert light.trainable / 1e6 == pytest.approx(44.34, abs=0.005)
 
 
 def test_operators_that_are_not_torchs_are_named():
