@@ -389,3 +389,16 @@ def test_a_memory_that_is_not_a_flat_tuple_of_tensors_is_refused(memory):
     branch = make_stage(dict(type=Unflat, memory=memory), depth=1)[0]
     with pytest.raises(InputError, match="memory that Unflat returns"):
         branch(draw_map(), draw_map())
+
+
+@pytest.mark.parametrize("variant", ["light", "base (a)", "MLA (a)"])
+def test_second_derivatives_and_forward_mode(variant):
+    (branch,) = make_stage(variant, depth=1)
+    x, shortcut = torch.randn(2, 2, 12, 4, 3).double()
+
+    def attend(x):
+        return branch(x, shortcut)[0]
+
+    x.requires_grad_()
+    torch.autograd.gradcheck(attend, x, check_forward_ad=True, fast_mode=True)
+    torch.autograd.gradgradcheck(attend, x, fast_mode=True)
